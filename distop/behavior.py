@@ -28,6 +28,7 @@ from distop.errors import (
     UsageError,
 )
 from distop.schema import out_of_order
+from distop.schema_bounds import BadSchema, check_schema
 
 if TYPE_CHECKING:
     import logging
@@ -73,6 +74,8 @@ class OutcomeRow:
     success: bool
     result: Any
     error: str
+    by_executor: bool = True
+    """An executor ran the job; False: an actor returned it (``Client.return_job``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,13 @@ class JobContext(ABC):
         and elsewhere: what a job reads is pinned by its plan (``PartitionPlan.beside``).
         """
         raise InvalidArgument("other_table is available in planning only")
+
+    def history_record(self, op: str) -> Mapping[str, Any]:
+        """The history record of an operation that has ended, as JSON (docs/contract.md): read by the executor, and
+        signed with its key where it has one. So an argument names an operation, and does not bring what it found.
+        Raises InvalidArgument where there is none, or it is not accepted.
+        """
+        raise InvalidArgument(f"there is no history record of {op} here")
 
     @abstractmethod
     def status(self, text: str) -> None:
@@ -327,6 +337,13 @@ class Behavior(ABC):
         if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
             raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
         schema = cls.Arg.model_json_schema()
+        result = cls.Result.model_json_schema() if cls.Result is not None else {}
+        report = cls.Report.model_json_schema() if cls.Report is not None else {}
+        for what, one in (("Arg", schema), ("Result", result), ("Report", report)):
+            try:
+                check_schema(one)
+            except BadSchema as error:
+                raise InvalidArgument(f"behavior {name}: the schema of its {what} is not published: {error}") from None
         id_fields = _id_fields(name, cls.id_fields, cls.Arg, schema)
         _check_combine(name, cls.combine, id_fields or (), schema)
         if not cls.can_fail and cls.lost == "fail":
@@ -337,8 +354,8 @@ class Behavior(ABC):
         return Declaration(
             type_name=name,
             arg_schema=schema,
-            result_schema=cls.Result.model_json_schema() if cls.Result is not None else {},
-            report_schema=cls.Report.model_json_schema() if cls.Report is not None else {},
+            result_schema=result,
+            report_schema=report,
             object_field=cls.object_field,
             instances=cls.instances,
             conflicts_with=tuple(cls.conflicts_with),

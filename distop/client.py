@@ -121,6 +121,10 @@ class Client:
 
     # ------------------------------------------------------------- operations
 
+    def _handle(self, ref: OperationRef, *, already_started: bool = False) -> Operation:
+        shared_dir = self.config.shared_dir
+        return Operation(self._etcd, self._keys, ref, already_started=already_started, shared_dir=shared_dir)
+
     async def start_operation(
         self,
         type_name: str,
@@ -204,7 +208,7 @@ class Client:
             (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
         else:
             started = await self._starts.start(wanted)
-        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+        return self._handle(started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
         """Start operations that may wait for each other (``distop.Start``, ``chain``, ``group``, ``chord``): all of
@@ -218,7 +222,7 @@ class Client:
         """
         wanted, links, name = _once(starts, request_id)
         started = await start_graph(self._etcd, self._keys, wanted, links, name)
-        return [Operation(self._etcd, self._keys, one.ref, already_started=one.earlier) for one in started]
+        return [self._handle(one.ref, already_started=one.earlier) for one in started]
 
     async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Let operations that have not begun wait for others as well: pairs (after, run), as ``AddDependencies`` has
@@ -269,7 +273,7 @@ class Client:
         mine = own(self._keys, compare, success, failure)
         wanted, links, name = _once(start, request_id)
         done = await commit_with(self._etcd, self._keys, wanted, links, mine, name)
-        handles = [Operation(self._etcd, self._keys, ref, already_started=done.earlier) for ref in done.refs]
+        handles = [self._handle(ref, already_started=done.earlier) for ref in done.refs]
         return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
 
     async def prepare_operation(
@@ -310,7 +314,7 @@ class Client:
         (wanted,), _ = requests([Start(type_name, table, arg, after=tuple(after or ()), options=options)], None)
         terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
         started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
-        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+        return self._handle(started.ref, already_started=started.earlier)
 
     async def confirm(self, external_id: str) -> Operation:
         """Let the operation begin that was prepared under this id; again changes nothing.
@@ -319,12 +323,12 @@ class Client:
         confirm it again.
         """
         ref = await prepared.confirm(self._etcd, self._keys, prepared.external(external_id))
-        return Operation(self._etcd, self._keys, ref)
+        return self._handle(ref)
 
     async def prepared_operation(self, external_id: str) -> Operation:
         """The operation that was prepared under this id. Raises NotFound."""
         ref = await prepared.find(self._etcd, self._keys, prepared.external(external_id))
-        return Operation(self._etcd, self._keys, ref, already_started=True)
+        return self._handle(ref, already_started=True)
 
     async def rerun(
         self,
@@ -349,7 +353,7 @@ class Client:
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
-        return Operation(self._etcd, self._keys, parse_ref(ref))
+        return self._handle(parse_ref(ref))
 
     async def operations(
         self,

@@ -15,11 +15,12 @@ import json
 import os
 import re
 import socket
+import stat
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core import heartbeats
+from distop.core import heartbeats, verifier_urls
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, encode
 from distop.core.limits import DEFAULT, Limits
@@ -47,6 +48,8 @@ class ClientConfig:
 
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     namespace: str = ""
+    shared_dir: str = ""
+    """The executors' shared directory, in which large results are; "": ``_distop/`` under each table's location."""
 
 
 @frozen
@@ -59,7 +62,8 @@ class ExecutorConfig:
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
-    ``limits``: no setting; the simulator gives others.
+    ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
+    completed. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -79,6 +83,11 @@ class ExecutorConfig:
     history_age: float | None = None
     metrics: tuple[str, int] | None = None
     call_limit: float = 3600.0
+    verifier_urls: tuple[str, ...] = ()
+    certificate_key: bytes = field(default=b"", repr=False)
+    """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
+    signed so; empty: neither.
+    """
     limits: Limits = DEFAULT
 
 
@@ -161,6 +170,16 @@ def _endpoints(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
         return split_endpoints(value)
     raise ValueError("one endpoint or a list of them")
+
+
+def _verifier_urls(value: Any) -> tuple[str, ...]:
+    """Prefixes: a list, or one text with commas between."""
+    urls = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(urls, list | tuple) or not all(isinstance(one, str) for one in urls):
+        raise ValueError("a URL prefix or a list of them, such as https://orders:8443/confirmed")
+    for one in filter(None, urls):
+        verifier_urls.parse(one, "a prefix")
+    return tuple(filter(None, urls))
 
 
 def _yes(value: Any) -> bool:
@@ -256,6 +275,8 @@ SETTINGS: Mapping[str, Setting] = {
     "history_age": Setting(_history_age),
     "metrics": Setting(_address),
     "call_limit": Setting(duration, 3600.0),
+    "verifier_url": Setting(_verifier_urls, ()),
+    "certificate_key_file": Setting(_text),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -368,6 +389,33 @@ def _password(settings: Settings) -> str | None:
         raise InvalidArgument(f"the password file {path} cannot be read: {_reason(error)}") from None
 
 
+SHORTEST_KEY, LONGEST_KEY = 32, 4096
+"""Bytes of a certificate key."""
+
+
+def _certificate_key(path: str | None) -> bytes:
+    """Raises InvalidArgument, which repeats nothing of the file."""
+    if path is None:
+        return b""
+    what = f"the file {path} of certificate-key-file"
+    try:
+        # A pipe would hold up who opens it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            key = file.read(LONGEST_KEY + 1) if stat.S_ISREG(found.st_mode) else b""
+    except OSError as error:
+        raise InvalidArgument(f"{what} cannot be read: {_reason(error)}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{what} is no regular file")
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
+        raise InvalidArgument(f"{what} must belong to this user, and be closed to all others: chmod 600 {path}")
+    if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
+        raise InvalidArgument(
+            f"{what} must have {SHORTEST_KEY} to {LONGEST_KEY} bytes: head -c 32 /dev/urandom > {path}"
+        )
+    return key
+
+
 def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
     """The etcd part. ``for_ever``: reads are repeated without end, as daemons want it; else for the connect timeout."""
     return EtcdConfig(
@@ -388,7 +436,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 def client_config(settings: Settings) -> ClientConfig:
     """What a client is told. Raises InvalidArgument."""
     etcd = etcd_config(settings)
-    return ClientConfig(etcd, etcd.namespace)
+    return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"))
 
 
 def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:
@@ -432,4 +480,6 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         history_age=settings.get("history_age"),
         metrics=settings.get("metrics"),
         call_limit=settings.get("call_limit"),
+        verifier_urls=settings.get("verifier_url"),
+        certificate_key=_certificate_key(settings.get("certificate_key_file")),
     )

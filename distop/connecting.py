@@ -26,6 +26,7 @@ def configure(
     cert: str | None = None,
     key: str | None = None,
     connect_timeout: float | None = None,
+    shared_dir: str | None = None,
 ) -> ClientConfig:
     """The settings of a client; what is left out comes from ``DISTOP_<NAME>``. Raises InvalidArgument.
 
@@ -50,6 +51,7 @@ def configure(
         "cert": cert,
         "key": key,
         "connect_timeout": connect_timeout,
+        "shared_dir": shared_dir,
     }
     names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
     return client_config(Settings(flags, file=False, names={name: names.get(name, name) for name in flags}))
@@ -109,6 +111,7 @@ def connect(
     cert: str | None = None,
     key: str | None = None,
     connect_timeout: float | None = None,
+    shared_dir: str | None = None,
 ) -> Connecting:
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
@@ -126,5 +129,6 @@ def connect(
             cert=cert,
             key=key,
             connect_timeout=connect_timeout,
+            shared_dir=shared_dir,
         )
     )

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from distop.core.codec import rfc3339
+from distop.core.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -28,6 +29,22 @@ def brief(text: str) -> str:
     return " … ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else ""
 
 
+def indented(trace: str) -> str:
+    """A traceback below a record: no line of it, such as one of an error's message, looks like another record."""
+    return "\n".join(f"  {one_line(line)}" for line in trace.split("\n"))
+
+
+class Plain(logging.Formatter):
+    """A format of the standard library, with each record in one line and its traceback indented below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        line = one_line(self.formatMessage(record))
+        return f"{line}\n{indented(self.formatException(record.exc_info))}" if record.exc_info else line
+
+
 class _Text(logging.Formatter):
     def __init__(self, traces: bool) -> None:
         super().__init__()
@@ -39,8 +56,10 @@ class _Text(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._traces:
             line = f"{line} ({brief(f'{type(error).__name__}: {error}')})"
-        line = f"{line}  [{where}]" if where else line
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info and self._traces else line
+        line = one_line(f"{line}  [{where}]" if where else line)
+        return (
+            f"{line}\n{indented(self.formatException(record.exc_info))}" if record.exc_info and self._traces else line
+        )
 
 
 class _Json(logging.Formatter):

@@ -87,11 +87,14 @@ class Operation:
     Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
     """
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, already_started: bool = False) -> None:
+    def __init__(
+        self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, already_started: bool = False, shared_dir: str = ""
+    ) -> None:
         self._etcd = etcd
         self._keys = keys
         self._ref = ref
         self._already_started = already_started
+        self._shared_dir = shared_dir
         self._jobs = JobStates()
         self._waiting_for_etcd = False
         self._callbacks = Callbacks(str(ref), self.wait)
@@ -155,14 +158,15 @@ class Operation:
         """How those of its jobs ended that have, in order of their partitions, read page by page as they are asked for;
         once it has ended, as long as etcd has not compacted its history (the report is kept with the history record).
         ``model``: a pydantic model, such as the behavior's Result, as which each result is given. Of a result in a file
-        (``Behavior.large_results``) size and checksum are held against what the outcome says.
+        (``Behavior.large_results``) size and checksum are held against what the outcome says; the file is looked for
+        below the client's ``shared_dir``, else below ``_distop/`` in the table's folder.
 
         Raises NotFound (no such operation; its results are gone; a file that cannot be read from here),
         UnreadableRecord (a file that was changed), InvalidArgument (a result does not fit the model).
         """
         if model is not None:
             check_model(model)
-        return outcomes(self._etcd, self._keys, self._ref, model)
+        return outcomes(self._etcd, self._keys, self._ref, model, self._shared_dir)
 
     def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
         """Have a function called once with the result, in the running loop, when the operation has ended: soon, if it
@@ -470,7 +474,8 @@ class Operation:
             submitter=submitter if submitter is not None else whoami(),
             labels=labels,
         )
-        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+        earlier, shared_dir = started.earlier, self._shared_dir
+        return Operation(self._etcd, self._keys, started.ref, already_started=earlier, shared_dir=shared_dir)
 
     async def _command(
         self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]], why: Cancel | None = None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.schema_bounds import BadSchema, check_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _DEEPEST = 8
 """References within references that are followed."""
+_MOST_RULES = 300
+"""Rules that are looked at to name the types of one field: references to each other multiply them."""
 
 
 @frozen
@@ -39,13 +42,19 @@ class Parameter:
 
 
 def parameters(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The fields of an argument, in the order of its schema; none of an argument that is no object, or of any."""
+    """The fields of an argument, in the order of its schema; none of an argument that is no object, or of any, nor of a
+    schema that is not evaluated (``schema_bounds``).
+    """
+    try:
+        check_form(schema)
+    except BadSchema:
+        return ()
     root = _followed(schema, schema)
     required = root.get("required") or ()
     found = []
     for name, rule in (root.get("properties") or {}).items():
         field = rule if isinstance(rule, dict) else {}
-        kinds = list(dict.fromkeys(_kinds(field, schema)))
+        kinds = list(dict.fromkeys(_kinds(field, schema, [_MOST_RULES])))
         told = [kind for kind in kinds if kind != "null"]
         found.append(
             Parameter(
@@ -70,22 +79,23 @@ def _followed(rule: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
     return rule
 
 
-def _kinds(rule: Any, root: Mapping[str, Any]) -> Iterator[str]:
-    """The types that a field may have, by name."""
-    if not isinstance(rule, dict):
+def _kinds(rule: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[str]:
+    """The types that a field may have, by name. ``left``: how many rules may be looked at yet."""
+    left[0] -= 1
+    if not isinstance(rule, dict) or left[0] < 0:
         return
     if "$ref" in rule:
         followed = _followed(rule, root)
         plain = followed.get("type") not in ("object", None) or "enum" in followed or "const" in followed
-        yield from _kinds(followed, root) if plain else [str(rule["$ref"]).rpartition("/")[2]]
+        yield from _kinds(followed, root, left) if plain else [str(rule["$ref"]).rpartition("/")[2]]
         return
     for branch in ("anyOf", "oneOf"):
         if branch in rule:
             for one in rule[branch]:
-                yield from _kinds(one, root)
+                yield from _kinds(one, root, left)
             return
     if "allOf" in rule and len(rule["allOf"]) == 1:
-        yield from _kinds(rule["allOf"][0], root)
+        yield from _kinds(rule["allOf"][0], root, left)
         return
     if "enum" in rule or "const" in rule:
         from json import dumps
@@ -95,5 +105,5 @@ def _kinds(rule: Any, root: Mapping[str, Any]) -> Iterator[str]:
         return
     named = rule.get("type")
     for kind in [named] if isinstance(named, str) else named or ():
-        items = list(dict.fromkeys(_kinds(rule.get("items"), root))) if kind == "array" else []
+        items = list(dict.fromkeys(_kinds(rule.get("items"), root, left))) if kind == "array" else []
         yield f"array of {' or '.join(items)}" if items else str(kind)

@@ -121,8 +121,8 @@ class OperationResult:
         return found
 
     def certificate(self) -> Mapping[str, Any]:
-        """What a validation proved, to be presented to ``apply``, or as ``since`` to the next one. Raises NotAllowed,
-        with the reason, where it has none.
+        """What a validation proved. ``apply``, and ``since`` of the next one, name the operation (``op``), and the
+        executor reads this from history. Raises NotAllowed, with the reason, where it has none.
         """
         report = self.report if isinstance(self.report, dict) else {}
         found = report.get("certificate")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from contextvars import ContextVar
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
 from distop.core.model import MAX_ARGUMENT_BYTES
 from distop.core.texts import check_encoded
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnreadableRecord
+from distop.schema_bounds import ORDERED, SAME_LENGTH, UNIQUE_BY, BadSchema, check_form, cost, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jsonschema.exceptions import ValidationError
     from jsonschema.protocols import Validator
@@ -22,16 +25,15 @@ _SHOWN = 80
 NOT_YET = "not available yet"
 """A property whose schema allows this one value alone is known, and refused until it is there."""
 
-UNIQUE_BY = "x-unique-by"
-"""A rule that JSON Schema has no word for, on an array: no two of its objects have the same value in the field that it
-names. Who does not know it leaves it to the behavior.
-"""
-ORDERED = "x-ordered"
-"""Another one, on an object: of the two fields that it names, the first is not greater than the second. It speaks of
-two numbers, and of two dates as ``2013-01-31``; how other texts compare depends on what they are compared with.
-"""
-SAME_LENGTH = "x-same-length"
-"""And another, on an object: of the two fields that it names, both of which are arrays, each has as many items."""
+MAX_STEPS = 1_000_000
+"""Keywords that are evaluated for one argument: references to each other multiply them without bound."""
+_MAX_ERRORS = 1_000
+"""So many errors are looked at to choose the one that is told."""
+# UNIQUE_BY, on an array: no two of its objects have the same value in the field that it names. ORDERED, on an object:
+# of the two fields that it names, the first is not greater than the second; it speaks of two numbers, and of two dates
+# as 2013-01-31, since how other texts compare depends on what they are compared with. SAME_LENGTH, on an object: of the
+# two fields that it names, both of which are arrays, each has as many items. JSON Schema has no word for them; who does
+# not know them leaves them to the behavior.
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -72,27 +74,130 @@ def encode_json(given: Any, what: str) -> bytes:
     return value
 
 
+_steps: ContextVar[list[int]] = ContextVar("steps")
+"""How many are left, of the evaluation that goes on."""
+
+
+class _TooManySteps(Exception):
+    """The evaluation is given up."""
+
+
+def _count(steps: int) -> None:
+    left = _steps.get()
+    left[0] -= steps
+    if left[0] < 0:
+        raise _TooManySteps
+
+
+def _counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
+    """The keyword's function, counted: by the size of what the schema says, which may be gone through."""
+
+    def run(validator: Validator, value: Any, instance: Any, schema: Any) -> Any:
+        _count(1 + (len(value) >> 4 if isinstance(value, list | dict) else 0))
+        return keyword(validator, value, instance, schema)
+
+    return run
+
+
 @lru_cache(maxsize=64)
 def _validator(schema: bytes) -> Validator:
+    """Raises BadSchema. Nothing is fetched, no format is checked, and patterns are RE2's."""
     from jsonschema import Draft202012Validator, validators
+    from referencing import Registry
 
+    plain: Any = loads(schema)
+    check_form(plain)
+    rules = dict(Draft202012Validator.VALIDATORS) | {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
+        UNIQUE_BY: _unique_by,
+        ORDERED: _ordered,
+        SAME_LENGTH: _paired,
+    }
+    # By its dialect the library would choose its own class for what refers to the whole schema.
+    plain.pop("$schema", None)
     extend: Any = validators.extend  # it has no types
-    rules = {UNIQUE_BY: _unique_by, ORDERED: _ordered, SAME_LENGTH: _paired}
-    made: Validator = extend(Draft202012Validator, rules)(loads(schema))
-    return made
+    made: Any = extend(Draft202012Validator, {name: _counted(rule) for name, rule in rules.items()})
+    found: Validator = made(plain, registry=Registry())
+    return found
+
+
+def _found(pattern: str, text: str) -> bool:
+    _count(cost(pattern, text))
+    return matches(pattern, text)
+
+
+def _pattern(validator: Validator, pattern: str, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, str) and not _found(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, rule in patterns.items():
+            for name, value in instance.items():
+                if _found(pattern, name):
+                    yield from validator.descend(value, rule, path=name, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, rule: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    if not isinstance(instance, dict):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in instance if name not in known and not any(_found(one, name) for one in patterns)]
+    if isinstance(rule, dict):
+        for name in extra:
+            yield from validator.descend(instance[name], rule, path=name)
+    elif not rule and extra:
+        yield ValidationError(f"unknown fields {', '.join(map(repr, extra))}")
+
+
+def _same(value: Any) -> Any:
+    """The value with one spelling of each number: for JSON Schema, 1 and 1.0 are equal, and 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_same(one) for one in value]
+    return {name: _same(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _spelling(value: Any) -> str:
+    return json.dumps(_same(value), sort_keys=True)
+
+
+def _unique_items(
+    validator: Validator, wanted: Any, items: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    if wanted and isinstance(items, list) and len({_spelling(item) for item in items}) < len(items):
+        yield ValidationError("two of them are the same")
 
 
 def _unique_by(validator: Validator, name: str, items: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
     from jsonschema.exceptions import ValidationError
 
-    seen = []
+    seen = set()
     for item in items if isinstance(items, list) else ():
         value = item.get(name) if isinstance(item, dict) else None
-        if value is not None and value in seen:
+        if value is None:
+            continue
+        spelling = _spelling(value)
+        if spelling in seen:
             shown = json.dumps(value, ensure_ascii=False)
             yield ValidationError(f"two of them have the {name} {shown}")
             return
-        seen.append(value)
+        seen.add(spelling)
 
 
 def _ordered(validator: Validator, names: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
@@ -124,7 +229,9 @@ def out_of_order(low: Any, high: Any) -> bool:
 
 
 def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> Any:
-    """The decoded argument. Raises InvalidArgument, which names the place and what is wrong there."""
+    """The decoded argument. Raises InvalidArgument, which names the place and what is wrong there; UnreadableRecord
+    where the type has published a schema that is not evaluated (``schema_bounds``).
+    """
     arg = loads(value)
     if not schema:
         return arg
@@ -132,7 +239,7 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
 
     if len(value) <= _KEPT and value in (fitting := _fitting(_spelled(schema))):
         return arg
-    errors = list(_validator(_spelled(schema)).iter_errors(arg))
+    errors = _errors(type_name, schema, arg)
     if not errors and len(value) <= _KEPT:
         if len(fitting) >= _KEPT:
             fitting.clear()
@@ -141,6 +248,25 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
         worst = _deepest(best_match(errors))
         raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(worst, schema)}")
     return arg
+
+
+def _errors(type_name: str, schema: Mapping[str, Any], arg: Any) -> list[ValidationError]:
+    from referencing.exceptions import Unresolvable
+
+    _steps.set([MAX_STEPS])
+    try:
+        return list(islice(_validator(_spelled(schema)).iter_errors(arg), _MAX_ERRORS))
+    except (BadSchema, Unresolvable) as error:
+        # Whoever declared the type may have another release, or none of ours.
+        why = str(error) if isinstance(error, BadSchema) else "it refers to what is not in it"
+        raise UnreadableRecord(
+            f"the schema that {type_name} has published is not used: {why:.300}; publish the type again without that"
+        ) from None
+    except (_TooManySteps, RecursionError):
+        raise InvalidArgument(
+            f"the argument of {type_name} takes too long to compare with the type's schema, which refers to itself "
+            "again and again: make the argument smaller, or the schema simpler"
+        ) from None
 
 
 _KEPT = 256
@@ -243,7 +369,10 @@ def _owner(root: Mapping[str, Any], parts: Iterable[str | int]) -> Mapping[str, 
     for part in parts:
         if isinstance(node, dict) and "properties" in node:
             found = node
-        node = node[int(part)] if isinstance(node, list) else node.get(part, {})
+        if isinstance(node, list):
+            node = node[int(part)]
+        else:
+            node = node.get(part, {}) if isinstance(node, dict) else {}
         while isinstance(node, dict) and str(node.get("$ref", "")).startswith("#/$defs/"):
             node = root.get("$defs", {}).get(node["$ref"].removeprefix("#/$defs/"), {})
     return found

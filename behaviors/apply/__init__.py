@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned, TableUnavailable
 from distop.errors import InvalidArgument
-from distop_behaviors.apply.report import Argument, Outcome, Report, report_of
+from distop_behaviors.apply.report import Argument, Outcome, Report, report_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,8 +41,8 @@ class Apply(Behavior):
         from distop_behaviors.apply.target import check_format
         from distop_behaviors.validate.certify import check_table
 
-        certificate = arg.certificate
         check_format(table)
+        certificate = request_of(arg, ctx).certificate
         check_table(certificate, table)
         if not needed(wanted(certificate).narrowed, certificate):
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
@@ -90,8 +90,9 @@ class Apply(Behavior):
         if narrowed:
             self._narrowing(arg, ctx).sweep(summary)
         for row in summary.outcomes():
-            known = isinstance(row.result, dict)
-            report = report_of(arg.certificate, Outcome.model_validate(row.result), TABLE) if known else None
+            report = None
+            if isinstance(row.result, dict):
+                report = report_of(request_of(arg, ctx).certificate, Outcome.model_validate(row.result), TABLE)
             if row.success and not narrowed:
                 return report
             if not row.success:
@@ -104,9 +105,10 @@ class Apply(Behavior):
             outcome = publishing.publish(summary)
         except (JobFailed, InvalidArgument) as failed:
             publishing.sweep(summary)
-            raise OperationFailed(str(failed), report_of(arg.certificate, publishing.outcome, TABLE)) from failed
+            certificate = request_of(arg, ctx).certificate
+            raise OperationFailed(str(failed), report_of(certificate, publishing.outcome, TABLE)) from failed
         publishing.sweep(summary)
-        return report_of(arg.certificate, outcome, TABLE)
+        return report_of(request_of(arg, ctx).certificate, outcome, TABLE)
 
     @staticmethod
     def _applying(arg: Any, ctx: JobContext, *, stoppable: bool = True) -> Applying:
@@ -114,7 +116,7 @@ class Apply(Behavior):
         from distop_behaviors.apply.target import target_of
 
         assert ctx.table is not None
-        return Applying(arg, ctx.table, target_of(ctx.table, ctx, stoppable=stoppable), ctx)
+        return Applying(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx, stoppable=stoppable), ctx)
 
     @staticmethod
     def _narrowing(arg: Any, ctx: JobContext) -> Narrowing:
@@ -122,4 +124,4 @@ class Apply(Behavior):
         from distop_behaviors.apply.target import target_of
 
         assert ctx.table is not None
-        return Narrowing(arg, ctx.table, target_of(ctx.table, ctx), ctx)
+        return Narrowing(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx), ctx)

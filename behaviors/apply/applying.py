@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
-    from distop_behaviors.apply.report import Argument
+    from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -44,15 +44,15 @@ _LOOK_EVERY, _SLICE = 1.0, 0.2
 class Applying:
     """One attempt to apply a certificate. The methods that end in a step of its own are called by :meth:`run` alone."""
 
-    def __init__(self, argument: Argument, table: TableRecord, target: Target, ctx: JobContext) -> None:
-        self._certificate = argument.certificate
-        self._settle_seconds = argument.settle_seconds
-        self._checks = checks_of(argument.certificate)
-        self._wanted = wanted(argument.certificate)
+    def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
+        self._certificate = request.certificate
+        self._settle_seconds = request.settle_seconds
+        self._checks = checks_of(request.certificate)
+        self._wanted = wanted(request.certificate)
         self._table = table
         self._target = target
         self._ctx = ctx
-        self._covered = argument.certificate.version
+        self._covered = request.certificate.version
         """The snapshot all of whose rows are known to hold what was certified."""
         self.outcome = Outcome()
 

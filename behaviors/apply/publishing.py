@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
-    from distop_behaviors.apply.report import Argument
+    from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -51,8 +51,8 @@ class _Unit:
 class Narrowing(Applying):
     """One job, or the completion, of an application that rewrites its table."""
 
-    def __init__(self, argument: Argument, table: TableRecord, target: Target, ctx: JobContext) -> None:
-        super().__init__(argument, table, target, ctx)
+    def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
+        super().__init__(request, table, target, ctx)
         self._narrowed = narrowing.needed(self._wanted.narrowed, self._certificate)
         self._root = ""
 

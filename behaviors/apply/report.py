@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop_behaviors.validate.argument import Argument as Checks
-from distop_behaviors.validate.certificate import Certificate
+from distop_behaviors.validate.certificate import Certificate, certificate_of
 from distop_behaviors.validate.report import Answer, CheckReport, combine
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext
 
 LONGEST_SETTLING = 86_400.0
 SAMPLE = 10
@@ -16,12 +20,25 @@ SAMPLE = 10
 
 
 class Argument(BaseModel):
-    """Which certificate, and for how many seconds after the change what is still committed is looked at."""
+    """Whose certificate, and for how many seconds after the change what is still committed is looked at."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    certificate: Certificate
+    certificate: Annotated[str, Field(min_length=1, description="the validation that has it: table/validate/7")]
     settle_seconds: Annotated[float, Field(ge=0, le=LONGEST_SETTLING)] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An argument with the certificate itself, as the executor has read it from history."""
+
+    certificate: Certificate
+    settle_seconds: float
+
+
+def request_of(argument: Argument, ctx: JobContext) -> Request:
+    """Raises InvalidArgument where the operation has no certificate, or its record is not accepted."""
+    return Request(certificate_of(argument.certificate, ctx), argument.settle_seconds)
 
 
 class Made(BaseModel):

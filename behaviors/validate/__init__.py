@@ -33,11 +33,14 @@ class Validate(Behavior):
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """Every partition; with ``since``, what its certificate does not cover of them."""
-        since = _argument(arg).since
-        if since is None:
+        argument = _argument(arg)
+        if argument.since is None:
             return super().partitions(table, arg, ctx)
-        from distop_behaviors.validate.certify import check_table, what_is_new
+        from distop_behaviors.validate.certificate import certificate_of
+        from distop_behaviors.validate.certify import check_covered, check_table, what_is_new
 
+        since = certificate_of(argument.since, ctx)
+        check_covered(since, argument)
         check_table(since, table)
         return what_is_new(since, super().partitions(table, arg, ctx), table, ctx)
 
@@ -79,8 +82,12 @@ class Validate(Behavior):
         if table is None and summary.verdict != "cancelled":
             raise OperationFailed(NO_TABLE)
 
+        by_executors = True
+
         def results() -> Iterator[tuple[str, Result | str]]:
+            nonlocal by_executors
             for row in summary.outcomes():
+                by_executors = by_executors and row.by_executor
                 known = isinstance(row.result, dict) and "checks" in row.result
                 yield (
                     row.name,
@@ -91,7 +98,7 @@ class Validate(Behavior):
         if report.verdict == "valid" and table is not None:
             from distop_behaviors.validate.certify import certify
 
-            certify(argument, report, table, summary, ctx)
+            certify(argument, report, table, summary, ctx, by_executors=by_executors)
         if report.verdict == "valid" or summary.verdict == "cancelled":
             return report
         raise OperationFailed(sentence([check.name for check in report.checks], report.checks), report)

@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat,
 from pydantic_core import PydanticCustomError
 
 from distop.behavior import out_of_order
-from distop_behaviors.validate.certificate import ROW_KINDS, Certificate
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -57,18 +56,24 @@ def _any_case(*words: str) -> str:
 
 
 _DIGITS = "[1-9]|[12][0-9]|3[0-8]"
+_WITH_PLACES = rf"(\(\s*({_DIGITS})\s*(,\s*(0|{_DIGITS})\s*)?\))?"
 TYPE_PATTERN = (
     rf"^\s*({_any_case(*_PLAIN)}|({_any_case('varchar', 'char')})\(\s*[1-9][0-9]{{0,8}}\s*\)"
-    rf"|({_any_case('decimal', 'dec', 'numeric')})(\(\s*({_DIGITS})\s*(,\s*(0|{_DIGITS})\s*)?\))?)\s*$"
+    rf"|({_any_case('decimal', 'dec', 'numeric')}){_WITH_PLACES})\s*$"
 )
 _TYPE = re.compile(TYPE_PATTERN)
-_GREATER = "|".join(rf"{d}\s*,\s*\1[{d + 1}-9]" for d in range(9))
-_NOT_MORE_PLACES = (
-    rf"(?!.*\(\s*(?:([123]?)(?:{_GREATER})"
-    r"|[1-9]\s*,\s*[1-9][0-9]|1[0-9]\s*,\s*[23][0-9]|2[0-9]\s*,\s*3[0-9])\s*\))"
-)
-"""In front of the pattern: not two numbers of which the second is greater (the same tens, or none, and more ones; or
-more tens). So a start is refused, not the planning.
+
+
+def _up_to(places: int) -> str:
+    """A pattern for the numbers from 0 to ``places``, below 40."""
+    tens, ones = divmod(places, 10)
+    return f"{('', '[0-9]|1', '1?[0-9]|2', '[12]?[0-9]|3')[tens]}[0-{ones}]"
+
+
+_SIZES = "|".join(rf"{digits}\s*(,\s*({_up_to(digits)})\s*)?" for digits in range(1, 39))
+SCHEMA_PATTERN = TYPE_PATTERN.replace(_WITH_PLACES, rf"(\(\s*({_SIZES})\))?")
+"""The pattern in the schema, by which also a decimal of more places than digits is refused at the start. Each number of
+digits has its own alternative: a pattern that is matched in linear time cannot look ahead.
 """
 _TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
 
@@ -131,7 +136,7 @@ class Fits(_Model):
     """A cast to the type and back gives an equal value."""
 
     column: Column
-    type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": _NOT_MORE_PLACES + TYPE_PATTERN})]
+    type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": SCHEMA_PATTERN})]
 
     @model_validator(mode="after")
     def _is_a_type(self) -> Fits:
@@ -299,6 +304,9 @@ class Check(_Model):
         return self.model_dump(mode="json", exclude_none=True, exclude={"name"})
 
 
+_SINCE = "a former validation, such as table/validate/7: only what came since its certificate is looked at"
+
+
 class Argument(_Model):
     """What to check, on which rows, and how much to say about it."""
 
@@ -308,24 +316,7 @@ class Argument(_Model):
     statistics: Literal["auto", "only", "never"] = "auto"
     max_violations: Annotated[StrictInt, Field(ge=1), _Whole] | None = None
     sample: Annotated[StrictInt, Field(ge=0, le=MAX_SAMPLE), _Whole] = 20
-    since: Annotated[Certificate, Field(description="only what came since is looked at")] | None = None
-
-    @model_validator(mode="after")
-    def _certified_before(self) -> Argument:
-        if self.since is None:
-            return self
-        whose = f"the certificate of {self.since.operation}"
-        if self.where != self.since.where:
-            raise _wrong(f"'where' is not the one of {whose}")
-        certified = [c.check for c in self.since.checks]
-        for check, name in zip(self.checks, self.names(), strict=True):
-            if check.kind not in ROW_KINDS:
-                raise _wrong(f"{name}: {check.kind!r} is about all rows together: leave 'since' out")
-            if check.as_given() not in certified:
-                raise _wrong(f"{name}: {whose} has no such check")
-            if check.kind == "check" and self.null_is != self.since.null_is:
-                raise _wrong(f"'null_is' is not the one of {whose}")
-        return self
+    since: Annotated[str, Field(min_length=1, description=_SINCE)] | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Argument:

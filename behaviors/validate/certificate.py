@@ -1,7 +1,8 @@
 """The certificate of a validation: what was proved, of which state of which table. Plain values.
 
-Whoever changes the schema presents it. Its digest tells a change by accident or by hand; it is no signature: who may
-write to etcd may also write a certificate.
+Whoever changes the schema names the validation, and the executor reads the certificate from its history record. The
+digest tells a change by accident. That nobody else has written it, the signature of the record shows, where executors
+have a key (``certificate-key-file``).
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from distop.behavior import JobContext
+
 MAX_BYTES = 448 * 1024
 """Of a certificate with the report that it is in: both must fit where reports do, and it into an argument."""
 
+TYPES = ("validate",)
+"""Operation types whose reports have certificates: of any other, the caller may choose what is in its report."""
 ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
 """Checks that look at each row by itself: what held for some rows holds whatever comes beside them."""
 
@@ -101,6 +108,25 @@ class Certificate(BaseModel):
     def size(self) -> int:
         """Bytes of its JSON."""
         return len(json.dumps(self.model_dump(mode="json")))
+
+
+def certificate_of(operation: str, ctx: JobContext) -> Certificate:
+    """The certificate of a validation, from its history record. Raises InvalidArgument where it has none."""
+    record = ctx.history_record(operation)
+    if not re.fullmatch(rf"[^/]+/({'|'.join(TYPES)})/[0-9]+", operation) or record.get("op") != operation:
+        raise InvalidArgument(f"{operation!r} is no validation: name one, such as table/validate/7")
+    report = record.get("report")
+    found = report.get("certificate") if isinstance(report, dict) else None
+    if record.get("state") != "success" or not isinstance(found, dict):
+        why = report.get("uncertified") if isinstance(report, dict) else None
+        raise InvalidArgument(f"{operation} has no certificate: {why or 'it ended as ' + str(record.get('state'))}")
+    try:
+        certificate = Certificate.model_validate(found)
+    except ValidationError as error:
+        raise InvalidArgument(f"the certificate of {operation} cannot be read: {error.errors()[0]['msg']}") from None
+    if certificate.operation != operation:
+        raise InvalidArgument(f"the certificate in the history record of {operation} is of another operation")
+    return certificate
 
 
 def digest_of(data: dict[str, Any]) -> str:

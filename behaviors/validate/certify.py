@@ -14,8 +14,10 @@ from distop.files import gone, identity, local_path, read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
+    ROW_KINDS,
     Certificate,
     Certified,
+    certificate_of,
     columns_below,
     digest_of,
     named_in,
@@ -49,9 +51,21 @@ class Uncertified(Exception):
 # --------------------------------------------------------------------- issuing
 
 
-def certify(argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext) -> None:
-    """Give a report that is valid its certificate, or the reason why it has none."""
+def certify(
+    argument: Argument,
+    report: Report,
+    table: TableRecord,
+    summary: Summary,
+    ctx: JobContext,
+    *,
+    by_executors: bool = True,
+) -> None:
+    """Give a report that is valid its certificate, or the reason why it has none. ``by_executors``: they ran all jobs;
+    what an actor returns is no proof.
+    """
     try:
+        if not by_executors:
+            raise Uncertified("some of its jobs were returned by actors, and no executor has looked at their rows")
         report.certificate = _certificate(argument, report, table, summary, ctx)
     except Uncertified as error:
         ctx.log.info("there is no certificate: %s", error)
@@ -66,14 +80,18 @@ def _certificate(
     if not summary.version:
         raise Uncertified("its plan tells no version of the table")
     of_format = _of_files if _columns_of(table) is not None or table.format == "parquet" else _of_iceberg
-    since = argument.since
-    before = since.rows if since is not None else 0
+    before: int | None = 0
+    if argument.since is not None:
+        try:
+            before = certificate_of(argument.since, ctx).rows
+        except InvalidArgument as error:
+            raise Uncertified(str(error)) from error
     certificate = Certificate.issue(
         table=table.name,
         format=table.format,
         location=table.location,
         operation=ctx.operation,
-        since=since.operation if since is not None else None,
+        since=argument.since,
         time=rfc3339(time.time()),
         version=summary.version,
         where=argument.where,
@@ -268,6 +286,21 @@ def _only(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
             size = sum(file[1] for file in files)
             left.append(replace(partition, partition=len(left), files=files, bytes=size))
     return replace(planned, partitions=left)
+
+
+def check_covered(certificate: Certificate, argument: Argument) -> None:
+    """Raises InvalidArgument for other checks than those of a certificate, or checks that cannot go on from one."""
+    whose = f"the certificate of {certificate.operation}"
+    if argument.where != certificate.where:
+        raise InvalidArgument(f"'where' is not the one of {whose}")
+    certified = [c.check for c in certificate.checks]
+    for check, name in zip(argument.checks, argument.names(), strict=True):
+        if check.kind not in ROW_KINDS:
+            raise InvalidArgument(f"{name}: {check.kind!r} is about all rows together: leave 'since' out")
+        if check.as_given() not in certified:
+            raise InvalidArgument(f"{name}: {whose} has no such check")
+        if check.kind == "check" and argument.null_is != certificate.null_is:
+            raise InvalidArgument(f"'null_is' is not the one of {whose}")
 
 
 def check_table(certificate: Certificate, table: TableRecord) -> None:

@@ -270,8 +270,7 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
         rows = None if rows is None else rows_of_wide[0]
     if complete and told and nowhere_of_where.columns:
         rows = None
-    since = argument.since.operation if argument.since is not None else None
-    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=since)
+    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=argument.since)
 
 
 @dataclass(slots=True)

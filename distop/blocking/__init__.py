@@ -340,11 +340,13 @@ def connect(
     cert: str | None = None,
     key: str | None = None,
     connect_timeout: float | None = None,
+    shared_dir: str | None = None,
 ) -> Client:
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
     ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
     certificate files, so those are given here as well. ``connect_timeout``: seconds, default 10.
+    ``shared_dir``: the executors' shared directory, where results are that are too large for etcd.
     Raises InvalidArgument, EtcdUnavailable, PermissionDenied.
     """
     from distop.aio import connect as connecting
@@ -362,6 +364,7 @@ def connect(
             cert=cert,
             key=key,
             connect_timeout=connect_timeout,
+            shared_dir=shared_dir,
         )
 
     return Client(loop, loop.run(work()))

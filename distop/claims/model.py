@@ -11,6 +11,7 @@ from distop.core.frozen import frozen
 from distop.core.keys import check_type_name
 from distop.core.texts import check_encodable, shown
 from distop.errors import InvalidArgument
+from distop.large import check_no_pointer
 from distop.schema import encode_argument
 
 LONGEST_DURATION = 30 * 86_400.0
@@ -96,7 +97,9 @@ def checked(outcome: object) -> Outcome:
 
 
 def _json(value: Any) -> Any:
-    return loads(encode_argument(value)) if value is not None else None
+    plain = loads(encode_argument(value)) if value is not None else None
+    check_no_pointer(plain)
+    return plain
 
 
 def _text(value: Any, what: str) -> str:

@@ -13,6 +13,7 @@ from distop.core.texts import shown
 from distop.core.txn import Get, GetResult, Put, Txn, unchanged
 from distop.errors import InvalidArgument, NotAllowed
 from distop.schema import encode_json
+from distop.schema_bounds import check_form
 from distop.submission.request import LONGEST_DELAY, seconds, text, times
 
 if TYPE_CHECKING:
@@ -80,9 +81,6 @@ def declaration(
 
 
 def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapping[str, Any]:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
     if schema is None:
         return {}
     dump = getattr(schema, "model_json_schema", None)
@@ -91,10 +89,9 @@ def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapp
         if not isinstance(schema, Mapping):
             raise TypeError(f"it is {shown(schema)}")
         plain: Mapping[str, Any] = loads(encode_json(dict(schema), what))
-        Draft202012Validator.check_schema(plain)
-    except (SchemaError, TypeError, ValueError, RecursionError) as error:
-        said = error.message if isinstance(error, SchemaError) else str(error)
-        raise InvalidArgument(f"type {type_name}: {what} is no JSON Schema: {said:.300}") from None
+        check_form(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"type {type_name}: {what} is no JSON Schema that is accepted: {error!s:.300}") from None
     return plain
 
 

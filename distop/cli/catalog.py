@@ -50,7 +50,7 @@ def add(
     if current.json:
         output.write_json(stored.to_json())
     else:
-        output.say(output.one_line(f"table {name}: {stored.format} at {stored.location}"))
+        output.say(f"table {name}: {stored.format} at {stored.location}")
 
 
 def ls() -> None:
@@ -80,7 +80,7 @@ def rm(name: NAME) -> None:
     if current.json:
         output.write_json({"table": name, "removed": True})
     else:
-        output.say(output.one_line(f"table {name} is no longer registered; its data is where it was"))
+        output.say(f"table {name} is no longer registered; its data is where it was")
 
 
 def nodes() -> None:
@@ -141,9 +141,9 @@ def drain(
     if current.json:
         output.write_json({"executor": executor, "state": state})
     elif undo:
-        output.say(output.one_line(f"{executor} works {'again' if undone[0] else 'already'}"))
+        output.say(f"{executor} works {'again' if undone[0] else 'already'}")
     else:
-        output.say(output.one_line(f"{executor} is {state}"))
+        output.say(f"{executor} is {state}")
 
 
 def behaviors(

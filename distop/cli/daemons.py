@@ -29,6 +29,14 @@ CALL_LIMIT = Annotated[
     str | None,
     typer.Option(metavar="T", help="Time limit for planning an operation, and for its completion code (1h)."),
 ]
+VERIFIER_URL = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
+]
+KEY_FILE = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
+]
 
 
 def executor(
@@ -49,6 +57,8 @@ def executor(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    verifier_url: VERIFIER_URL = None,
+    certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -74,6 +84,8 @@ def executor(
             history_age=history_age,
             metrics=metrics,
             call_limit=call_limit,
+            verifier_url=verifier_url or None,
+            certificate_key_file=certificate_key_file,
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
@@ -105,6 +117,8 @@ def dev(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    verifier_url: VERIFIER_URL = None,
+    certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
@@ -124,6 +138,8 @@ def dev(
         "history_age": history_age,
         "metrics": metrics,
         "call_limit": call_limit,
+        "verifier_url": verifier_url or None,
+        "certificate_key_file": certificate_key_file,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -8,6 +8,7 @@ import typer
 
 from distop.cli import output
 from distop.cli.context import current
+from distop.core.texts import one_line
 from distop.suggest import goes_on
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
     )
     waiting = asyncio.ensure_future(op.wait(timeout))
     with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
-        line = bar.add_task("", total=None, op=op.ref, note="")
+        line = bar.add_task("", total=None, op=one_line(op.ref), note="")
 
         async def draw() -> None:
             async for seen in op.watch(0.25):
@@ -64,7 +65,7 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
                 note = seen.waiting_for and f"waits for {seen.waiting_for}"
                 if not note and seen.eta_seconds is not None:
                     note = f"about {output.duration(seen.eta_seconds)} left"
-                note = ", ".join(filter(None, (doing(seen), note)))
+                note = one_line(", ".join(filter(None, (doing(seen), note))))
                 if counts.get("failed"):
                     note = f"{counts['failed']} failed" + (f", {note}" if note else "")
                 bar.update(line, completed=done, total=counts.get("total"), note=note)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distop import garbage
 from distop.cli.context import Context, Interrupted, current, take_globals, use
-from distop.cli.output import one_line
+from distop.cli.output import note
 from distop.core.codec import shorten
 from distop.errors import DistopError, describe
 
@@ -40,10 +40,10 @@ def run(argv: Sequence[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except Interrupted as error:
-        print(one_line(str(error)), file=sys.stderr)
+        note(str(error))
         return INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+        note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain about it once more while it ends.
@@ -68,8 +68,9 @@ def _fail(error: Exception, code: int, text: str) -> int:
     if current.debug:
         import traceback
 
-        traceback.print_exception(error)
-    print(f"error: {shorten(one_line(text), LONGEST_ERROR)}", file=sys.stderr)
+        for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+            note(line)
+    note(f"error: {shorten(text, LONGEST_ERROR)}")
     return code
 
 

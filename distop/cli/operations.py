@@ -148,13 +148,13 @@ def why(op: OP) -> None:
 
     seen = found.status
     if seen.result is not None:
-        output.say(output.one_line(f"waits for nothing: {seen.result.sentence()}"))
+        output.say(f"waits for nothing: {seen.result.sentence()}")
         return
     running = seen.jobs.get("running") or 0
     if not found.reasons:
         jobs = f"{running} job{'s' if running != 1 else ''}"
         doing = f"{jobs} run{'s' if running == 1 else ''}" if running else state_of(seen)
-        output.say(output.one_line(f"{seen.op} waits for nothing: {doing}"))
+        output.say(f"{seen.op} waits for nothing: {doing}")
         return
     output.fields({"operation": seen.op, "state": state_of(seen), "started": seen.started})
     for reason in found.reasons:
@@ -204,7 +204,7 @@ def _show_page(ref: OperationRef, file: str) -> None:
     if current.json:
         output.write_json(seen.to_json())
     elif file != writing.STDOUT:
-        output.say(output.one_line(f"{ref}: its page is in {file}"))
+        output.say(f"{ref}: its page is in {file}")
 
 
 def watch(op: OP) -> None:
@@ -237,7 +237,7 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
     if current.json:
         output.write_json({"op": str(ref), "state": done})
     else:
-        output.say(output.one_line(f"{ref} is {done}"))
+        output.say(f"{ref} is {done}")
 
 
 def cancel(
@@ -260,7 +260,7 @@ def cancel(
     if current.json:
         output.write_json({"op": ended, "state": "cancelling"})
     else:
-        output.say(output.one_line(f"{ended} is cancelling, and the series has ended"))
+        output.say(f"{ended} is cancelling, and the series has ended")
 
 
 def pause(
@@ -290,7 +290,7 @@ def pause(
     elif late is None:
         from distop.cli.report import state_of
 
-        output.say(output.one_line(f"{seen.op} is {state_of(seen)}"))
+        output.say(f"{seen.op} is {state_of(seen)}")
     if late is not None:
         raise late
 
@@ -346,7 +346,7 @@ def alter(
         output.write_json({"op": str(ref), **wanted})
     else:
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
-        output.say(output.one_line(f"{ref} is altered: {said}"))
+        output.say(f"{ref} is altered: {said}")
 
 
 def history(

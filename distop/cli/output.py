@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from distop.core.texts import one_line, one_line_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,29 +34,23 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on a line of its own.
-
-    A lone surrogate (from a file name, say) is written as its JSON escape.
-    """
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    print(text.encode(errors="backslashreplace").decode(), flush=True)
+    """One JSON document on a line of its own. In it, what a terminal would obey, and lone surrogates, are escapes."""
+    print(one_line_json(json.dumps(value, ensure_ascii=False, default=str)), flush=True)
 
 
 def say(text: str) -> None:
-    """A line on stdout, without markup."""
-    print(text, flush=True)
+    """One line on stdout, without markup; what a terminal would obey in it is escaped."""
+    print(one_line(text), flush=True)
 
 
-def one_line(text: str) -> str:
-    """The text with control characters and lone surrogates written as escapes.
-
-    A name may contain line ends and terminal control sequences.
-    """
-    return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+def say_lines(text: str, before: str = "") -> None:
+    """A text of several lines, each after ``before``."""
+    for line in text.split("\n"):
+        say(f"{before}{line}")
 
 
 def note(text: str) -> None:
-    """A line on stderr."""
+    """One line on stderr, as of :func:`say`."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 
@@ -94,7 +89,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
     shown = {name: value for name, value in pairs.items() if value not in (None, "")}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
-        say(f"{name.ljust(width)}  {one_line(str(value))}")
+        say(f"{name.ljust(width)}  {value}")
 
 
 def duration(seconds: float | None) -> str:

@@ -167,4 +167,4 @@ def _tell(op: Operation, done: str, external_id: str | None) -> None:
         told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
         output.write_json(told | ({"external_id": external_id} if external_id is not None else {}))
     else:
-        output.say(output.one_line(f"{done} {op.ref}"))
+        output.say(f"{done} {op.ref}")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.context import current
-from distop.cli.output import duration, fields, jobs, one_line, say, table
+from distop.cli.output import duration, fields, jobs, say, say_lines, table
 from distop.results import first_line
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _options(options: Mapping[str, Any]) -> str | None:
     """``priority 9, max jobs 4, where zone=a``; None where nothing was said."""
     said = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
     said += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
-    return ", ".join(map(one_line, said)) or None
+    return ", ".join(said) or None
 
 
 def _how_far(counts: Mapping[str, int | None]) -> str | None:
@@ -62,7 +62,7 @@ def _how_far(counts: Mapping[str, int | None]) -> str | None:
 
 def doing(status: OperationStatus) -> str | None:
     """What executors say that they are doing, the first few of them."""
-    said = [f"{one_line(one['executor'])}: {one_line(one['text'])}" for one in status.doing]
+    said = [f"{one['executor']}: {one['text']}" for one in status.doing]
     return "; ".join([*said[:_NAMES], *([f"and {len(said) - _NAMES} more"] if len(said) > _NAMES else [])]) or None
 
 
@@ -129,7 +129,7 @@ def show_report(report: Any) -> None:
     """A report with checks as a table of verdicts and samples, with changes as a table of these; any other as JSON."""
     checks, changes = checks_of(report), _changes(report)
     if not checks and not changes:
-        say(json.dumps(report, ensure_ascii=False, indent=2, default=str))
+        say_lines(json.dumps(report, ensure_ascii=False, indent=2, default=str))
         return
     fields(
         {
@@ -169,12 +169,13 @@ def show_report(report: Any) -> None:
         if check.get("error"):
             reasons.setdefault(_line(check["error"]), []).append(str(check.get("name")))
     for reason, names in reasons.items():
-        say(f"\n{one_line(_some(names))}: {reason}")
+        say("")
+        _say_error(f"{_some(names)}: ", reason)
     for check in checks:
         samples = check.get("samples") or []
         if samples:
-            name = one_line(str(check.get("name")))
-            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {violations_of(check)} violating rows")
+            say("")
+            say(f"{check.get('name')}: {min(len(samples), _SAMPLES)} of {violations_of(check)} violating rows")
             table(
                 ("partition", "file", "row", "values"),
                 [_sample(sample) for sample in samples[:_SAMPLES]],
@@ -248,10 +249,18 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
     if errors:
         say("")
     for error in errors:
-        where = f"partition {one_line(error['partition'])}: " if error.get("partition") is not None else ""
-        say(f"error: {where}{_line(error.get('text'))}")
+        where = f"partition {error['partition']}: " if error.get("partition") is not None else ""
+        _say_error(f"error: {where}", _line(error.get("text")))
         for tried in error.get("attempts") or ():
-            say(f"       attempt {tried.get('attempt')} on {tried.get('executor')}: {_line(tried.get('text'))}")
+            _say_error(f"       attempt {tried.get('attempt')} on {tried.get('executor')}: ", _line(tried.get("text")))
+
+
+def _say_error(before: str, text: str) -> None:
+    """Lines after the first, which are there for who debugs, are indented: none of them looks like one of ours."""
+    first, *others = text.split("\n")
+    say(f"{before}{first}")
+    for line in others:
+        say(f"    {line}")
 
 
 def _line(text: Any) -> str:

@@ -153,7 +153,7 @@ def start(
         return await client.start_operation(
             type_name,
             table,
-            argument if former is None else _going_on(argument, await _certificate(client, former)),
+            argument if former is None else _going_on(argument, former, await _certificate(client, former)),
             partitions=partition or None,
             request_id=request_id,
             failure_policy=failure_policy,
@@ -177,20 +177,22 @@ def _only(context: typer.Context, allowed: Collection[str]) -> None:
 
 
 async def _certificate(client: Client, ref: OperationRef) -> Mapping[str, Any]:
-    """The certificate of an operation that has ended. Raises NotFound, NotAllowed."""
+    """The certificate of an operation that has ended, to look at: the executor reads its own. Raises NotFound,
+    NotAllowed.
+    """
     seen = await client.operation(ref).status()
     if seen.result is None:
         raise NotAllowed(f"{ref} has no certificate yet: wait until it has ended")
     return seen.result.certificate()
 
 
-def _going_on(argument: Any, certificate: Mapping[str, Any]) -> Any:
+def _going_on(argument: Any, former: OperationRef, certificate: Mapping[str, Any]) -> Any:
     """The argument with ``since``; what it does not say of the checks is as the certificate has it."""
     if not isinstance(argument, dict | None):
         return argument  # the start is refused, with the reason
     checks = [{**certified["check"], "name": certified["name"]} for certified in certificate["checks"]]
     certified = {"checks": checks, "where": certificate["where"], "null_is": certificate["null_is"]}
-    return {**certified, **(argument or {}), "since": certificate}
+    return {**certified, **(argument or {}), "since": str(former)}
 
 
 def apply(
@@ -213,7 +215,8 @@ def apply(
     given = labels(label)
 
     async def work(client: Client) -> Operation:
-        argument: dict[str, Any] = {"certificate": await _certificate(client, ref)}
+        await _certificate(client, ref)  # else the operation would start, and fail with the same sentence
+        argument: dict[str, Any] = {"certificate": str(ref)}
         settled = {} if settle is None else {"settle_seconds": settle}
         argument |= settled
         return await client.start_operation("apply", ref.table, argument, request_id=request_id, labels=given)
@@ -309,7 +312,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
     elif current.json:
         started.write_json()
     else:
-        output.say(output.one_line(started.sentence()))
+        output.say(started.sentence())
 
 
 def rerun(

@@ -23,6 +23,7 @@ from distop.core.due import record_of
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
+from distop.core.record_signature import signature
 from distop.core.records import read
 from distop.core.series import Series, following, next_request
 from distop.core.states import Stage
@@ -312,6 +313,9 @@ class Ending:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+            value = history.encode()
+        if (key := self._ctx.config.certificate_key) and history.report is not None:
+            history = replace(history, signature=signature(key, self._keys.namespace, history))
             value = history.encode()
         kept = await kept_with(self._ctx, op, history)
         gate_mod = op.opened if not decision_mod and _nothing_left(op) else 0

@@ -94,8 +94,9 @@ def _equal(a: Any, b: Any) -> bool:
 def _fields(declaration: Declaration, arg: bytes) -> dict[str, Any]:
     """The argument's fields, with the published defaults of those that are left out."""
     value = loads(arg)
-    properties = declaration.arg_schema.get("properties") or {}
-    defaults = {name: one["default"] for name, one in properties.items() if isinstance(one, dict) and "default" in one}
+    properties = declaration.arg_schema.get("properties")
+    known = properties.items() if isinstance(properties, dict) else ()
+    defaults = {name: one["default"] for name, one in known if isinstance(one, dict) and "default" in one}
     return {**defaults, **value} if isinstance(value, dict) else defaults
 
 

@@ -449,6 +449,8 @@ class History:
     """The operation with which the series began that it was of."""
     void: bool = False
     """It was of a graph that never was there as a whole: its request has started nothing, and may be repeated."""
+    signature: str = ""
+    """Of the report, where the executor that wrote it has a key (``core.record_signature``)."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -469,7 +471,7 @@ class History:
             data["cancel"] = self.cancel.to_json()
         if self.failed_truncated:
             data["failed_truncated"] = True
-        for name in ("rerun_of", "alarm", "id", "follows", "series", "void"):
+        for name in ("rerun_of", "alarm", "id", "follows", "series", "void", "signature"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -507,4 +509,5 @@ class History:
             follows=data.get("follows", ""),
             series=data.get("series", ""),
             void=data.get("void") is True,
+            signature=str(data.get("signature") or ""),
         )

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import dumps, shorten, word
+from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.links import Hold, HoldState
 from distop.core.model import State
@@ -39,8 +40,41 @@ LONGEST_PAUSE = 300.0
 """Seconds between two attempts, whatever their number."""
 LOST_ASKERS = 3
 """So many times the attempts allowed are begun at most: those who ask may die each time."""
-MAX_ERROR = 500
-"""Bytes of an answer's text that are kept."""
+
+
+class Unanswered(StrEnum):
+    """Why a verifier gave no answer. This word is all that the hold and the history say: a server's own text is not
+    for readers of etcd.
+    """
+
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    """There was no connection: the host is unknown, unreachable, or refuses it."""
+    TLS = "no TLS"
+    """The server speaks no TLS, or its certificate is not accepted."""
+    STATUS_1XX = "status 1xx"
+    STATUS_2XX = "status 2xx"
+    """Another one than 200."""
+    STATUS_3XX = "status 3xx"
+    """Redirects are not followed."""
+    STATUS_4XX = "status 4xx"
+    STATUS_5XX = "status 5xx"
+    NOT_AN_ANSWER = "not an answer"
+    NOT_ALLOWED = "not allowed"
+    """No prefix in the executor's setting verifier-url allows the URL, or its host has an address of the node's own."""
+    NOT_INSTALLED = "not installed"
+    FAILED = "failed"
+    """A registered function raised an error, or the process that asks died."""
+    BUSY = "busy"
+    """Too many verifications hang on the node."""
+
+    @classmethod
+    def of(cls, text: str) -> Unanswered:
+        """The word as the child sent it."""
+        try:
+            return cls(text)
+        except ValueError:
+            return cls.FAILED
 
 
 @frozen
@@ -48,7 +82,8 @@ class Terms:
     """What the hold of a prepared operation says. ``verify``: the name of a verifier, or a URL; "": nobody is asked,
     and what is not confirmed ends. ``verify_after`` and ``pause`` (the first one between two attempts): seconds.
     ``asked``: attempts that were begun; ``asker``: the incarnation whose attempt is not over, or ""; ``failed``: those
-    that are over without an answer; ``error``: why the last was.
+    that are over without an answer; ``error``: why the last was
+    (a word of ``Unanswered``).
     """
 
     external_id: str
@@ -199,9 +234,9 @@ def begun(terms: Terms, asker: str) -> Terms | None:
     return replace(terms, asked=terms.asked + 1, asker=asker)
 
 
-def without_answer(terms: Terms, why: str) -> Terms:
+def without_answer(terms: Terms, why: Unanswered) -> Terms:
     """An attempt is over, and nothing is known."""
-    return replace(terms, asker="", failed=terms.failed + 1, error=shorten(why, MAX_ERROR))
+    return replace(terms, asker="", failed=terms.failed + 1, error=str(why))
 
 
 def alarm(terms: Terms) -> Terms:

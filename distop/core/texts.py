@@ -1,4 +1,4 @@
-"""Checks caller-supplied texts for lone surrogates, and quotes values in errors."""
+"""Texts of callers and of etcd: lone surrogates, quotes in errors, and characters that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from distop.errors import InvalidArgument
 MAX_SHOWN = 200
 """Characters of a value that an error message quotes."""
 
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""Control characters (escape codes, line ends), line separators, bidirectional overrides, lone surrogates."""
 _LONE = re.compile(r"[\ud800-\udfff]")
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 
@@ -29,6 +33,19 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
         return f"a value of type {type(value).__name__}"
     text = text.replace("\n", " ")
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def one_line(text: str) -> str:
+    """The text in one line: control characters, which a terminal would obey, and what else is not seen, as escapes.
+
+    A name, an error or a report in etcd may contain any of them.
+    """
+    return _UNSEEN.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def one_line_json(document: str) -> str:
+    """The same of a JSON text without line ends: the escapes are JSON's, so that it means the same."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
 def check_encodable(value: Any, what: str) -> None:

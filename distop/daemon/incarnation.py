@@ -19,7 +19,8 @@ from distop.core import keys as K
 from distop.core.draining import node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
-from distop.core.model import Node
+from distop.core.model import History, Node, OperationRef
+from distop.core.record_signature import why_unsigned
 from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import ClusterView
@@ -28,7 +29,7 @@ from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.pruning import HistoryPruner
 from distop.daemon.sweeping import ResultSweeper
-from distop.errors import DistopError, EtcdRejected, SessionLost, describe
+from distop.errors import DistopError, EtcdRejected, InvalidArgument, SessionLost, UnreadableRecord, describe
 from distop.executor.reconciling import Reconciler
 from distop.executor.role import Executor
 from distop.node.clockcheck import ClockCheck
@@ -45,13 +46,12 @@ from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
     from distop.core.keys import ParsedKey
-    from distop.core.model import OperationRef
     from distop.core.txn import TxnResult
     from distop.logs import ContextLogger
     from distop.node.openop import OpenOperation
@@ -137,6 +137,7 @@ class Incarnation(Context):
         self.lost.add_done_callback(lambda future: future.exception())
         self.worker = self._make_worker(self._worker_config(), log=self.log)
         self.worker.on_trouble(self.activity_changed)
+        self.worker.on_history(self._find_history)
         self.meter.begin(self.gauges)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
@@ -218,6 +219,7 @@ class Incarnation(Context):
             ttl=c.ttl,
             log_level=c.log_level,
             call_limit=c.call_limit,
+            verifier_urls=c.verifier_urls,
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -281,6 +283,25 @@ class Incarnation(Context):
             if found is None or found.value != value:
                 seen = found.mod_revision if found is not None else 0
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
+
+    async def _find_history(self, op: str) -> Mapping[str, Any]:
+        """A history record for a behavior, which may act on it: it is of that operation, and signed with this
+        executor's key where there is one. Raises what etcd answers.
+        """
+        try:
+            ref = OperationRef.parse(op)
+            kv = await self.client.get(self.keys.history(ref))
+            if kv is None:
+                return {"refused": f"there is no history record of {op}: it has not ended, or was forgotten"}
+            record = read(History.decode, kv)
+        except (InvalidArgument, UnreadableRecord) as error:
+            return {"refused": str(error)}
+        why = "it is the one of another operation" if record.op != str(ref) else ""
+        if not why and (key := self.config.certificate_key):
+            why = why_unsigned(key, self.keys.namespace, record)
+        if why:
+            return {"refused": f"the history record of {op} is not accepted: {why}"}
+        return {"record": record.to_json()}
 
     async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         return await self.executor.open(ref, make, plan, state_mod)

@@ -86,18 +86,19 @@ class Verifying:
         elif answer.completed is False:
             await self._give_up(begun, counted.revision, completed=False)
         else:
-            failed = p.without_answer(begun, answer.why)
+            failed = p.without_answer(begun, p.Unanswered.of(answer.why))
             if p.begun(failed, ctx.incarnation) is None:
                 await self._give_up(failed, counted.revision, completed=None)
                 return
-            self._log.warning("%s did not tell: %s", terms.verify, answer.why, extra={"operation": terms.op})
+            self._log.warning("%s did not tell: %s", terms.verify, failed.error, extra={"operation": terms.op})
             await ctx.commit(p.write(ctx.keys, failed, counted.revision))
 
     async def _ask(self, terms: p.Terms) -> Verified:
         try:
             return await self._ctx.worker.verify(terms.op, terms.external_id, terms.verify, p.ASK_LIMIT)
         except WorkerError as error:
-            return Verified(None, describe(error))
+            self._log.warning("%s was not asked: %s", terms.verify, describe(error), extra={"operation": terms.op})
+            return Verified(None, p.Unanswered.FAILED)
 
     async def _give_up(self, terms: p.Terms, mod: int, *, completed: bool | None) -> None:
         text = p.sentence(terms, completed)

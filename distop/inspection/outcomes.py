@@ -11,12 +11,14 @@ from distop import time_limit
 from distop.core.frozen import frozen
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
+from distop.core.model import Spec
 from distop.core.plan import Plan
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import Compacted, NotFound, no_operation
-from distop.large import file_of, resolve
+from distop.large import file_of, path_of, resolve
 from distop.results import parsed
+from distop.shared_folder import shared_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -50,10 +52,11 @@ class JobResult:
 
 
 async def outcomes(
-    etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None, shared_dir: str = ""
 ) -> AsyncGenerator[JobResult, None]:
     """The jobs that have ended, in order of their ordinals; each page is read when it is asked for. ``model``: a
-    pydantic model, as which each result is given.
+    pydantic model, as which each result is given. ``shared_dir``: the executors' shared directory as this client knows
+    it; "": ``_distop/`` under the location of the operation's table.
 
     Raises NotFound (no such operation; it has ended, and etcd has compacted its history since; a file that cannot be
     read from here), UnreadableRecord, InvalidArgument (a result does not fit the model).
@@ -65,6 +68,7 @@ async def outcomes(
         raise no_operation(ref)
     revision = history.kv.mod_revision - 1 if history.kv is not None else 0
     planned = plan.kv
+    files = _Files(etcd, keys, ref, shared_dir)
     try:
         if revision:
             found = (await etcd.list(keys.of(ref, "plan"), keys.of(ref, "plan") + "\0", revision=revision)).kvs
@@ -81,7 +85,7 @@ async def outcomes(
             if revision:
                 kvs = (await etcd.list(*jobs, revision=revision)).kvs
             for one in _of(kvs):
-                yield await _resolved(ref, one, model)
+                yield await files.resolved(one, model, revision)
     except Compacted:
         raise NotFound(
             f"the results of the jobs of {ref} are gone: etcd has compacted its history since it ended; its report is "
@@ -110,22 +114,39 @@ def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
                 one.attempt,
                 one.started,
                 one.finished,
-                file_of(one.result),
+                {**told, "incarnation": one.incarnation} if (told := file_of(one.result)) is not None else None,
             )
     return [found.get(ordinal) or JobResult(ordinal, str(ordinal), well) for ordinal, well in sorted(states.items())]
 
 
-async def _read_file(one: JobResult, what: str) -> Any:
-    try:
-        return await time_limit.in_thread(lambda: resolve(one.result, what))
-    except time_limit.TimeLimitExceeded:
-        raise NotFound(
-            f"{what} is in the file {one.file['path']}, which has not been read within {time_limit.LIMIT:g} s from here"
-        ) from None
+class _Files:
+    """The results of one operation that stand in files."""
 
+    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, shared_dir: str) -> None:
+        self._etcd, self._keys, self._ref = etcd, keys, ref
+        self._shared = shared_dir.rstrip("/")
 
-async def _resolved(ref: OperationRef, one: JobResult, model: Any) -> JobResult:
-    what = f"the result of partition {one.name} of {ref}"
-    if one.file is not None:
-        one = replace(one, result=await _read_file(one, what))
-    return one if model is None else replace(one, result=parsed(model, one.result, what))
+    async def resolved(self, one: JobResult, model: Any, revision: int) -> JobResult:
+        """``one`` with its result, of an operation whose keys are as of ``revision`` (0: now)."""
+        if one.file is not None:
+            shared = await self._shared_folder(revision)
+            incarnation, op = one.file["incarnation"], str(self._ref)
+            path = path_of(one.result, shared, op, one.partition, incarnation)
+            told = {"path": path, "bytes": one.file["bytes"], "sha256": one.file["sha256"]}
+            try:
+                result = await time_limit.in_thread(lambda: resolve(one.result, shared, op, one.partition, incarnation))
+            except time_limit.TimeLimitExceeded:
+                raise NotFound(
+                    f"the result of partition {one.name} of {op} is in the file {path}, which has not been read within "
+                    f"{time_limit.LIMIT:g} s from here"
+                ) from None
+            one = replace(one, result=result, file=told)
+        what = f"the result of partition {one.name} of {self._ref}"
+        return one if model is None else replace(one, result=parsed(model, one.result, what))
+
+    async def _shared_folder(self, revision: int) -> str:
+        if not self._shared:
+            key = self._keys.of(self._ref, "spec")
+            found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
+            self._shared = shared_of("", read(Spec.decode, found[0]).table if found else None)
+        return self._shared

@@ -65,7 +65,7 @@ class Call:
             if self._message["t"] == "verify":
                 from distop.worker import verifying  # loads http, for what few operations need
 
-                value = verifying.verify(self._message)
+                value = verifying.verify(self._message, self._env.verifier_urls)
             elif self._message["t"] == "sweep":
                 shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
             elif self._message["t"] == "results":
@@ -174,8 +174,11 @@ class Call:
             for row in rows:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])
-                result = resolve(outcome.get("result"), f"the result of partition {name}")
-                yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "")
+                where = shared.shared_of(self._env.shared_dir, self._table)
+                incarnation = str(outcome.get("incarnation") or "")
+                result = resolve(outcome.get("result"), where, self._message["op"], row["partition"], incarnation)
+                error = outcome.get("error") or ""
+                yield OutcomeRow(row["partition"], name, row["success"], result, error, bool(incarnation))
 
     def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None

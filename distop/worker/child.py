@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop import garbage
+from distop import garbage, logs
 from distop.worker import protocol
 from distop.worker.calls import Call
 from distop.worker.context import Environment
@@ -54,13 +54,13 @@ class Child:
             return protocol.EXIT_DAEMON_GONE
         logging.basicConfig(
             level=config["log_level"].upper(),
-            format="%(asctime)s %(levelname)s %(name)s %(context)s%(message)s",
             stream=sys.stderr,
         )
         # It tells of every connection that a thread opens and closes.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_with_context)
+            handler.setFormatter(logs.Plain("%(asctime)s %(levelname)s %(name)s %(context)s%(message)s"))
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
         self._outbox.start()
         self._outbox.send(hello(env))

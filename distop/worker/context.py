@@ -38,6 +38,7 @@ class Environment:
     def __init__(self, config: Mapping[str, Any], work_dir: Path, outbox: Outbox) -> None:
         self.work_dir = work_dir
         self.shared_dir: str = config["shared_dir"]
+        self.verifier_urls: tuple[str, ...] = tuple(config["verifier_urls"])
         self.outbox = outbox
         self.spark = SparkHolder(
             config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
@@ -183,6 +184,14 @@ class Context(JobContext):
 
     def other_table(self, name: str) -> TableRecord:
         return self._find_table(name) if self._find_table is not None else super().other_table(name)
+
+    def history_record(self, op: str) -> Mapping[str, Any]:
+        question = protocol.HistoryMessage(t="history", op=op, seq=0)
+        answer = self._env.outbox.ask(question, ANSWER_SECONDS)
+        if "refused" in answer:
+            raise InvalidArgument(answer["refused"])
+        found: Mapping[str, Any] = answer["record"]
+        return found
 
     def status(self, text: str) -> None:
         if not self._number:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from distop.core.declaration import Declaration
     from distop.logs import Log
     from distop.worker.launch import Child
+    from distop.worker.model import FindHistory
 
 T = TypeVar("T")
 
@@ -113,6 +114,10 @@ class Worker(Asking):
     def on_trouble(self, changed: Callable[[], None]) -> None:
         """Set the callback for changes of :attr:`trouble`."""
         self._keeper.on_trouble = changed
+
+    def on_history(self, find: FindHistory) -> None:
+        """Set what answers a child that asks for the history record of an operation; before the start."""
+        self._keeper.find_history = find
 
     @property
     def running(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distop.worker import protocol
 from distop.worker.guardian import boottime
 from distop.worker.launch import Child
-from distop.worker.model import WorkerConfig, WorkerError
+from distop.worker.model import WorkerConfig, WorkerError, no_history
 from distop.worker.sinks import first
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from distop.core.declaration import Declaration
     from distop.logs import Log
+    from distop.worker.model import FindHistory
 
 START_TRIES = 3
 """Children that fail to start in a row before what waits for one is told so."""
@@ -42,6 +43,8 @@ class Keeper:
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         self._failed_starts = 0
+        self.find_history: FindHistory = no_history
+        """What the child is told where it asks for the history record of an operation."""
         self.on_trouble: Callable[[], None] = lambda: None
         """Called when something is wrong with the child's Spark session, or no longer."""
         self._watch: asyncio.Task[None] | None = None
@@ -157,6 +160,7 @@ class Keeper:
     async def _start(self) -> None:
         child = Child(self.config, self._log)
         child.on_trouble = self.on_trouble
+        child.find_history = self.find_history
         # Known before it has started, so that deadlines, abort and stop reach it.
         self._child = child
         try:

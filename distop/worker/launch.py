@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distop.core.declaration import Declaration
 from distop.errors import describe
 from distop.worker import guardian, logs, oom_kills, protocol
-from distop.worker.model import Death, WorkerError
+from distop.worker.model import Death, WorkerError, no_history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from distop.logs import Log
-    from distop.worker.model import WorkerConfig
+    from distop.worker.model import FindHistory, WorkerConfig
 
 CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
 """What the daemon proves itself to etcd with. The child needs none of it, and what it runs can ask for its environment:
@@ -65,6 +65,8 @@ class Child:
         """What is wrong with its Spark session now."""
         self.on_trouble: Callable[[], None] = _nothing
         """Called when ``trouble`` has changed."""
+        self.find_history: FindHistory = no_history
+        self._asked: set[asyncio.Task[None]] = set()
         self.hung_up = False
         """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
         self._writer: asyncio.StreamWriter | None = None
@@ -101,6 +103,7 @@ class Child:
                 ttl=config.ttl,
                 executor=config.executor,
                 log_level=config.log_level,
+                verifier_urls=list(config.verifier_urls),
             )
         )
         try:
@@ -230,6 +233,11 @@ class Child:
             if not self._hello.done():
                 self._hello.set_result(message)
             return
+        if message["t"] == "history":
+            task = asyncio.ensure_future(self._tell_history(message))
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
+            return
         if message["t"] == "spark":
             self.trouble = message["trouble"]
             self.on_trouble()
@@ -237,6 +245,14 @@ class Child:
         sinks, number = (self.runs, message["run"]) if "run" in message else (self.calls, message["call"])
         if (sink := sinks.get(number)) is not None:
             sink.on_frame(message)
+
+    async def _tell_history(self, message: dict[str, Any]) -> None:
+        seq = message["seq"]
+        try:
+            self.send(protocol.ReplyMessage(t="reply", seq=seq, value=await self.find_history(message["op"])))
+        except Exception as error:
+            text = f"the history record of {message['op']!r} could not be read: {describe(error)}"
+            self.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
     from distop.worker.protocol import Kind
     from distop.worker.sinks import Fetch
+
+
+FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
+"""The history record of an operation by its name: ``{"record": its JSON}``, or ``{"refused": why not}``."""
+
+
+async def no_history(op: str) -> Mapping[str, Any]:
+    """Of a worker without a store."""
+    return {"refused": f"there is no history record of {op}"}
 
 
 @frozen
@@ -39,6 +48,8 @@ class WorkerConfig:
     """Seconds for a job to stop when told to, before its child is killed."""
     cleanup_timeout: float = 60.0
     """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
+    verifier_urls: tuple[str, ...] = ()
+    """Prefixes of the URLs that verifiers may be asked at."""
     call_limit: float = 3600.0
     """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
     start_timeout: float = 60.0
@@ -153,7 +164,9 @@ class CompleteResult:
 
 @frozen
 class Verified:
-    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``."""
+    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``, a word of
+    ``core.prepared.Unanswered``.
+    """
 
     completed: bool | None
     why: str = ""

@@ -98,7 +98,9 @@ class Outbox:
                 return
 
     def ask(
-        self, message: protocol.ProgressMessage | protocol.FetchMessage | protocol.TableMessage, timeout: float
+        self,
+        message: protocol.ProgressMessage | protocol.FetchMessage | protocol.TableMessage | protocol.HistoryMessage,
+        timeout: float,
     ) -> Any:
         """Send a question, wait for the answer's value; where the answer has rows, (value, rows of all its frames).
         Raises TimeoutError, or RuntimeError with the daemon's reason."""

@@ -58,6 +58,7 @@ class ConfigMessage(TypedDict):
     ttl: float
     executor: str
     log_level: str
+    verifier_urls: list[str]
 
 
 class RunMessage(TypedDict):
@@ -200,7 +201,7 @@ class ResultsMessage(TypedDict):
 
 class VerifyMessage(TypedDict):
     """Ask a verifier whether the transaction of this external id was completed: its result is {completed: true, false
-    or null (nobody can tell), why}. ``limit``: seconds."""
+    or null (nobody can tell), why (a word)}. ``limit``: seconds."""
 
     t: Literal["verify"]
     call: int
@@ -321,6 +322,14 @@ class TableMessage(TypedDict):
     seq: int
 
 
+class HistoryMessage(TypedDict):
+    """Asks for the history record of an operation; answered by a reply with {record: its JSON} or {refused: why}."""
+
+    t: Literal["history"]
+    op: str
+    seq: int
+
+
 class SparkMessage(TypedDict):
     """What is wrong with the Spark session now; "": nothing any more."""
 
@@ -364,6 +373,7 @@ FromChild = (
     | ProgressMessage
     | FetchMessage
     | TableMessage
+    | HistoryMessage
     | SparkMessage
     | ProbedMessage
     | ChunkMessage

@@ -449,7 +449,8 @@ class Run:
                 instead = "give the executors a --shared-dir"
             raise ValueError(f"it has {len(text)} bytes, at most {most} are kept: {instead}")
         fence = self._items[ordinal][2]
-        return dump(large.write(shared.result_path(where, self.op, ordinal, fence, self._incarnation), text))
+        path = shared.result_path(where, self.op, ordinal, fence, self._incarnation)
+        return dump(large.write(path, text, fence))
 
     def _end_all(self, kind: protocol.Kind, error: str) -> None:
         now = time.time()

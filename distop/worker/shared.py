@@ -10,48 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from distop.core.codec import dumps, loads
-from distop.core.keys import encode
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument
 from distop.files import local_path, open_filesystem, read, write
+from distop.shared_folder import RESULTS, folder, operation_path, result_path, shared_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from distop.core.model import TableRecord
+__all__ = ["folder", "operation_path", "result_path", "shared_of", "spill", "with_files", "with_results"]
 
-_RESULTS = "results"
 L = TypeVar("L", PartitionPlan, Pinned)
 """What has a list of files."""
-
-
-def shared_of(configured: str, table: TableRecord | None) -> str:
-    """The shared directory: as configured, else ``<table location>/_distop`` where that is a folder, else "" (there is
-    none).
-    """
-    if configured:
-        return configured.rstrip("/")
-    return f"{table.folder.rstrip('/')}/_distop" if table is not None and table.folder else ""
-
-
-def operation_path(op: str) -> str:
-    """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
-    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together); so the first folder of
-    digits alone after the type is the instance."""
-    ref = OperationRef.parse(op)
-    parts = [folder(ref.table), folder(ref.type), str(ref.instance)]
-    if ref.object:
-        digits = ref.object.isascii() and ref.object.isdigit()
-        parts.insert(2, f"%{ord(ref.object[0]):02X}{ref.object[1:]}" if digits else folder(ref.object))
-    return "/".join(parts)
-
-
-def folder(name: str) -> str:
-    """A name as one path component, reversible, never hidden and never ``..``."""
-    text = encode(name)
-    head = 3 if text.startswith("%2E") else 0
-    return text[:head] + text[head:].replace("%2E", ".")
 
 
 def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[PartitionPlan]:
@@ -81,11 +52,6 @@ def _spilled(listed: L, shared: str, place: str) -> L:
     return replace(listed, files=(), folders={}, files_at=path)
 
 
-def result_path(shared: str, op: str, partition: int, fence: int, incarnation: str) -> str:
-    """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
-    return f"{shared}/{_RESULTS}/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
-
-
 def _plans(op: str) -> str:
     """Where the file lists of all plannings of an operation stand, below the shared directory."""
     return f"plans/{operation_path(op)}"
@@ -102,14 +68,14 @@ def with_results(shared: str, ops: Iterable[str]) -> list[str]:
             newest[folder_of] = ref
     found = []
     for place, ref in newest.items():
-        numbers = {int(name) for name in _names(f"{shared}/{_RESULTS}/{place}") if name.isascii() and name.isdigit()}
+        numbers = {int(name) for name in _names(f"{shared}/{RESULTS}/{place}") if name.isascii() and name.isdigit()}
         found += [str(replace(ref, instance=n)) for n in sorted(numbers) if n <= ref.instance]
     return found
 
 
 def remove_results(shared: str, op: str) -> None:
     """Remove the results of an operation that stand in files; none there is fine. Raises OSError."""
-    _remove(f"{shared}/{_RESULTS}/{operation_path(op)}")
+    _remove(f"{shared}/{RESULTS}/{operation_path(op)}")
 
 
 def remove_plans(shared: str, op: str) -> None:

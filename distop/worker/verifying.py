@@ -1,5 +1,8 @@
 """Asking whether the transaction of a prepared operation's sender was completed (C13): a registered function, or a URL.
 
+A URL is asked only below the prefixes of the setting ``verifier-url``, and never at an address of the node itself or of
+its network's services. What a server says beyond yes or no goes nowhere: the answer is classified.
+
 In the child, since the daemon runs no code of others. Whatever they do, there is an answer in time and of bounded size:
 each is asked in a thread of its own, which is given up where it hangs; a connection is cut at its deadline.
 """
@@ -7,6 +10,7 @@ each is asked in a thread of its own, which is given up where it hangs; a connec
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import logging
 import socket
@@ -15,13 +19,17 @@ import threading
 from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
+from distop.core import verifier_urls
 from distop.core.codec import shorten
-from distop.errors import describe
+from distop.core.prepared import Unanswered
+from distop.errors import InvalidArgument, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from distop.core.verifier_urls import VerifierUrl
 
     Verifier = Callable[[str, str], bool]
 
@@ -38,34 +46,41 @@ _TEXT = 300
 _hanging = threading.Semaphore(MAX_HANGING)
 
 
-class Unanswered(Exception):
-    """Whether the transaction was completed is not known."""
+class NoAnswer(Exception):
+    """Whether the transaction was completed is not known. ``word``: what is told of that; ``detail``: what this node's
+    log has besides, and nothing of it is the server's text.
+    """
+
+    def __init__(self, word: Unanswered, detail: str = "") -> None:
+        super().__init__(f"{word}: {detail}" if detail else str(word))
+        self.word = word
 
 
-def verify(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of the call."""
+def verify(message: Mapping[str, Any], allowed: Sequence[str]) -> dict[str, Any]:
+    """The result of the call. ``allowed``: the prefixes of URLs that may be asked."""
     limit = float(message["limit"])
     try:
-        return {"completed": _in_time(message["verify"], message["external_id"], message["op"], limit), "why": ""}
-    except Unanswered as error:
-        why = shorten(" ".join(str(error).encode(errors="replace").decode().split()), _TEXT)
-        log.warning("%s: %s could not tell: %s", message["op"], message["verify"], why)
-        return {"completed": None, "why": why}
+        completed = _in_time(message["verify"], message["external_id"], message["op"], limit, allowed)
+        return {"completed": completed, "why": ""}
+    except NoAnswer as error:
+        detail = " ".join(str(error).encode(errors="replace").decode().split())
+        log.warning("%s: %r gave no answer: %s", message["op"], message["verify"], shorten(detail, _TEXT))
+        return {"completed": None, "why": str(error.word)}
 
 
-def _in_time(verify: str, external_id: str, op: str, limit: float) -> bool:
+def _in_time(verify: str, external_id: str, op: str, limit: float, allowed: Sequence[str]) -> bool:
     if not _hanging.acquire(blocking=False):
-        raise Unanswered(f"{MAX_HANGING} verifications hang on this node")
-    told: list[bool | Unanswered] = []
+        raise NoAnswer(Unanswered.BUSY, f"{MAX_HANGING} verifications hang on this node")
+    told: list[bool | NoAnswer] = []
     done = threading.Event()
 
     def ask() -> None:
         try:
-            told.append(_ask(verify, external_id, op, limit))
-        except Unanswered as error:
+            told.append(_ask(verify, external_id, op, limit, allowed))
+        except NoAnswer as error:
             told.append(error)
         except BaseException as error:
-            told.append(Unanswered(f"{type(error).__name__}: {describe(error)}"))
+            told.append(NoAnswer(Unanswered.FAILED, f"{type(error).__name__}: {describe(error)}"))
         finally:
             _hanging.release()
             done.set()
@@ -73,47 +88,51 @@ def _in_time(verify: str, external_id: str, op: str, limit: float) -> bool:
     threading.Thread(target=ask, name="verify", daemon=True).start()
     # A URL is cut off at its limit, and tells that itself.
     if not done.wait(limit + 1.0):
-        raise Unanswered(f"no answer within {limit:g} s")
+        raise NoAnswer(Unanswered.TIMEOUT, f"after {limit:g} s")
     answer = told[0]
-    if isinstance(answer, Unanswered):
+    if isinstance(answer, NoAnswer):
         raise answer
     return answer
 
 
-def _ask(verify: str, external_id: str, op: str, limit: float) -> bool:
+def _ask(verify: str, external_id: str, op: str, limit: float, allowed: Sequence[str]) -> bool:
     if "://" in verify:
-        return ask_url(verify, external_id, op, limit)
+        return ask_url(verify, external_id, op, limit, allowed)
     found = registered(verify)(external_id, op)
     if not isinstance(found, bool):
-        raise Unanswered(f"the verifier {verify} returned {type(found).__name__}, not True or False")
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, f"it returned {type(found).__name__}, not True or False")
     return found
 
 
 def registered(name: str) -> Verifier:
-    """The function that is installed under this name. Raises Unanswered."""
+    """The function that is installed under this name. Raises NoAnswer."""
     for entry in entry_points(group=GROUP, name=name):
         found: Verifier = entry.load()
         if not callable(found):
-            raise Unanswered(f"the verifier {name} ({entry.value}) is no function")
+            raise NoAnswer(Unanswered.NOT_INSTALLED, f"{entry.value} is no function")
         return found
-    raise Unanswered(f"no verifier {name!r} is installed on this node (entry points of the group {GROUP})")
+    raise NoAnswer(Unanswered.NOT_INSTALLED, f"there is no entry point of the group {GROUP}")
 
 
-def ask_url(url: str, external_id: str, op: str, limit: float) -> bool:
+def ask_url(url: str, external_id: str, op: str, limit: float, allowed: Sequence[str]) -> bool:
     """``GET`` of it with both as parameters. Neither proxies of the environment nor redirects are followed. Raises
-    Unanswered.
+    NoAnswer.
     """
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    target = f"{parts.path or '/'}?{urlencode({'external_id': external_id, 'op': op})}"
-    connection = http.client.HTTPConnection(host, parts.port, timeout=limit)
-    late = f"no answer within {limit:g} s"
+    try:
+        asked = verifier_urls.parse(url)
+        prefix = verifier_urls.allowing(asked, [verifier_urls.parse(one) for one in allowed])
+    except InvalidArgument as error:
+        raise NoAnswer(Unanswered.NOT_ALLOWED, str(error)) from None
+    if prefix is None:
+        raise NoAnswer(Unanswered.NOT_ALLOWED, "no prefix of the setting verifier-url is one of it")
+    target = f"{asked.path}?{urlencode({'external_id': external_id, 'op': op})}"
+    connection = http.client.HTTPConnection(asked.host, asked.port, timeout=limit)
     with _Cut(limit) as cut:
         try:
-            cut.sock = sock = socket.create_connection((host, port), timeout=limit)
-            if parts.scheme == "https":
+            cut.sock = sock = _connected(asked, limit)
+            if asked.scheme == "https":
                 context = ssl.create_default_context()
-                cut.sock = sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+                cut.sock = sock = context.wrap_socket(sock, server_hostname=asked.host, do_handshake_on_connect=False)
                 sock.do_handshake()
             connection.sock = sock
             connection.request("GET", target, headers={"Accept": "application/json", "Connection": "close"})
@@ -121,11 +140,73 @@ def ask_url(url: str, external_id: str, op: str, limit: float) -> bool:
         except (OSError, http.client.HTTPException, ValueError) as error:
             # A socket's own timeout, which has no number, may be the first of the two to be over.
             over = cut.over or (isinstance(error, TimeoutError) and error.errno is None)
-            raise Unanswered(late if over else f"{type(error).__name__}: {describe(error)}") from None
-        except Unanswered as error:
-            raise Unanswered(late if cut.over else str(error)) from None
+            raise NoAnswer(Unanswered.TIMEOUT if over else _word(error), type(error).__name__) from None
+        except NoAnswer as error:
+            raise NoAnswer(Unanswered.TIMEOUT if cut.over else error.word, str(error)) from None
         finally:
             connection.close()
+
+
+def _word(error: Exception) -> Unanswered:
+    if isinstance(error, ssl.SSLError):
+        return Unanswered.TLS
+    # http.client's RemoteDisconnected is an OSError as well: then there was a connection.
+    if isinstance(error, OSError) and not isinstance(error, http.client.HTTPException):
+        return Unanswered.REFUSED
+    return Unanswered.NOT_AN_ANSWER
+
+
+def _connected(asked: VerifierUrl, limit: float) -> socket.socket:
+    """A connection to one of the host's addresses. It is made to the very address that was checked: a name that is
+    resolved again may lead elsewhere by then. Raises NoAnswer, OSError.
+    """
+    found = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)
+    reached = [one for one in found if may_reach(asked.host, str(one[4][0]))]
+    if not reached:
+        raise NoAnswer(Unanswered.NOT_ALLOWED, "its host's address is the node's own, or of its network's services")
+    wrong: OSError = OSError("no address")
+    for family, kind, proto, _, address in reached:
+        sock = socket.socket(family, kind, proto)
+        sock.settimeout(limit)
+        try:
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            wrong = error
+        else:
+            return sock
+    raise wrong
+
+
+def may_reach(host: str, address: str) -> bool:
+    """The address is no one of the node's own or of its network's services, unless the host is that address itself, as
+    the executor's list then names it: the host of a URL is that of its prefix.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    try:
+        return ipaddress.ip_address(host) == found or not _is_special(found)
+    except ValueError:
+        return not _is_special(found) or (host == "localhost" and found.is_loopback)
+
+
+def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and any(address in network for network in _TRANSLATED):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return _is_special(inner)
+    kinds = (address.is_loopback, address.is_link_local, address.is_unspecified, address.is_multicast)
+    return any(kinds) or any(address in network for network in _SERVICES)
+
+
+_TRANSLATED = [ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96")]
+"""IPv6 addresses whose last 32 bits are an IPv4 address."""
+_SERVICES: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
+    *map(ipaddress.IPv4Network, ("0.0.0.0/8", "192.0.0.0/24", "100.100.100.200/32", "168.63.129.16/32", "240.0.0.0/4")),
+    *map(ipaddress.IPv6Network, ("fec0::/10", "fd00:ec2::/32")),
+]
+"""Besides link-local ones: what stands for the node itself, and where clouds serve its metadata and credentials."""
 
 
 class _Cut:
@@ -155,16 +236,15 @@ class _Cut:
 
 def _answer(response: http.client.HTTPResponse) -> bool:
     if response.status != http.client.OK:
-        where = " (redirects are not followed)" if 300 <= response.status < 400 else ""
-        raise Unanswered(f"it answered {response.status} {response.reason}{where}")
+        raise NoAnswer(Unanswered.of(f"status {str(response.status)[0]}xx"), f"status {response.status}")
     body = response.read(MAX_ANSWER + 1)
     if len(body) > MAX_ANSWER:
-        raise Unanswered(f"its answer has more than {MAX_ANSWER} bytes")
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, f"more than {MAX_ANSWER} bytes")
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
-        raise Unanswered("its answer is no JSON") from None
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, "no JSON") from None
     completed = told.get("completed") if isinstance(told, dict) else None
     if not isinstance(completed, bool):
-        raise Unanswered('its answer is not {"completed": true} or {"completed": false}')
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, 'neither {"completed": true} nor {"completed": false}')
     return completed

@@ -20,7 +20,7 @@ from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.support.applying import At, after_the_change, before_the_change, crashes
-from tests.support.context import FakeContext, MemoryProgress, Ran, run_operation
+from tests.support.context import FakeContext, MemoryProgress, Ran, presented, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -330,7 +330,7 @@ def test_what_was_there_before_is_there_after_it_was_taken_back(
 def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "cancelled")
     certificate = bench.certificate("cancelled", NOT_NULL)
-    argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 60})
+    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
     for n, (method, made) in enumerate((((Applying, "commit"), False), ((Applying, "settle"), True))):
         ctx, before = bench.context("cancelled"), bench.version("cancelled")
         (job,) = Apply().partitions(bench.lake.record("cancelled"), argument, ctx).partitions
@@ -417,7 +417,7 @@ def test_a_table_without_rows_is_certified_and_applied(bench: Bench) -> None:
 
 def test_the_completion_of_an_operation_without_a_result_has_no_report(bench: Bench) -> None:
     new_table(bench.lake, "crashed")
-    argument = Apply.Arg.model_validate({"certificate": bench.certificate("crashed", NOT_NULL)})
+    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate("crashed", NOT_NULL))})
     row = OutcomeRow(0, "table", False, None, "the worker process died")
     summary = Summary("failed", 1, 0, 1, lambda: iter([row]))
     with pytest.raises(OperationFailed, match="the worker process died") as caught:

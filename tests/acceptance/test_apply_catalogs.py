@@ -20,7 +20,7 @@ from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.catalog import CatalogTarget, lost
 from distop_behaviors.validate import Validate
 from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
-from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.icebergrest import RestCatalogServer
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
@@ -254,7 +254,7 @@ def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.
 def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = bench.certificate(NOT_NULL, POSITIVE)
     before = dict(bench.loaded.properties)
-    argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 60})
+    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
     ctx = bench.context()
     (job,) = Apply().partitions(bench.record, argument, ctx).partitions
     at = At(Applying, "settle", 1, "before", lambda: setattr(ctx, "stopped", True))
@@ -380,7 +380,7 @@ def test_a_table_that_is_renamed_in_the_middle_is_told_of_and_goes_on_under_its_
         other = tables.create_table(NAME, SCHEMA).metadata
         with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
             bench.apply(certificate, ctx)
-        argument = Apply.Arg.model_validate({"certificate": certificate})
+        argument = Apply.Arg.model_validate({"certificate": presented(certificate)})
         Apply().cancel_job_and_cleanup(argument, PartitionPlan(0, "table"), ctx)
         assert (bench.loaded.metadata, tables.load_table("sales.other").metadata) == (other, renamed)
         tables.drop_table(NAME)

@@ -21,7 +21,7 @@ from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from tests.support.applying import At
 from tests.support.applying import Staging as Context
-from tests.support.context import Ran, run_operation
+from tests.support.context import Ran, presented, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -352,7 +352,7 @@ class Operation:
 
     def __init__(self, bench: Bench, certificate: dict[str, Any], ctx: Context) -> None:
         self._ctx = ctx
-        self._argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 0})
+        self._argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
         self._planned = Apply().partitions(bench.record, self._argument, ctx)
         self._rows: dict[int, OutcomeRow] = {}
 
@@ -409,7 +409,7 @@ def test_writers_that_are_always_first_end_it_and_nothing_is_left(
 
 
 def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_nothing(bench: Bench) -> None:
-    argument = Apply.Arg.model_validate({"certificate": bench.certificate(), "settle_seconds": 0})
+    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     planned = Apply().partitions(bench.record, argument, ctx)
     ctx.partition = planned.partitions[1]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
 from distop.core.model import TableRecord
+from distop.errors import InvalidArgument
 from distop.store.embedded import EmbeddedEtcd
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
@@ -111,9 +112,11 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
         assert (refused.returncode, refused.stderr.count("\n")) == (code, 1)
         assert sentence in refused.stderr
     forged = {"certificate": {**record["report"]["certificate"], "rows": 9}}
-    result = group.client.start_operation("apply", "orders", forged).wait(timeout=100)
+    with pytest.raises(InvalidArgument, match="is not of type string"):
+        group.client.start_operation("apply", "orders", forged)
+    result = group.client.start_operation("apply", "orders", {"certificate": "orders/apply/1"}).wait(timeout=100)
     assert (result.state, result.jobs["total"]) == ("failed", 0)
-    assert "was changed after it was issued: it does not fit its digest" in result.sentence()
+    assert "'orders/apply/1' is no validation" in result.sentence()
 
 
 def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
@@ -139,10 +142,10 @@ def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSe
     assert "apply changes a table as a whole" in failed.wait(timeout=100).sentence()
 
 
-def certificate_of(group: Daemons) -> Any:
-    """Of a validation of the table ``wide`` as it is now."""
+def certificate_of(group: Daemons) -> str:
+    """A validation of the table ``wide`` as it is now, which has a certificate."""
     checks = {"checks": [{"fits": {"column": "id", "type": "decimal(5,0)"}}]}
-    return group.client.start_operation("validate", "wide", checks).wait(timeout=100).certificate()
+    return group.client.start_operation("validate", "wide", checks).wait(timeout=100).op
 
 
 def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_pa
     table.append(pa.table({"id": [1, 2], "k": ["a", None]}))
     group.client.add_table(TableRecord("lake.s", "iceberg", str(tmp_path / "s")))
     proved = group.client.start_operation("validate", "lake.s", {"checks": [{"not_null": "id"}]}).wait(timeout=200)
-    argument = {"certificate": proved.certificate(), "settle_seconds": 600}
+    argument = {"certificate": proved.op, "settle_seconds": 600}
     applying = group.client.start_operation("apply", "lake.s", argument)
 
     def required() -> bool:

@@ -86,7 +86,7 @@ class Tables:
             return
 
     def start(self, name: str, certificate: dict[str, Any], settle: float = 0) -> Operation:
-        argument = {"certificate": certificate, "settle_seconds": settle}
+        argument = {"certificate": self.strikes.present(certificate), "settle_seconds": settle}
         return self.group.client.start_operation("struck-apply", name, argument)
 
     def holds(self, name: str, operation: str | None, *ids: int) -> None:
@@ -182,7 +182,7 @@ def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothin
     strikes.aim("orders", "Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
     options = (*SPARK, "--spark-conf", f"spark.jars={jar()}")
     group.start("ann", ttl=10, env=struck_env, options=options)
-    argument = {"certificate": made.report["certificate"], "settle_seconds": 0}
+    argument = {"certificate": strikes.present(made.report["certificate"]), "settle_seconds": 0}
     operation = group.client.start_operation("struck-apply", "orders", argument)
     group.eventually(lambda: strikes.struck("orders"), "the JVM is killed", seconds=90)
     table.append(rows(3, 4))

@@ -358,7 +358,7 @@ def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
     subject.told(operation, result).assert_same(former, at)
     assert subject.data("t0") == before
     assert subject.beside("t0") == left
-    new = subject.run("t0", {**arg, "since": former.certificate})
+    new = subject.run("t0", {**arg, "since": former.certificate["operation"]})
     assert list(new.outcomes) == ["p=d"], "the certificate covers what was there"
 
 
@@ -479,7 +479,7 @@ def test_what_a_writer_does_in_the_middle_is_not_looked_at(
         certificates[name] = told.certificate
     subject.show(ann, *certificates)
     for name, certificate in certificates.items():
-        new = subject.run(name, {**DECIDED, "since": certificate})
+        new = subject.run(name, {**DECIDED, "since": certificate["operation"]})
         assert (new.state, new.report["rows"]) == ("failed", len(subject.written)), group.tails()
         assert sorted(new.outcomes) == [*subject.written]
     subject.create("t7", "batch.before hold")

@@ -46,7 +46,8 @@ class Other(BaseModel):
 
 def ended_op(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -> distop.Operation:
     group.start("a", options=("--shared-dir", str(tmp_path / "shared")), env=env)
-    op = group.client.start_operation("large", TABLE, {"sizes": list(sizes)})
+    client = distop.connect(group.endpoint, shared_dir=str(tmp_path / "shared"))
+    op = client.start_operation("large", TABLE, {"sizes": list(sizes)})
     assert op.wait(60).raise_for_state().report == {"length": sum(sizes)}
     return op
 
@@ -147,7 +148,7 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
 
 ELSEWHERE = """
 import sys, distop
-with distop.connect(sys.argv[1]) as client:
+with distop.connect(sys.argv[1], shared_dir=sys.argv[3]) as client:
     op = client.operation(sys.argv[2])
     print(op.wait(60).report["length"], [len(r.result["text"]) for r in op.results()])
 """
@@ -159,12 +160,13 @@ def test_L25_waiting_before_and_after_the_end_from_another_process_and_after_res
     """Who waits is a process that knows the name; the executor is killed and started again on the way, and so is the
     client that started it.
     """
-    options = ("--shared-dir", str(tmp_path / "shared"))
+    shared = str(tmp_path / "shared")
+    options = ("--shared-dir", shared)
     (daemon,) = group.start("a", options=options, env=sample_env)
     daemon.stop()
     op = group.client.start_operation("large", TABLE, {"sizes": [3, BIG]})
     waiting = subprocess.Popen(
-        [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref, shared], stdout=subprocess.PIPE, text=True
     )
     daemon.start()
     group.eventually(lambda: "a" in group.live(), "the executor is there again")
@@ -173,7 +175,7 @@ def test_L25_waiting_before_and_after_the_end_from_another_process_and_after_res
     said = f"{BIG + 3} [3, {BIG}]\n"
     assert waiting.communicate(timeout=60) == (said, None)
     daemon.stop()
-    again = [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref]
+    again = [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref, shared]
     assert subprocess.run(again, capture_output=True, text=True, check=True, timeout=60).stdout == said
     with distop.connect(group.endpoint) as anew:
         assert anew.operation(op.ref).wait(10, report=LargeReport).report == LargeReport(length=BIG + 3)

@@ -32,6 +32,24 @@ class MemoryProgress(Progress):
         return True
 
 
+HISTORY: dict[str, dict[str, Any]] = {}
+"""History records by operation, of :func:`presented`."""
+
+
+def presented(certificate: Any) -> str:
+    """The operation that is named for a certificate, which then stands in its history record."""
+    op = str(certificate["operation"])
+    HISTORY[op] = {"op": op, "state": "success", "report": {"certificate": dict(certificate)}}
+    return op
+
+
+def named(arg: Any) -> Any:
+    """An argument in which a certificate stands where its operation is to be named."""
+    if not isinstance(arg, dict):
+        return arg
+    return {n: presented(v) if n in ("since", "certificate") and isinstance(v, dict) else v for n, v in arg.items()}
+
+
 class FakeContext(JobContext):
     """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop;
     ``tables`` are the others that are registered.
@@ -49,7 +67,7 @@ class FakeContext(JobContext):
         self.table = table
         self.partition = partition
         self.attempt = 1
-        self.operation = f"{table.name if table else '@cluster'}/test/1"
+        self.operation = f"{table.name if table else '@cluster'}/validate/1"
         self.log = logging.LoggerAdapter(logging.getLogger("tests.context"), {})
         self.progress = MemoryProgress()
         self.stopped = False
@@ -71,6 +89,11 @@ class FakeContext(JobContext):
         if name not in self.tables:
             raise InvalidArgument(f"there is no table {name!r}")
         return self.tables[name]
+
+    def history_record(self, op: str) -> dict[str, Any]:
+        if op not in HISTORY:
+            raise InvalidArgument(f"there is no history record of {op}: it has not ended, or was forgotten")
+        return HISTORY[op]
 
     def status(self, text: str) -> None:
         self.statuses.append(text)
@@ -102,7 +125,15 @@ def run_operation(
     """Plan (the jobs of these names), run every job (in so many batches), complete: what executors and coordinator do,
     in one thread.
     """
-    argument = behavior.Arg.model_validate(arg)
+    argument = behavior.Arg.model_validate(named(arg))
+    made = context
+
+    def context(table: TableRecord) -> FakeContext:  # type: ignore[no-redef]
+        ctx = made(table)
+        if behavior.type_name == "validate":  # whose certificates are its own
+            ctx.operation = "/".join([ctx.operation.partition("/")[0], "validate", ctx.operation.rpartition("/")[2]])
+        return ctx
+
     whole, version = partitions is None and names is None, ""
     if partitions is None:
         ctx = context(table)

@@ -57,6 +57,7 @@ class Child:
             "executor": "ex",
             "ttl": 10.0,
             "spark_conf": {},
+            "verifier_urls": [],
         }
         self.env = Environment(config, folder / "work", self.sent)
         self.env._behaviors[behavior.type_name] = behavior

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import Start
 from distop.client import Client
+from distop.config import ClientConfig
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
 from distop.core.keys import Keys
@@ -28,6 +29,7 @@ class Etcd(ModelClient):
         self.put(KEYS.behavior("noop"), Declaration("noop").encode())
         self.put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode())
         self.client = Client.__new__(Client)
+        self.client.config = ClientConfig()
         self.client._etcd, self.client._keys = self, KEYS  # type: ignore[assignment]
         self.client._starts = Starts(self, KEYS)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.reading import manifests
-from distop_behaviors.validate import Validate, batch, certify, scan
+from distop_behaviors.validate import Validate, batch, certificate, certify, scan
 from distop_behaviors.validate.keys import KeyChecks
 from tests.support.striking import hang_on, strike
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
+
+
+certificate.TYPES = (*certificate.TYPES, "struck-validate")
 
 
 class _Now(threading.local):

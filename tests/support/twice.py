@@ -10,7 +10,7 @@ from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, sel
 from distop.recent import Kept
 from distop_behaviors.reading import footers
 from distop_behaviors.validate import certify
-from tests.support.context import Ran
+from tests.support.context import Ran, named
 
 if TYPE_CHECKING:
     import random
@@ -51,7 +51,7 @@ def run_repeated(
     """As ``run_operation``, but that each job is tried twice, in batches of any partitions and by one who has seen
     nothing before; either attempt is the one that was reported. ``context``: of an attempt, from 1 on.
     """
-    argument = behavior.Arg.model_validate(arg)
+    argument = behavior.Arg.model_validate(named(arg))
     ctx = context(table, 1)
     planned = behavior.partitions(table, argument, ctx)
     plans = select(behavior.jobs(argument, planned.partitions, None, ctx), None)

@@ -14,14 +14,15 @@ from pydantic import ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
 
-from distop.behavior import TableRecord
+from distop.behavior import OutcomeRow, Summary, TableRecord
 from distop.errors import InvalidArgument, NotAllowed
 from distop.results import OperationResult
+from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, certify
 from distop_behaviors.validate.argument import Argument
-from distop_behaviors.validate.certificate import Certificate, columns_below, digest_of, named_in
+from distop_behaviors.validate.certificate import Certificate, certificate_of, columns_below, digest_of, named_in
 from distop_behaviors.validate.certify import check_columns
-from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.context import HISTORY, FakeContext, Ran, presented, run_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,14 +171,14 @@ def test_a_column_that_the_new_files_have_not_is_null_there(run: Callable[..., R
 @pytest.mark.parametrize(
     ("arg", "sentence"),
     [
-        ({"checks": [{"not_null": "id"}]}, "id_not_null: the certificate of t/test/1 has no such check"),
-        ({"checks": [NOT_NULL], "where": "id > 0"}, "'where' is not the one of the certificate of t/test/1"),
+        ({"checks": [{"not_null": "id"}]}, "id_not_null: the certificate of t/validate/1 has no such check"),
+        ({"checks": [NOT_NULL], "where": "id > 0"}, "'where' is not the one of the certificate of t/validate/1"),
     ],
 )
 def test_other_checks_than_the_certified_ones_are_refused(run: Callable[..., Ran], arg: Any, sentence: str) -> None:
     certificate = run(NOT_NULL).report["certificate"]
-    with pytest.raises(ValidationError, match=sentence):
-        Argument.model_validate({**arg, "since": certificate})
+    with pytest.raises(InvalidArgument, match=sentence):
+        run(*arg["checks"], since=certificate, **{n: v for n, v in arg.items() if n != "checks"})
 
 
 def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..., Ran]) -> None:
@@ -188,6 +189,56 @@ def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..
     other = {**certificate, "table": "other"}
     with pytest.raises(InvalidArgument, match="is one of the table 'other'"):
         run(NOT_NULL, since={**other, "digest": digest_of(other)})
+
+
+def test_hole_8_a_caller_names_a_validation_and_brings_no_certificate(run: Callable[..., Ran]) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    for model, arg in (
+        (Apply.Arg, {"certificate": certificate}),
+        (Argument, {"checks": [NOT_NULL], "since": certificate}),
+    ):
+        with pytest.raises(ValidationError, match="Input should be a valid string"):
+            model.model_validate(arg)
+        assert model.model_validate({n: presented(v) if v is certificate else v for n, v in arg.items()})
+
+
+def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[..., Ran], tmp_path: Path) -> None:
+    certificate, ctx = run(NOT_NULL).report["certificate"], FakeContext(tmp_path)
+    op = presented(certificate)
+    assert certificate_of(op, ctx).digest == certificate["digest"]
+    good = HISTORY[op]
+    for changed, sentence in (
+        ({"state": "failed"}, "has no certificate: it ended as failed"),
+        ({"report": {"uncertified": "too wide"}}, "has no certificate: too wide"),
+        ({"report": None}, "has no certificate"),
+        ({"op": "t/validate/2"}, "is no validation"),
+        ({"report": {"certificate": {**certificate, "rows": 9}}}, "was changed after it was issued"),
+    ):
+        HISTORY[op] = {**good, **changed}
+        with pytest.raises(InvalidArgument, match=sentence):
+            certificate_of(op, ctx)
+    # A type whose report says what its caller wants gives no certificate, and neither does another operation's.
+    for other in ("t/echo/1", "t/validate/x/1", "t/validate/7"):
+        HISTORY[other] = {**good, "op": other}
+        with pytest.raises(InvalidArgument, match="is no validation|is of another operation"):
+            certificate_of(other, ctx)
+
+
+def test_hole_8_what_actors_returned_is_not_certified(folder: Path, tmp_path: Path) -> None:
+    table, ctx = TableRecord("t", "parquet", str(folder)), FakeContext(tmp_path)
+    argument = Argument.model_validate({"checks": [NOT_NULL], "sample": 0})
+    behavior = Validate()
+    planned = behavior.partitions(table, argument, FakeContext(tmp_path, table))
+    rows = [
+        OutcomeRow(p.partition, p.name, True, r.model_dump(mode="json"), "", by_executor=p.partition > 0)
+        for p, r in behavior.run_batch(argument, planned.partitions, FakeContext(tmp_path, table))
+    ]
+    summary = Summary(
+        *("success", 2, 2, 0), lambda: iter(rows), planned.version, True, lambda: iter(planned.partitions)
+    )
+    report = behavior.complete_operation(argument, table, summary, ctx)
+    assert (report.verdict, report.certificate) == ("valid", None)
+    assert "some of its jobs were returned by actors" in report.uncertified
 
 
 def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp_path: Path) -> None:
@@ -205,7 +256,7 @@ def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp
 def test_partition_columns_of_other_types_make_another_table(run: Callable[..., Ran]) -> None:
     check = {"range": {"column": "k", "min": 1}}
     certificate = run({"not_null": "k"}).report["certificate"]
-    with pytest.raises(InvalidArgument, match="is registered otherwise than when t/test/1 was run"):
+    with pytest.raises(InvalidArgument, match="is registered otherwise than when t/validate/1 was run"):
         run({"not_null": "k"}, since=certificate, options={"partition_types": {"k": "int"}})
     assert check not in [c["check"] for c in certificate["checks"]]
 

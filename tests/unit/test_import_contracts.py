@@ -20,7 +20,7 @@ PACKAGE = ROOT / "distop"
 # Modules without I/O, clock, chance or loop. `datetime` is here for its arithmetic; its clock is refused below.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "functools", "hashlib", "heapq", "itertools", "json", "marshal", "math", "operator", "re", "string",
+    "enum", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "marshal", "math", "operator", "re", "string",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}

@@ -94,8 +94,22 @@ def test_an_error_is_a_sentence_for_people() -> None:
 def test_a_traceback_is_for_debugging() -> None:
     first, second, *rest = formatted("text", "it broke", level="debug", error=KeyError("a")).splitlines()
     assert first.endswith(" it broke")
-    assert second == "Traceback (most recent call last):"
-    assert rest[-1] == "KeyError: 'a'"
+    assert second == "  Traceback (most recent call last):"
+    assert rest[-1] == "  KeyError: 'a'"
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_hole_9_no_text_makes_a_second_record_or_reaches_the_terminal(level: str) -> None:
+    forged = "x\n2026-01-01T00:00:00.000Z ERROR   forged\r\x1b[2J\x9b2J\u202e"
+    told = formatted(
+        "text", f"a {forged}", level=level, error=OSError(forged), operation=f"t/{forged}", executor=forged
+    )
+    first, *rest = told.split("\n")
+    assert all(line.startswith("  ") for line in rest)
+    assert not any(character in told for character in "\r\x1b\x9b\u202e")
+    if level == "info":
+        assert rest == []
+    assert r"operation=t/x\n2026" in first
 
 
 def test_a_traceback_is_a_field_for_programs() -> None:

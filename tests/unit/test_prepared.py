@@ -395,7 +395,7 @@ def test_C14_attempts_are_bounded_also_where_those_who_ask_die() -> None:
     assert p.begun(replace(TERMS, verify=""), "e1") is None
     terms, asked = TERMS, 0
     while (begun := p.begun(terms, "e1")) is not None:
-        terms, asked = p.without_answer(begun, "no"), asked + 1
+        terms, asked = p.without_answer(begun, p.Unanswered.TIMEOUT), asked + 1
     assert asked == TERMS.attempts
     terms, asked = TERMS, 0
     while (begun := p.begun(terms, "e1")) is not None:
@@ -470,7 +470,8 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
 def test_C14_nobody_can_tell() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders", verify_attempts=3)
-        node = Node(etcd, Verified(None, "it is down"), WorkerError("crash", "the child died"), Verified(None, "down"))
+        died = WorkerError("crash", "the child died")
+        node = Node(etcd, Verified(None, "timeout"), died, Verified(None, "status 5xx"))
         for n in (1, 2):
             await node.see_to(etcd)
             terms, record, _ = hold(etcd)
@@ -479,7 +480,7 @@ def test_C14_nobody_can_tell() -> None:
         terms, record, _ = hold(etcd)
         assert (record.state, terms.alarm) == (HoldState.DENIED, True)
         assert record.text.endswith(
-            "asked 3 times, did not tell whether its sender's transaction was completed (the last time: down)"
+            "asked 3 times, did not tell whether its sender's transaction was completed (the last time: status 5xx)"
         )
 
     run(work)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from distop.cli.report import show_report, show_result, show_status
+from distop.cli import output
+from distop.cli.report import show_errors, show_report, show_result, show_status
 from distop.core.codec import rfc3339
 from distop.core.model import History, State
 from distop.results import OperationResult, OperationStatus
@@ -56,3 +59,54 @@ def test_what_was_applied_and_what_is_certified_is_told_in_words(capsys: pytest.
     assert "certificate  none: too large\n" in told
     show_report({"verdict": "valid", "certificate": {"version": "7", "digest": "blake2b-1"}, "checks": [check]})
     assert "certificate  of 7 (blake2b-1)\n" in capsys.readouterr().out
+
+
+HOSTILE = "x\n\x1b]0;owned\x07\x1b[2J\r\x9b2J\x7f\u202ey"
+"""A line end, terminal titles, cleared screens, a C1 code, and an override of the reading direction."""
+
+
+def harmless(told: str, lines: int) -> bool:
+    return told.count("\n") == lines and not any(c in told for c in "\x1b\x07\r\x9b\x7f\u202e") and "x" in told
+
+
+def test_hole_9_no_text_from_etcd_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    check = {"name": HOSTILE, "verdict": HOSTILE, "violations": 1, "error": HOSTILE}
+    sample = {"partition": HOSTILE, "file": HOSTILE, "row_index": 1, "values": {HOSTILE: HOSTILE}}
+    errors = (
+        {"partition": HOSTILE, "text": HOSTILE, "attempts": [{"attempt": 1, "executor": HOSTILE, "text": HOSTILE}]},
+    )
+    history = History(
+        HOSTILE, State.FAILED, HOSTILE, HOSTILE, 9, 5, 4, errors=errors, labels={HOSTILE: HOSTILE}, alarm=HOSTILE
+    )
+    for show, lines in (
+        (lambda: output.say(HOSTILE), 1),
+        (lambda: output.note(HOSTILE), 1),
+        (lambda: output.fields({"a": HOSTILE}), 1),
+        (lambda: output.table(("a",), [(HOSTILE,)], ""), 2),
+        (lambda: output.write_json({HOSTILE: HOSTILE}), 1),
+        (lambda: show_report(HOSTILE), 1),
+        (lambda: show_report({"checks": [{**check, "samples": [sample]}]}), 9),
+        (
+            lambda: show_status(
+                going_on(waiting_for=HOSTILE, id=HOSTILE, doing=({"executor": HOSTILE, "text": HOSTILE},))
+            ),
+            8,
+        ),
+        (lambda: show_result(OperationResult.of(history)), 11),
+    ):
+        show()
+        captured = capsys.readouterr()
+        assert harmless(captured.out + captured.err, lines), captured
+
+
+def test_hole_9_a_json_document_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    output.write_json({HOSTILE: "é\u2028\udcff"})
+    assert json.loads(capsys.readouterr().out) == {HOSTILE: "é\u2028\udcff"}
+
+
+def test_hole_9_an_error_s_further_lines_are_told_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distop.cli.report.current", SimpleNamespace(debug=True))
+    show_errors([{"text": "x\nerror: forged\x1b[2J"}])
+    assert capsys.readouterr().out == "\nerror: x\n    error: forged\\x1b[2J\n"

@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_named(check: Any, words: str) -> None:
         ({"checks": [{"not_null": "a"}], "sampel": 1}, "'sampel'"),
         ({"checks": [{"not_null": "a"}], "sample": -1}, "$.sample: -1"),
         ({"checks": [{"not_null": "a"}], "statistics": "x"}, "'auto', 'only', 'never'"),
-        ({"checks": [{"not_null": "a"}], "since": "x"}, "$.since: 'x' is not of type 'object'"),
+        ({"checks": [{"not_null": "a"}], "since": {}}, "$.since: {} is not of type 'string'"),
         ({"checks": [{"not_null": "a"}], "max_violations": 0}, "$.max_violations: 0"),
     ],
 )

@@ -121,7 +121,7 @@ class Calling(Keeping):
                 child.guilty = (op, -1)
                 self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
                 await asyncio.sleep(3600)
-            return Verified({"yes": True, "no": False}.get(verify), "" if verify != "nothing" else "it is silent")
+            return Verified({"yes": True, "no": False}.get(verify), "" if verify != "nothing" else "timeout")
 
         result: Verified = await self._call(op, "verify", work)
         return result

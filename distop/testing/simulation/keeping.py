@@ -37,6 +37,9 @@ class Keeping:
     trouble = ""
     """Its Spark has none."""
 
+    def on_history(self, find: Any) -> None:
+        """No behavior of a simulation asks."""
+
     def on_trouble(self, changed: Callable[[], None]) -> None:
         """Nothing is to be told."""
 

@@ -1,0 +1,109 @@
+"""Certificates on real daemons: the executor reads them from history, and with a key takes those alone that it, or an
+executor with the same key, has signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.core.model import History, OperationRef, TableRecord
+from distop.core.txn import Put, Txn
+from distop.errors import InvalidArgument
+from tests.support.daemons import daemons
+from tests.support.etcd import connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
+
+pytestmark = pytest.mark.etcd
+
+CHECKS = {"checks": [{"not_null": "id"}], "sample": 0}
+
+
+@pytest.fixture
+def group(etcd: EmbeddedEtcd, tmp_path: Path) -> Iterator[Daemons]:
+    """Without the audits of the other tests, which would see the forged records."""
+    with daemons(etcd.endpoint, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def proved(group: Daemons, tmp_path: Path) -> Any:
+    """A validated table; the result."""
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "rows" / "a.parquet")
+    key = tmp_path / "key"
+    key.write_bytes(b"TOP-SECRET-" * 4)
+    key.chmod(0o600)
+    group.start("ann", options=("--certificate-key-file", str(key)))
+    group.client.add_table(TableRecord("rows", "parquet", str(tmp_path / "rows")))
+    return group.client.start_operation("validate", "rows", CHECKS).wait(60).raise_for_state()
+
+
+def write(group: Daemons, record: History) -> None:
+    """As whoever may write to etcd does."""
+
+    async def work() -> None:
+        async with connected(group.endpoint) as etcd:
+            key = group.client._inner.keys.history(OperationRef.parse(record.op))
+            await etcd.commit(Txn((), (Put(key, record.encode()),), (), "forge"))
+
+    asyncio.run(work())
+
+
+def test_hole_8_a_forged_certificate_in_etcd_is_refused(group: Daemons, proved: Any) -> None:
+    assert proved.record["signature"].startswith("hmac-sha256-")
+    again = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
+    assert (again.state, again.report["since"], again.report["certificate"]["rows"]) == ("success", proved.op, 2)
+
+    record = group.client._loop.run(_history(group, proved.op))
+    from distop_behaviors.validate.certificate import Certificate
+
+    certificate = Certificate.model_validate(proved.certificate())
+    fields = {n: getattr(certificate, n) for n in Certificate.model_fields if n not in ("digest", "version")}
+    forged = Certificate.issue(**fields, version="another").model_dump(mode="json")
+    for changed in ({"signature": ""}, {}):
+        write(group, replace(record, report={**record.report, "certificate": forged}, **changed))
+        refused = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
+        assert refused.state == "failed"
+        assert f"the history record of {proved.op} is not accepted: it is not signed" in refused.sentence()
+    write(group, record)
+    accepted = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
+    assert accepted.state == "success"
+
+
+async def _history(group: Daemons, op: str) -> History:
+    inner = group.client._inner
+    kv = await inner.etcd.get(inner.keys.history(OperationRef.parse(op)))
+    assert kv is not None
+    return History.decode(kv.value)
+
+
+def test_hole_8_a_caller_s_own_certificate_is_refused_at_the_start(group: Daemons, proved: Any) -> None:
+    with pytest.raises(InvalidArgument, match="at since: .* is not of type string"):
+        group.client.start_operation("validate", "rows", {**CHECKS, "since": dict(proved.certificate())})
+    with pytest.raises(InvalidArgument, match="at certificate: .* is not of type string"):
+        group.client.start_operation("apply", "rows", {"certificate": dict(proved.certificate())})
+    missing = group.client.start_operation("validate", "rows", {**CHECKS, "since": "rows/validate/99"}).wait(60)
+    assert "there is no history record of rows/validate/99" in missing.sentence()
+
+
+def test_hole_8_the_key_is_in_no_record_and_no_log(group: Daemons, proved: Any, tmp_path: Path) -> None:
+    async def values() -> bytes:
+        inner = group.client._inner
+        return b"".join(kv.value for kv in (await inner.etcd.list(*inner.keys.everything())).kvs)
+
+    assert b"TOP-SECRET" not in group.client._loop.run(values())
+    logs = [path.read_bytes() for path in group.folder.rglob("*.log")]
+    assert logs
+    assert not any(b"TOP-SECRET" in log for log in logs)
