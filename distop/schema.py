@@ -11,6 +11,7 @@ from distop.core.codec import dumps, loads
 from distop.core.model import MAX_ARGUMENT_BYTES
 from distop.core.texts import check_encoded
 from distop.errors import InvalidArgument
+from distop.row_expressions import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,10 @@ two numbers, and of two dates as ``2013-01-31``; how other texts compare depends
 """
 SAME_LENGTH = "x-same-length"
 """And another, on an object: of the two fields that it names, both of which are arrays, each has as many items."""
+ROW_EXPRESSION = "x-row-expression"
+"""And one on a text: it is a condition in Spark SQL on one row, and calls functions of this list only. What only
+Spark's parser can tell is left to the behavior.
+"""
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -77,7 +82,7 @@ def _validator(schema: bytes) -> Validator:
     from jsonschema import Draft202012Validator, validators
 
     extend: Any = validators.extend  # it has no types
-    rules = {UNIQUE_BY: _unique_by, ORDERED: _ordered, SAME_LENGTH: _paired}
+    rules = {UNIQUE_BY: _unique_by, ORDERED: _ordered, SAME_LENGTH: _paired, ROW_EXPRESSION: _row_expression}
     made: Validator = extend(Draft202012Validator, rules)(loads(schema))
     return made
 
@@ -113,6 +118,16 @@ def _paired(validator: Validator, names: Any, instance: Any, schema: Mapping[str
     if len(lengths) == len(names) and len(set(lengths)) > 1:
         shown = [f"{name} has {length} items" for name, length in zip(names, lengths, strict=True)]
         yield ValidationError(f"{' and '.join(shown)}: they belong together")
+
+
+def _row_expression(
+    validator: Validator, functions: Any, text: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    why = refusal(text, functions) if isinstance(text, str) else None
+    if why is not None:
+        yield ValidationError(why)
 
 
 def out_of_order(low: Any, high: Any) -> bool:
