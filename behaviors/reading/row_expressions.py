@@ -31,7 +31,8 @@ Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast Collate Concat 
 EqualTo GreaterThan GreaterThanOrEqual ILike In IntegralDivide IsNotNull IsNotUnknown$$anon$2 IsNull IsUnknown$$anon$1
 LambdaFunction LessThan LessThanOrEqual Like LikeAll LikeAny Literal Lower Multiply NamePlaceholder$ Not NotLikeAll
 NotLikeAny Or Overlay RLike Remainder ShiftLeft ShiftRight ShiftRightUnsigned StringLocate StringTrim StringTrimLeft
-StringTrimRight Substring Subtract TimestampAdd TimestampDiff UnaryMinus UnaryPositive UnresolvedCollation UnresolvedNamedLambdaVariable
+StringTrimRight Substring Subtract TimestampAdd TimestampDiff UnaryMinus UnaryPositive UnresolvedCollation
+UnresolvedNamedLambdaVariable
 """
 _NODES = frozenset(
     {f"{_CATALYST}.analysis.{name}" for name in _ANALYSIS.split()}

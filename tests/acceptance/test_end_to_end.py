@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
+from distop.errors import InvalidArgument
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.daemons import SPARK, Daemons, daemons
@@ -162,7 +163,8 @@ def test_an_expression_that_is_not_allowed_is_refused_at_submission(group: Daemo
         with pytest.raises(InvalidArgument, match="at checks.0..check: the expression "):
             validate(group, FLIGHTS, {"check": text})
         told = json.dumps({"checks": [{"not_null": "carrier"}], "where": text})
-        done = distop(group, "start", "validate", FLIGHTS, "--arg", told, code=2)
+        done = distop(group, "start", "validate", FLIGHTS, "--arg", told)
+        assert done.returncode == 2
         assert "at where: the expression " in done.stderr
 
 

@@ -91,7 +91,7 @@ BREAKING = {
     "analysis": "try_to_timestamp(x, 'MM-dd-yyyy') IS NOT NULL",
     "parser": f"{'(' * 5_000}x > 0{')' * 5_000}",
     "pattern": f"x RLIKE '{'(' * 20_000}{')' * 20_000}'",
-    "task": f"aggregate(array({', '.join('1' * 16)}), cast(x AS string), (a, b) -> a || a) RLIKE '(0|1|2|-)*z'",
+    "task": "element_at(array(1, 2), cast(x + 7 AS int)) > 0",
     "depth": f"{' + '.join(['x'] * 3_000)} > 0",
 }
 """Expressions that Spark breaks on, by where it does."""
