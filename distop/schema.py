@@ -13,7 +13,17 @@ from distop.core.codec import dumps, loads
 from distop.core.model import MAX_ARGUMENT_BYTES
 from distop.core.texts import check_encoded
 from distop.errors import InvalidArgument, UnreadableRecord
-from distop.schema_bounds import ORDERED, SAME_LENGTH, UNIQUE_BY, BadSchema, check_form, cost, matches
+from distop.row_expressions import refusal
+from distop.schema_bounds import (
+    ORDERED,
+    ROW_EXPRESSION,
+    SAME_LENGTH,
+    UNIQUE_BY,
+    BadSchema,
+    check_form,
+    cost,
+    matches,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,8 +42,9 @@ _MAX_ERRORS = 1_000
 # UNIQUE_BY, on an array: no two of its objects have the same value in the field that it names. ORDERED, on an object:
 # of the two fields that it names, the first is not greater than the second; it speaks of two numbers, and of two dates
 # as 2013-01-31, since how other texts compare depends on what they are compared with. SAME_LENGTH, on an object: of the
-# two fields that it names, both of which are arrays, each has as many items. JSON Schema has no word for them; who does
-# not know them leaves them to the behavior.
+# two fields that it names, both of which are arrays, each has as many items. ROW_EXPRESSION, on a text: it is a
+# condition in Spark SQL on one row, and calls functions of this list only; what only Spark's parser can tell is left to
+# the behavior. JSON Schema has no word for them; who does not know them leaves them to the behavior.
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -115,6 +126,7 @@ def _validator(schema: bytes) -> Validator:
         UNIQUE_BY: _unique_by,
         ORDERED: _ordered,
         SAME_LENGTH: _paired,
+        ROW_EXPRESSION: _row_expression,
     }
     # By its dialect the library would choose its own class for what refers to the whole schema.
     plain.pop("$schema", None)
@@ -218,6 +230,19 @@ def _paired(validator: Validator, names: Any, instance: Any, schema: Mapping[str
     if len(lengths) == len(names) and len(set(lengths)) > 1:
         shown = [f"{name} has {length} items" for name, length in zip(names, lengths, strict=True)]
         yield ValidationError(f"{' and '.join(shown)}: they belong together")
+
+
+def _row_expression(
+    validator: Validator, functions: Any, text: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    if not isinstance(text, str):
+        return
+    _count(1 + len(text) * len(functions) // 10_000)
+    why = refusal(text, functions)
+    if why is not None:
+        yield ValidationError(why)
 
 
 def out_of_order(low: Any, high: Any) -> bool:

@@ -19,6 +19,7 @@ MAX_DEPTH = 64
 """Objects and arrays inside each other."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 UNIQUE_BY, ORDERED, SAME_LENGTH = "x-unique-by", "x-ordered", "x-same-length"
+ROW_EXPRESSION = "x-row-expression"
 """The rules of ours; distop.schema says what they mean."""
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -91,14 +92,14 @@ def _check_object(node: Mapping[str, Any], *, root: bool) -> None:
 
 def _check_rules(node: Mapping[str, Any]) -> None:
     """A property of such a name has a schema, which is an object or a truth value."""
-    for name in (UNIQUE_BY, ORDERED, SAME_LENGTH):
+    for name in (UNIQUE_BY, ORDERED, SAME_LENGTH, ROW_EXPRESSION):
         value = node.get(name)
         if value is None or isinstance(value, dict | bool):
             continue
         names = [value] if name == UNIQUE_BY else value
         wrong = not isinstance(names, list) or not all(isinstance(one, str) for one in names)
         if wrong or (name == ORDERED and len(names) != 2):
-            raise BadSchema(f"its {name} names no fields")
+            raise BadSchema(f"its {name} names no {'functions' if name == ROW_EXPRESSION else 'fields'}")
 
 
 @lru_cache(maxsize=1024)

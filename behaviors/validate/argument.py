@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat,
 from pydantic_core import PydanticCustomError
 
 from distop.behavior import out_of_order
+from distop_behaviors.reading.row_functions import ROW_FUNCTIONS
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -29,6 +30,8 @@ MAX_CHECKS = 200
 MAX_SAMPLE = 1_000
 
 Column = Annotated[str, Field(min_length=1)]
+# The schema refuses at submission what can be told there. The rest has the verdict `error` of its check alone.
+Expression = Annotated[str, Field(min_length=1, json_schema_extra={"x-row-expression": sorted(ROW_FUNCTIONS)})]
 
 
 def _whole(value: Any) -> Any:
@@ -227,7 +230,7 @@ class Check(_Model):
     not_null: Column | None = None
     range: Range | None = None
     fits: Fits | None = None
-    check: Annotated[str, Field(min_length=1)] | None = None
+    check: Expression | None = None
     in_set: InSet | None = None
     length: Length | None = None
     matches: Matches | None = None
@@ -311,7 +314,7 @@ class Argument(_Model):
     """What to check, on which rows, and how much to say about it."""
 
     checks: Annotated[list[Check], Field(min_length=1, max_length=MAX_CHECKS)]
-    where: Annotated[str, Field(min_length=1)] | None = None
+    where: Expression | None = None
     null_is: Literal["pass", "fail"] = "pass"
     statistics: Literal["auto", "only", "never"] = "auto"
     max_violations: Annotated[StrictInt, Field(ge=1), _Whole] | None = None

@@ -99,12 +99,8 @@ class Batch:
         return Names(tuple(checks), where, failed)
 
     def _references(self, n: int, text: str, failed: dict[int, str]) -> tuple[str, ...]:
-        from pyspark.errors import ParseException
-
         try:
             return references(self._session, text)
-        except ParseException as e:
-            failed[n] = f"the expression does not parse: {failures.sentence_of(e)}"
         except Unfit as e:
             failed[n] = str(e)
         return ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from distop.recent import Kept
 from distop_behaviors.reading.facts import ddl, decimal_of, quote
+from distop_behaviors.reading.row_expressions import Refused, java_class, parsed
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.failures import is_unexpected, sentence_of
 
@@ -41,12 +41,12 @@ def fit(check: Check, kind: SparkType) -> None:
         raise Unfit(f"{check.kind} applies to text, and {check.column!r} is {kind}")
 
 
-def violated(check: Check, column: Column | None, kind: SparkType, null_is: str) -> Column:
+def violated(session: SparkSession, check: Check, column: Column | None, kind: SparkType, null_is: str) -> Column:
     """``column`` and its type ``kind``; neither matters for ``check``. Raises Unfit, as :func:`fit` does."""
     from pyspark.sql import functions as F
 
     if check.check is not None:
-        return ~F.coalesce(F.expr(check.check), F.lit(null_is == "pass"))
+        return ~F.coalesce(parsed(session, check.check).column, F.lit(null_is == "pass"))
     assert column is not None
     fit(check, kind)
     if check.not_null is not None:
@@ -75,16 +75,16 @@ def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: 
     from pyspark.sql import functions as F
 
     key = (session, check.model_dump_json(), path, kind, null_is)
-    return _conditions.get(key, lambda: violated(check, column_at(path) if path else F.lit(None), kind, null_is))
+    return _conditions.get(
+        key, lambda: violated(session, check, column_at(path) if path else F.lit(None), kind, null_is)
+    )
 
 
 def chosen(session: SparkSession, text: str) -> Column:
     """The rows that ``where`` picks; kept as conditions are. Where its columns are missing it has no type, and Spark
     wants a boolean.
     """
-    from pyspark.sql import functions as F
-
-    return _conditions.get((session, text), lambda: F.expr(text).cast("boolean"))
+    return _conditions.get((session, text), lambda: parsed(session, text).column.cast("boolean"))
 
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
@@ -210,36 +210,22 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
     return any_of(sides)
 
 
-@lru_cache(maxsize=KEPT_CONDITIONS)
 def references(session: SparkSession, text: str) -> tuple[str, ...]:
     """The first parts of an expression's column names (of ``a.b``: ``a``), in order.
 
-    Raises Spark's ParseException. Raises Unfit where ``*`` stands for columns, since which are read depends on the
-    other checks, and where the parser itself fails on the text.
+    Raises Unfit where the expression does not parse, and where it is refused.
     """
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
     try:
-        tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)
-    except Py4JJavaError as e:
+        return parsed(session, text).names
+    except Refused as e:
+        raise Unfit(str(e)) from e
+    except (PySparkException, Py4JJavaError) as e:
         if is_unexpected(e):
             raise
         raise Unfit(f"the expression does not parse: {sentence_of(e)}") from e
-    leaves = tree.collectLeaves().distinct()
-    # The JVM lists them, whatever their number: each call into it takes longer than all of Java's work here. Only
-    # those that look like a column are asked what they are, since text in quotes may look so too.
-    between = f"\n{uuid4()}\n"
-    names: dict[str, None] = {}
-    for i, shown in enumerate(str(leaves.mkString(between)).split(between)):
-        if not shown.startswith("'") and not shown.endswith("*"):
-            continue
-        leaf = leaves.apply(i)
-        kind = leaf.getClass().getSimpleName()
-        if kind == "UnresolvedAttribute":
-            names[str(leaf.nameParts().apply(0))] = None
-        elif "Star" in kind:
-            raise Unfit("the expression has '*' in the place of columns: name the columns")
-    return tuple(names)
 
 
 @lru_cache(maxsize=KEPT_CONDITIONS)
@@ -249,7 +235,7 @@ def bad_pattern(session: SparkSession, pattern: str) -> str | None:
     from pyspark.errors import IllegalArgumentException
 
     try:
-        _java(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
+        java_class(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
     except (IllegalArgumentException, Py4JJavaError) as e:
         reason = sentence_of(e)
         return f"the pattern {pattern!r} is no regular expression: {reason}"
@@ -271,16 +257,7 @@ def _internal(name: str, column: Column, *more: Any) -> Column:
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._active_spark_context._jvm  # type: ignore[union-attr]
-    utils = _java(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
-    expression = _java(jvm, f"org.apache.spark.sql.catalyst.expressions.{name}")
+    utils = java_class(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    expression = java_class(jvm, f"org.apache.spark.sql.catalyst.expressions.{name}")
     made: Column = type(column)(utils.column(expression(utils.expression(column._jc), *more)))
     return made
-
-
-@lru_cache(maxsize=32)
-def _java(jvm: Any, name: str) -> Any:
-    """A class of the JVM by its full name. Looked up once: Java is asked for each package on the way."""
-    found = jvm
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

@@ -89,14 +89,10 @@ class KeyChecks:
         text = self._argument.where
         if text is None or self._argument.statistics == "only":
             return side
-        from pyspark.errors import ParseException
-
         try:
             for name in references(self._session, text):
                 if side.find(name) is None:
                     self._absent.append(name)
-        except ParseException as e:
-            raise _Errs(f"where: the expression does not parse: {failures.sentence_of(e)}") from e
         except (Unfit, Ambiguous) as e:
             raise _Errs(f"where: {e}") from e
         if side.facts:

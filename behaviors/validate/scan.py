@@ -19,6 +19,7 @@ from distop.files import identity
 from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, quote
+from distop_behaviors.reading.row_expressions import parsed
 from distop_behaviors.validate import onestage, rows_read
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
@@ -341,28 +342,20 @@ def refused(session: SparkSession, group: Group, text: str) -> str | None:
     and types alone, and is remembered for the next batch.
     """
     key = (session, _schema(group), group.missing, text)
-    return _judged.get(key, lambda: _refusal(relation(session, group), text))
+    return _judged.get(key, lambda: _refusal(session, relation(session, group), text))
 
 
-def _refusal(frame: DataFrame, text: str) -> str | None:
+def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
     from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as F
 
     try:
-        judged = frame.where(F.expr(text))
-        if not judged._jdf.queryExecution().analyzed().deterministic():
-            return (
-                "the expression may answer differently each time it is asked of the same row "
-                "(rand, uuid, java_method and the like are refused)"
-            )
+        frame.where(parsed(session, text).column)._jdf.queryExecution().analyzed()
     except AnalysisException as e:
         kind, given = e.getCondition() or "", e.getMessageParameters() or {}
         if kind == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
             found = given.get("type", "").strip('"')
             # A column that these files do not have is NULL in them.
             return None if found == "VOID" else f"the expression is of type {found.lower()}, not boolean"
-        if kind == "INVALID_WHERE_CONDITION":
-            return f"the expression uses an aggregate function, {given.get('expressionList')}: it must look at one row"
         return sentence_of(e)
     except Exception as e:
         if is_unexpected(e):

@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
+from distop.errors import InvalidArgument
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.daemons import SPARK, Daemons, daemons
@@ -141,7 +142,7 @@ def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(g
     [
         ({"not_null": "tailnumber"}, "tailnumber"),
         ({"check": "dep_delay >"}, "does not parse"),
-        ({"check": "no_such_function(dep_delay)"}, "no_such_function"),
+        ({"check": "dep_delay + 1"}, "not boolean"),
     ],
 )
 def test_what_only_spark_can_tell_fails_the_operation_with_the_verdict_error(
@@ -155,6 +156,16 @@ def test_what_only_spark_can_tell_fails_the_operation_with_the_verdict_error(
     assert said in bad["error"]
     assert "Traceback" not in bad["error"]
     assert good["verdict"] == "valid", "the other check keeps its verdict"
+
+
+def test_an_expression_that_is_not_allowed_is_refused_at_submission(group: Daemons) -> None:
+    for text in ("reflect('java.lang.System', 'exit', 1) = 0", "dep_delay IN (SELECT 1)"):
+        with pytest.raises(InvalidArgument, match="at checks.0..check: the expression "):
+            validate(group, FLIGHTS, {"check": text})
+        told = json.dumps({"checks": [{"not_null": "carrier"}], "where": text})
+        done = distop(group, "start", "validate", FLIGHTS, "--arg", told)
+        assert done.returncode == 2
+        assert "at where: the expression " in done.stderr
 
 
 def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Daemons, tmp_path: Path) -> None:

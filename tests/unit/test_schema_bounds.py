@@ -40,6 +40,7 @@ WRONG = [
     (NESTED, "levels deep"),
     ({"type": "nothing"}, "nothing"),
     ({"x-ordered": ["a"]}, "names no fields"),
+    ({"x-row-expression": "abs"}, "names no functions"),
 ]
 
 

@@ -1,0 +1,248 @@
+"""Submitted expressions run no command, read no file and tell no secret: Spark's parsed tree is held to a list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import ParseException
+
+from distop_behaviors.reading.row_expressions import Refused, java_class, parsed
+from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
+from distop_behaviors.reading.session import session_of
+from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.support.checked import Table
+
+pytestmark = pytest.mark.spark
+
+
+def why_refused(spark: SparkSession, text: str) -> str | None:
+    """The sentence of the executor's own list, without that of the words; None: accepted, or it does not parse."""
+    try:
+        parsed.__wrapped__(session_of(spark), text)
+    except Refused as e:
+        return str(e)
+    except ParseException:
+        return "no expression"
+    return None
+
+
+@pytest.fixture
+def only_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is refused by its words: what hides from them must be found in the tree."""
+    monkeypatch.setattr("distop_behaviors.reading.row_expressions.refusal", lambda text, functions: None)
+
+
+def test_a_check_runs_no_shell_command(table: Table, tmp_path: Path, only_the_tree: None) -> None:
+    table.add("a.parquet", {"a": [1, 2]})
+    made = tmp_path / "made by a check"
+    command = f'id > "{made}"; cat'
+    text = f"a<0 OR EXISTS(SELECT TRANSFORM(x) USING '{command}' AS (y STRING) FROM VALUES('1') AS v(x))"
+    ran = table.run({"check": text}, {"check": "a > 0"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error", "valid"]
+    assert ran.report["checks"][0]["error"].startswith("the expression has a subquery, which is not allowed")
+    where = table.run({"not_null": "a"}, where=text)
+    assert where.message.startswith("where: the expression has a subquery")
+    wide = table.run({"unique": "a"}, where=text)
+    assert wide.report["checks"][0]["error"].startswith("where: the expression has a subquery")
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("kind", ["text", "csv", "binaryFile", "parquet"])
+def test_a_check_reads_no_file(table: Table, tmp_path: Path, kind: str, only_the_tree: None) -> None:
+    table.add("a.parquet", {"a": [1, 2]})
+    secret = tmp_path / "secret"
+    secret.write_text("the secret")
+    if kind == "parquet":
+        secret = table.add("../secret.parquet", {"value": ["the secret"]})
+    column = {"csv": "_c0", "binaryFile": "decode(content, 'UTF-8')"}.get(kind, "value")
+    read = f"(SELECT first({column}) FROM {kind}.`file://{secret}`)"
+    for text in (f"raise_error({read})", f"cast({read} AS int) > 0", f"a > 0 AND {read} <> ''"):
+        ran = table.run({"check": text}, statistics="never")
+        assert ran.report["checks"][0]["error"].startswith("the expression has a subquery")
+        assert "the secret" not in str(ran.report) + ran.message + str(ran.by_name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "reflect('java.lang.System', 'getenv', 'HOME') <> ''",
+        "java_method('java.lang.System', 'getenv', 'HOME') <> ''",
+        "try_reflect('java.lang.System', 'getenv', 'HOME') <> ''",
+        "input_file_name() <> ''",
+        "current_user() <> ''",
+        "version() <> ''",
+        "from_xml(s, 'b INT', map('rowValidationXSDPath', '/etc/passwd')) IS NULL",
+        "raise_error(s)",
+    ],
+)
+def test_a_check_tells_nothing_of_the_executor(table: Table, text: str) -> None:
+    table.add("a.parquet", {"s": ["1"]})
+    ran = table.run({"check": text}, statistics="never")
+    name = text.partition("(")[0]
+    assert ran.report["checks"][0]["error"] == (
+        f"the expression uses {name!r}, which is not on the list of allowed functions: distop behaviors validate --json"
+    )
+
+
+GRAMMAR = frozenset("! + - ~ not case".split())
+"""Operators that SHOW FUNCTIONS lists, and that take an expression in parentheses."""
+TRICKS = {
+    "`reflect`('java.lang.Math', 'abs', a) > 0": "'reflect'",
+    "`ReFlect`/* ( */('java.lang.Math', 'abs', a) > 0": "'ReFlect'",
+    "system.builtin.reflect('java.lang.Math', 'abs', a) > 0": "'system.builtin.reflect'",
+    "`system.builtin`.abs(a) > 0": "'system.builtin.abs'",
+    "builtin.abs(a) > 0": "'builtin.abs'",
+    "spark_catalog.default.f(a) > 0": "'spark_catalog.default.f'",
+    "`abs(a) OR reflect`(a) > 0": "'abs(a) OR reflect'",
+    "CASE WHEN a > 0 THEN uuid() ELSE '' END = ''": "'uuid'",
+    "CASE uuid() WHEN '' THEN true END": "'uuid'",
+    "CASE WHEN a > 0 THEN '' ELSE uuid() END = ''": "'uuid'",
+    "exists(l, x -> reflect('java.lang.Math', 'abs', x) > 0)": "'reflect'",
+    "aggregate(l, 0, (x, y) -> x + y, z -> rand() > z)": "'rand'",
+    "transform(l, x -> (SELECT 1))[0] = 1": "a subquery",
+    "trim(BOTH uuid() FROM s) = ''": "'uuid'",
+    "s LIKE uuid()": "'uuid'",
+    "a IN (1, rand())": "'rand'",
+    "l[rand()] = 1": "'rand'",
+    "struct(uuid()).col1 = ''": "'uuid'",
+    "struct(*) IS NULL": "'*'",
+    "count(*) > 0": "'count'",
+    "* ": "'*'",
+    "a = (SELECT max(id) FROM range(3))": "a subquery",
+    "EXISTS (SELECT /*+ BROADCAST(v) */ 1 FROM VALUES (1) AS v(x))": "a subquery",
+    "EXISTS (VALUES (1))": "a subquery",
+    "EXISTS (FROM VALUES ('1') AS v(x) MAP x USING 'cat')": "a subquery",
+    "a IN (SELECT 1)": "a subquery",
+    "(a, a) IN (SELECT 1, 2)": "a subquery",
+    "EXISTS (SELECT 1 FROM VALUES (1) AS v(x), LATERAL (SELECT v.x))": "a subquery",
+    "EXISTS (TABLE t)": "a subquery",
+    "EXISTS (SELECT * FROM text.`file:///etc/passwd`)": "a subquery",
+    "f(TABLE(SELECT 1)) > 0": "a subquery",
+    "abs(TABLE(t)) > 0": "'TABLE'",
+    "IDENTIFIER('reflect')('java.lang.Math', 'abs', a) > 0": "IDENTIFIER",
+    "IDENTIFIER('a') > 0": "IDENTIFIER",
+    "a > :p": "a parameter marker",
+    "a > ?": "a parameter marker",
+    "sum(a) OVER () > 0": "a window",
+    "row_number() OVER (ORDER BY a) > 0": "a window",
+    "sum(a) FILTER (WHERE a > 0) > 0": "'sum'",
+    "count(DISTINCT a) > 0": "'count'",
+    "any_value(a) > 0": "an aggregate function",
+    "first(a) IGNORE NULLS > 0": "'first'",
+    "percentile_cont(0.5) WITHIN GROUP (ORDER BY a) > 0": "WITHIN GROUP",
+    "mask(s, upperChar => reflect('java.lang.Math', 'abs', a)) > ''": "a named argument",
+    "explode(l) > 0": "'explode'",
+    "stack(1, a) > 0": "'stack'",
+    "a > 0 AS b": "AS",
+    "current_date > d": "'current_date'",
+    "current_user = s": "'current_user'",
+    "round(a, 100000000) > 0": "at most 2 digits",
+    "round(a, s) > 0": "at most 2 digits",
+    "ceil(a, -1000) > 0": "at most 2 digits",
+    "lpad(s, 2147483647, 'x') = s": "at most 4 digits",
+    "`+`(a, 1) > 0": "'+'",
+    "ab\u017f(a) > 0": "'abſ'",
+    "array_insert(l, 1000000000, 1) IS NULL": "'array_insert'",
+    "format_string('%1000000000d', a) = ''": "'format_string'",
+    "cast(reflect('java.lang.Math', 'abs', a) AS map<string,array<interval day>>) IS NULL": "'reflect'",
+    "reflect('java.lang.Math', 'abs', a)::int > 0": "'reflect'",
+    "s COLLATE UTF8_LCASE = uuid()": "'uuid'",
+    "interval '1' day > make_dt_interval(rand())": "'rand'",
+}
+
+
+@pytest.mark.parametrize("text", TRICKS)
+def test_a_trick_of_spelling_is_found_in_the_tree(spark: SparkSession, text: str, only_the_tree: None) -> None:
+    why = why_refused(spark, text)
+    assert why is not None
+    assert TRICKS[text] in why or why == "no expression"
+
+
+def test_modifiers_of_aggregates_are_errors_of_row_functions(table: Table) -> None:
+    table.add("a.parquet", {"a": [1]})
+    texts = ("abs(DISTINCT a) > 0", "abs(a) FILTER (WHERE a > 0) > 0", "abs(a) IGNORE NULLS > 0")
+    ran = table.run(*({"check": text} for text in texts))
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error"] * len(texts)
+
+
+def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
+    table.add("a.parquet", {"a": [1]})
+    for text in ("date'today' > date'2020-01-01'", "TIMESTAMP 'now' IS NULL", "timestamp_ntz 'tod\\u0061y' IS NULL"):
+        ran = table.run({"check": text})
+        assert "which depends on the time: write the date with digits" in ran.report["checks"][0]["error"]
+
+
+def test_each_function_of_the_session_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
+    """Without arguments, with some, and in back quotes. Some names are also words of the grammar, such as NOT(a)."""
+    names = [row[0] for row in session_of(spark).sql("SHOW FUNCTIONS").collect()]
+    assert len(names) > 400
+    for name in names:
+        listed = name in ROW_FUNCTIONS
+        quoted = why_refused(spark, f"`{name}`(a, 1)")
+        assert (quoted is None) == listed, (name, quoted)
+        for given in ("", "a", "a, 1", "a, 'x', 1"):
+            why = why_refused(spark, f"{name}({given})")
+            if listed:
+                assert why in (None, "no expression") or name in BOUNDED, (name, given, why)
+            elif why is None:
+                assert name in GRAMMAR, (name, given)
+
+
+def test_each_operator_is_a_node_on_the_list(spark: SparkSession) -> None:
+    for operator in "+ - * / % & | ^ << >> >>> = == < > <= >= <=> || <> != AND OR DIV LIKE ILIKE RLIKE REGEXP".split():
+        assert why_refused(spark, f"a {operator} b") is None, operator
+    for text in ("!a", "NOT a", "-a", "+a", "~a", "a IS UNKNOWN", "a IS NOT UNKNOWN", "a IN (b)", "a NOT IN (b)"):
+        assert why_refused(spark, text) is None, text
+    for quantified in ("LIKE ALL", "NOT LIKE ALL", "LIKE ANY", "NOT LIKE ANY", "ILIKE ANY", "NOT ILIKE ALL"):
+        assert why_refused(spark, f"a {quantified} ('x', 'y')") is None, quantified
+
+
+def test_each_listed_function_exists(spark: SparkSession) -> None:
+    known = {row[0] for row in session_of(spark).sql("SHOW FUNCTIONS").collect()}
+    assert known >= ROW_FUNCTIONS
+
+
+def test_usual_constraints_are_accepted_and_deterministic(spark: SparkSession) -> None:
+    """They are analysed on a table that has their columns."""
+    session = session_of(spark)
+    frame = session.createDataFrame([], COLUMNS)
+    accepted, refused = [], []
+    for text in CONSTRAINTS:
+        try:
+            accepted.append(parsed(session, text).column)
+        except Refused:
+            refused.append(text)
+    assert tuple(refused) == CLOCK
+    assert len(accepted) >= 0.95 * len(CONSTRAINTS)
+    types = frame.select(*accepted)
+    assert {field.dataType.typeName() for field in types.schema} == {"boolean"}
+    assert types._jdf.queryExecution().analyzed().deterministic()
+
+
+def test_a_column_that_is_called_as_a_function_is_a_column(table: Table) -> None:
+    table.add("a.parquet", {"user": ["a", "b"], "select": [1, 2], "a, b": [1, 2], "filter": [1, 1]})
+    checks = [{"check": c} for c in ("user <> 'b'", "`select` > 1", "`a, b` > 1", "filter + 0 > 1")]
+    assert table.agrees(*checks) == [("violated", 1), ("violated", 1), ("violated", 1), ("violated", 2)]
+
+
+def test_the_tree_that_is_held_to_the_list_is_the_one_that_runs(spark: SparkSession, only_the_tree: None) -> None:
+    """The active session may have settings by which the same text is another expression."""
+    session = session_of(spark)
+    text = r'''"\" > 0 OR uuid() = " <> s OR s <> "-- \""'''
+    frame = session.sql("SELECT 'x' AS s")
+    setting = "spark.sql.ansi.doubleQuotedIdentifiers"
+    spark.conf.set(setting, "true")
+    java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(spark._jsparkSession)
+    try:
+        found = parsed(session, text)
+        assert found.names == ("s",)
+        assert frame.where(found.column)._jdf.queryExecution().analyzed().deterministic()
+    finally:
+        spark.conf.unset(setting)

@@ -1,0 +1,123 @@
+"""What is refused of a submitted expression before anything is written: by its words, without Spark's parser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.core.codec import dumps
+from distop.errors import InvalidArgument
+from distop.row_expressions import refusal
+from distop.schema import ROW_EXPRESSION, check_argument
+from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
+from distop_behaviors.validate import Validate
+from tests.support.check_constraints import CLOCK, CONSTRAINTS
+
+SCHEMA = Validate.declaration().arg_schema
+
+
+def submitted(**arg: Any) -> None:
+    check_argument("validate", SCHEMA, dumps(arg))
+
+
+@pytest.mark.parametrize("text", CONSTRAINTS)
+def test_a_usual_constraint_is_accepted_at_submission(text: str) -> None:
+    if text in CLOCK:
+        with pytest.raises(InvalidArgument, match="not on the list of allowed functions"):
+            submitted(checks=[{"check": text}])
+    else:
+        submitted(checks=[{"check": text}], where=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a<0 OR EXISTS(SELECT TRANSFORM(x) USING 'cat' AS (y STRING) FROM VALUES('1') AS v(x))",
+        "raise_error((SELECT first(value) FROM text.`file:///etc/passwd`)) IS NULL",
+        "a = (select 1)",
+        "a IN (/* */ SELECT 1)",
+        "a IN (FROM t)",
+        "EXISTS(TABLE t)",
+        "EXISTS(VALUES 1)",
+        "a IN (VALUES (1))",
+        "EXISTS(FROM t MAP x USING 'cat')",
+        "EXISTS(WITH w AS (TABLE t) TABLE w)",
+        "sum(a) OVER (PARTITION BY b) > 0",
+        "IDENTIFIER('reflect')('java.lang.System', 'getenv', 'x') IS NULL",
+        "a > 0 AND (rand() > 0.5)",
+        "reflect('java.lang.System', 'getenv', 'x') <> ''",
+        "`reflect`('java.lang.System', 'getenv', 'x') <> ''",
+        "REFLECT -- a comment (\n ('java.lang.System', 'getenv', 'x') <> ''",
+        "reflect/* /* nested ( */ ' */('java.lang.System', 'getenv', 'x') <> ''",
+        "system.builtin.reflect('java.lang.System', 'getenv', 'x') <> ''",
+        "`system`.`builtin`.`abs`(a) > 0",
+        "my_catalog.my_function(a) > 0",
+        "CASE WHEN a > 0 THEN java_method('x', 'y') ELSE '' END = ''",
+        "exists(l, x -> xpath_string(x, 'a') = 'b')",
+        "a = 'it''s (' AND uuid() <> ''",
+        "a = 'it\\'s (' AND uuid() <> ''",
+        "a = r'\\' AND uuid() <> ''",
+        'a = "\'" AND uuid() <> ""',
+        "a > DATE 'today'",
+        "a > TIMESTAMP 'now'",
+        "a > date/**/'to\\u0064ay'",
+        "current_date() > a",
+        "sum(a) > 1",
+        "aes_decrypt(a, 'k') = 'x'",
+        "from_xml(a, 'b INT', map('rowValidationXSDPath', '/etc/passwd')) IS NULL",
+        "repeat(a, 1000000000) <> ''",
+        "size(sequence(1, 2147483647)) > 0",
+        "any(a)",
+        "ſum(a) > 1",
+    ],
+)
+def test_what_is_not_on_the_list_is_refused_at_submission(text: str) -> None:
+    for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
+        with pytest.raises(InvalidArgument) as caught:
+            submitted(**arg)
+        assert "\n" not in str(caught.value).replace(text, "")
+
+
+def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        submitted(checks=[{"not_null": "a"}, {"check": "lenght(a) > 0"}])
+    assert str(caught.value) == (
+        "the argument of validate does not fit: at checks[1].check: the expression uses 'lenght', which is not on the "
+        "list of allowed functions (did you mean 'length'?): distop behaviors validate --json"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s.select > 0 AND `select` > 0",
+        "exists (l, (x) -> (x > 1) AND NOT (x IN (1, 2)))",
+        "a LIKE ANY ('x', 'y') OR a LIKE ALL ('z')",
+        "cast(a AS varchar(3)) = '' AND try_cast(a AS dec(3, 1)) > 0 AND cast(a AS time(6)) IS NULL",
+        "a = 'reflect(' AND b = \"uuid()\" AND `sum(` > 0 -- rand()",
+        "over > 0 AND using = 1 AND values + 1 > 2 AND (values IS NULL) AND (table > 1) AND (map IN (1, 2))",
+        "a > INTERVAL (1) DAY OR a IS DISTINCT FROM (b)",
+        "from_json(a, 'x STRUCT<y: INT>').x.y > 0",
+        "date '2020-01-01' < a AND a IN ('today', 'now')",
+        "a = 'unterminated uuid()",
+        "a > 0 /* unterminated uuid()",
+        "a = $$uuid()$$",
+    ],
+)
+def test_what_cannot_be_told_without_a_parser_is_left_to_the_executor(text: str) -> None:
+    submitted(checks=[{"check": text}])
+
+
+def test_the_list_is_published_for_both_expressions() -> None:
+    for found in (SCHEMA["properties"]["where"], SCHEMA["$defs"]["Check"]["properties"]["check"]):
+        assert found[ROW_EXPRESSION] == sorted(ROW_FUNCTIONS)
+    assert ROW_FUNCTIONS.issuperset(BOUNDED)
+
+
+@given(st.text(max_size=60) | st.text(alphabet="'\"`\\$/*- \n(.)selctab1", max_size=60))
+def test_any_text_is_answered(text: str) -> None:
+    why = refusal(text, ROW_FUNCTIONS)
+    assert why is None or why.startswith("the expression ")
