@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
 from distop.files import write
+from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import DATA_PATH, new_schema, scratch
@@ -194,6 +195,7 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_paths((path,))
     try:
         schema = pq.read_schema(local_path(path) or path)
     except (OSError, pa.ArrowInvalid) as error:
