@@ -91,7 +91,7 @@ def _check_url(what: str, place: str) -> None:
     if address != place:
         raise InvalidArgument(
             f"{said} has parameters, which could choose an endpoint, a role or an identity: leave them out, and give "
-            "the executors what else it needs in their environment (AWS_ENDPOINT_URL, AWS_REGION and the like)"
+            "the executors what else it needs in their environment (AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like)"
         )
     if authority and authority not in _listed_hosts() and not allowed.fullmatch(authority):
         raise InvalidArgument(

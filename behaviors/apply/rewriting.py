@@ -20,6 +20,7 @@ from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import DATA_PATH, new_schema, scratch
+from distop_behaviors.apply.producing import uri
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import quote
@@ -44,8 +45,7 @@ def raw_metadata(session: Any, source: str) -> dict[str, Any]:
     """A metadata file as Iceberg itself understands it. ``source``: as a plan names it."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
-    location = f"file://{source}" if source.startswith("/") else source
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(location)
+    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source))
     told: dict[str, Any] = json.loads(jvm.org.apache.iceberg.TableMetadataParser.toJson(table.operations().current()))
     return told
 

@@ -233,6 +233,6 @@ def test_a_name_that_is_a_path_or_another_setting_is_refused_also_where_it_is_re
     table = TableRecord.decode(TableRecord("t", "spark", location).encode())
     for ask in (check_table, lambda table: plan_table(table, spark=object)):  # asked for nothing
         with pytest.raises(
-            InvalidArgument, match="is no name of a table in Spark's catalog|location of a table, .*, has"
+            InvalidArgument, match="is no name of a table in Spark|has the scheme"
         ):
             ask(table)
