@@ -232,7 +232,5 @@ def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
 def test_a_name_that_is_a_path_or_another_setting_is_refused_also_where_it_is_read_from_etcd(location: str) -> None:
     table = TableRecord.decode(TableRecord("t", "spark", location).encode())
     for ask in (check_table, lambda table: plan_table(table, spark=object)):  # asked for nothing
-        with pytest.raises(
-            InvalidArgument, match="is no name of a table in Spark|has the scheme"
-        ):
+        with pytest.raises(InvalidArgument, match="is no name of a table in Spark|has the scheme"):
             ask(table)
