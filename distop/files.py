@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distop.clock import uuid
+from distop.storage_urls import check_place
 
 
 def local_path(location: str) -> Path | None:
@@ -44,12 +45,14 @@ GCS_RETRIES = 20.0
 def open_filesystem(location: str) -> tuple[Any, str]:
     """pyarrow's file system of a URL, and the path in it.
 
-    Raises what pyarrow raises: OSError, ImportError, ValueError and others.
+    Raises InvalidArgument for a URL that is not allowed in data, and what pyarrow raises: OSError, ImportError,
+    ValueError and others.
     """
     from pyarrow import fs
 
-    if location.lower().startswith(("gs://", "gcs://")) and "retry_limit_seconds=" not in location:
-        location += f"{'&' if '?' in location else '?'}retry_limit_seconds={GCS_RETRIES:g}"
+    check_place("the URL", location)
+    if location.lower().startswith(("gs://", "gcs://")):
+        location += f"?retry_limit_seconds={GCS_RETRIES:g}"
     opened: tuple[Any, str] = fs.FileSystem.from_uri(location)
     return opened
 

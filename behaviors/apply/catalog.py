@@ -159,12 +159,11 @@ def check_kept(found: catalogs.CatalogTable) -> None:
     """Raises InvalidArgument where the metadata have what pyiceberg does not know, and would leave out. A REST catalog
     writes its metadata by itself; for all others pyiceberg does.
     """
-    from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.serializers import Compressor
 
-    table = found.loaded
-    if isinstance(table.catalog, RestCatalog):
+    if found.writes_metadata:
         return
+    table = found.loaded
     if found.metadata.format_version > _WRITES:
         raise InvalidArgument(
             f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg,"

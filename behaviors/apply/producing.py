@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.files import write
+from distop.storage_urls import check_paths
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop_behaviors.reading.fields import local_path
 
@@ -148,5 +149,6 @@ def detached(session: Any, source: str) -> Iterator[Any]:
 
 
 def uri(location: str) -> str:
-    """A planned path as Hadoop is to take it."""
+    """A planned path as Hadoop is to take it. Raises InvalidArgument where that is not allowed in data."""
+    check_paths((location,))
     return f"file://{location}" if location.startswith("/") else location

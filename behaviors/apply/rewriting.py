@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
 from distop.files import write
+from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import DATA_PATH, new_schema, scratch
+from distop_behaviors.apply.producing import uri
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import quote
@@ -43,8 +45,7 @@ def raw_metadata(session: Any, source: str) -> dict[str, Any]:
     """A metadata file as Iceberg itself understands it. ``source``: as a plan names it."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
-    location = f"file://{source}" if source.startswith("/") else source
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(location)
+    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source))
     told: dict[str, Any] = json.loads(jvm.org.apache.iceberg.TableMetadataParser.toJson(table.operations().current()))
     return told
 
@@ -194,6 +195,7 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_paths((path,))
     try:
         schema = pq.read_schema(local_path(path) or path)
     except (OSError, pa.ArrowInvalid) as error:

@@ -88,11 +88,11 @@ class Target(Protocol):
 
 def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> Target:
     """Where this table's schema is changed; ``stoppable``: what waits for a catalog stops where the job is to. Raises
-    InvalidArgument for a table that has no schema to change.
+    InvalidArgument for a table that has no schema to change, TableUnavailable where its catalog is not configured here.
     """
     check_format(table)
     catalog = Catalog.of(table.options["catalog"]) if "catalog" in table.options else None
-    if catalog is None or catalog.hadoop:
+    if catalog is None or catalog.warehouse() is not None:
         from distop_behaviors.apply.hadoop import HadoopTarget
 
         return HadoopTarget(table, ctx)

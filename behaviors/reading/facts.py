@@ -6,6 +6,7 @@ Types are strings (Spark's names) or tuples: ``("struct", ((name, type), …))``
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ SparkType = Any
 
 VOID = "void"
 """The type of a column that no file of a partition has."""
+
+_PLAIN_TYPE = re.compile(r"[A-Za-z][A-Za-z_ ]*(\(\s*\d+\s*(,\s*\d+\s*)?\))?")
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
@@ -154,8 +157,12 @@ def type_at(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> SparkTyp
 
 
 def ddl(kind: SparkType) -> str:
-    """The type in Spark's DDL."""
+    """The type in Spark's DDL. Raises ValueError for a text that is no type: it comes from plans and files, and SQL is
+    made of it.
+    """
     if isinstance(kind, str):
+        if not _PLAIN_TYPE.fullmatch(kind):
+            raise ValueError(f"{kind!r} is no type of Spark")
         return kind
     if kind[0] == "struct":
         return "struct<" + ",".join(f"{quote(n)}:{ddl(t)}" for n, t in kind[1]) + ">"

@@ -20,6 +20,7 @@ from distop.behavior import FatalError
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
+from distop.storage_urls import check_paths
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
 
     jvm: Any = session._jvm
     check_installed(jvm)
+    check_paths((source,))
     location = f"file://{source}" if source.startswith("/") else source
     iceberg = jvm.org.apache.iceberg
     conf = session._jsparkSession.sessionState().newHadoopConf()

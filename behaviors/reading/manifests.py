@@ -15,6 +15,7 @@ from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import identity
 from distop.recent import Kept
+from distop.storage_urls import check_paths
 from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -118,6 +119,7 @@ def _metadata(source: str) -> tuple[Any, ManifestIO]:
     from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
+    check_paths((source,))
     io = load_file_io({}, source)
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distop.core.model import TableRecord
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
+from distop.storage_urls import check_paths, check_place
 from distop.tables.options import FORMATS
-from distop.tables.secrets import check_place
 
 if TYPE_CHECKING:
     from distop.core.plan import Planned
@@ -45,7 +45,8 @@ def check_table(record: TableRecord) -> TableRecord:
 
     Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does not
     exist, or holds no table of the format, and for a catalog that does not have the table; not naming it, for a
-    location with a secret in it. Of a table of Spark's catalog the record alone is judged: there may be no Spark here.
+    location that is not allowed (storage_urls). Of a table of Spark's catalog the record alone is judged: there may be
+    no Spark here.
     """
     check_place("the location of a table", record.location)
     return _format(record).check_table(record)
@@ -98,13 +99,18 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
     """Freeze the table's partitions with their files. ``check`` is called now and then, and raises where that is to
     stop.
 
-    Raises InvalidArgument for what is no table of its format, TableUnavailable where it cannot be reached from here.
+    Raises InvalidArgument for what is no table of its format, or lies where data may not send anybody (storage_urls),
+    TableUnavailable where it cannot be reached from here.
     """
-    return _format(table).plan_table(table, check, spark)
+    check_place("the location of a table", table.location)
+    planned = _format(table).plan_table(table, check, spark)
+    check_paths(path for partition in planned.partitions for path, _, _ in partition.files)
+    return planned
 
 
 def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
     """Raises TableUnavailable where nothing of the table can be seen from here."""
+    check_place("the location of a table", table.location)
     _format(table).check_reachable(table, spark)
 
 

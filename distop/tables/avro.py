@@ -15,6 +15,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distop.storage_urls import check_paths
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,7 +50,10 @@ class ManifestIO:
         self._watch: _Watch | None = None
 
     def new_input(self, location: str) -> Any:
-        """The file, as pyiceberg's reader opens it. That raises Damaged, and what the other one raises."""
+        """The file, as pyiceberg's reader opens it. That raises Damaged, and what the other one raises. Raises
+        InvalidArgument for one that lies where data may not send anybody.
+        """
+        check_paths((location,))
         return _Input(self._inner.new_input(location), self)
 
     @contextmanager

@@ -1,24 +1,25 @@
 """Iceberg tables that a catalog knows: which metadata file is the current one, and how another takes its place.
 
-A table record says which catalog it is and where. What is secret stands in no record, which everybody may read who
-reads etcd: pyiceberg finds it where the code runs, in ``PYICEBERG_CATALOG__<NAME>__…`` or in ``.pyiceberg.yaml``.
+A table record names a catalog, and nothing else of it. Its type, its addresses and what is secret come from pyiceberg's
+configuration where the code runs: ``PYICEBERG_CATALOG__<NAME>__…``, or ``.pyiceberg.yaml`` in ``PYICEBERG_HOME`` or the
+user's home. That of the current folder, which pyiceberg would read as well, is not read.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.frozen import frozen
-from distop.core.texts import shown
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
-from distop.tables.secrets import check_place, holds_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distop.core.model import TableRecord
 
@@ -29,70 +30,98 @@ TYPES = ("rest", "sql", "hive", "glue", "dynamodb", "bigquery", "hadoop")
 PATIENCE = 60.0
 """Seconds that a catalog is given for an answer: pyiceberg itself would wait for ever."""
 
-_PROPERTIES = ("name", "type", "uri", "warehouse")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_FILE = ".pyiceberg.yaml"
+_PROVIDER = "write.py-location-provider.impl"
+"""The table property that names the code which pyiceberg runs for a commit."""
 _STEP = 0.25
 """Seconds between two looks at whether to go on waiting."""
 
 
 @frozen
 class Catalog:
-    """A catalog as a table record names it. ``properties``: ``type``, ``uri`` and ``warehouse``, where they are given;
-    the rest is of pyiceberg's configuration of this name.
-    """
+    """A catalog, as a table record names it."""
 
     name: str
-    properties: Mapping[str, str]
 
     @classmethod
     def of(cls, option: Any) -> Catalog:
-        """From the option ``catalog``: a name, or an object. Raises InvalidArgument for what is neither, and for
-        anything that is secret, or may be.
-        """
-        given = {"name": option} if isinstance(option, str) else option
-        if not isinstance(given, dict) or not given:
+        """From the option ``catalog``. Raises InvalidArgument for what is no name, also where it is read from etcd."""
+        if isinstance(option, dict):
             raise InvalidArgument(
-                "the table option 'catalog' must be the name of a catalog, or an object such as "
-                '{"name": "prod", "type": "rest", "uri": "https://…"}'
+                "the table option 'catalog' must be the name of a catalog alone: its type, uri, warehouse and "
+                f"credentials belong into the settings of the executors, {_where('NAME')}"
             )
-        for name, value in given.items():
-            if name not in _PROPERTIES:
-                raise InvalidArgument(
-                    f"the property {shown(name)} of a catalog does not belong into a table record (known: "
-                    f"{', '.join(_PROPERTIES)}): {_elsewhere(given, name)}"
-                )
-            if not isinstance(value, str) or not value:
-                raise InvalidArgument(f"the property {shown(name)} of a catalog must be a text, not {shown(value)}")
-            if name == "uri" and holds_secret(value):
-                raise InvalidArgument(
-                    "the uri of a catalog with a password, a key or a token in it does not belong into a table record: "
-                    f"leave it out, and {_elsewhere(given, 'uri')}"
-                )
-            check_place(f"the {name} of a catalog", value)
-        kind = given.get("type")
-        if kind is not None and kind not in TYPES:
-            raise InvalidArgument(f"the catalog type {shown(kind)} is not known (known: {', '.join(TYPES)})")
-        if kind == "hadoop" and not given.get("warehouse"):
-            raise InvalidArgument("a catalog of type hadoop needs its warehouse: the folder that holds the tables")
-        if "name" not in given and kind != "hadoop":
-            raise InvalidArgument("the table option 'catalog' must have a name: pyiceberg's settings are found by it")
-        return cls(given.get("name", ""), {n: v for n, v in given.items() if n != "name"})
+        if not isinstance(option, str) or not _NAME.fullmatch(option):
+            raise InvalidArgument(
+                "the table option 'catalog' must be the name of a catalog, of letters, digits, '-' and '_': "
+                f"its settings are found by it, {_where('NAME')}"
+            )
+        return cls(option)
 
-    @property
-    def hadoop(self) -> bool:
-        """Its tables are folders of their names."""
-        return self.properties.get("type") == "hadoop"
+    def settings(self) -> dict[str, Any]:
+        """This node's settings of the catalog. Raises TableUnavailable where it has none, or no known type."""
+        found = _settings(self.name)
+        if not found:
+            raise TableUnavailable(f"{self} is not configured on this node: give it its settings {_where(self.name)}")
+        kind = found.get("type")
+        if kind is not None and str(kind).lower() not in TYPES:
+            raise TableUnavailable(f"{self} has the type {kind!r} on this node, which is not one of {', '.join(TYPES)}")
+        return found
+
+    def warehouse(self) -> str | None:
+        """The folder of the tables of a catalog of type ``hadoop``; None for other types. Raises TableUnavailable."""
+        settings = self.settings()
+        if str(settings.get("type")).lower() != "hadoop":
+            return None
+        folder = str(settings.get("warehouse") or "").rstrip("/")
+        if not folder.startswith("/") and "://" not in folder:
+            raise TableUnavailable(
+                f"{self} is of type hadoop, and needs its warehouse on this node, as an absolute path or a URL: "
+                f"give it {_where(self.name, 'warehouse')}"
+            )
+        return folder
 
     def __str__(self) -> str:
-        where = self.properties.get("uri") or self.properties.get("warehouse")
-        return f"the catalog {self.name!r}" + (f" ({where})" if where else "")
+        return f"the catalog {self.name!r}"
 
 
-def _elsewhere(given: Mapping[str, Any], name: str) -> str:
-    """Where a property is to be given that is in no record."""
-    known = str(given.get("name") or "NAME")
-    catalog = ("NAME" if holds_secret(known) else known).upper().replace("-", "_")
-    variable = f"PYICEBERG_CATALOG__{catalog}__{name.upper().replace('.', '__').replace('-', '_')}"
-    return f"give it to the executors as {variable}, or in .pyiceberg.yaml"
+def _settings(name: str) -> dict[str, Any]:
+    """What pyiceberg's configuration has of a catalog, but for a file in the current folder: whoever may write there
+    would choose a host for the tokens in the environment. Raises TableUnavailable where it cannot be read.
+    """
+    import strictyaml
+    from pyiceberg.utils.config import Config
+
+    config: dict[str, Any] = {}
+    for folder in (os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~")):  # noqa: PTH111
+        if not folder or not (path := Path(folder) / _FILE).is_file():
+            continue
+        try:
+            config = _lower(strictyaml.load(path.read_text(encoding="utf-8")).data)
+        except (OSError, ValueError, strictyaml.YAMLError) as error:
+            raise TableUnavailable(f"the file {path} cannot be read: {_line(error)}") from error
+        if config:
+            break
+    try:
+        found = Config._from_environment_variables(config).get("catalog")
+    except ValueError as error:
+        raise TableUnavailable(f"pyiceberg's settings on this node cannot be read: {_line(error)}") from error
+    of = found.get(name.lower()) if isinstance(found, dict) else None
+    return dict(of) if isinstance(of, dict) else {}
+
+
+def _lower(told: Any) -> dict[str, Any]:
+    """With names in lower case, as pyiceberg has them; nothing of what is no mapping."""
+    if not isinstance(told, dict):
+        return {}
+    return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in told.items()}
+
+
+def _where(name: str, setting: str = "") -> str:
+    """Where the settings of a catalog are given."""
+    variable = f"PYICEBERG_CATALOG__{name.upper().replace('-', '_')}__{setting.upper() or '…'}"
+    return f"as {variable} in the environment, or in {_FILE} in the home or in PYICEBERG_HOME"
 
 
 def identifier(table: TableRecord) -> tuple[str, ...]:
@@ -127,6 +156,13 @@ class CatalogTable:
         """What stands in it."""
         return self.loaded.metadata
 
+    @property
+    def writes_metadata(self) -> bool:
+        """Whether the catalog's server writes metadata files by itself; else pyiceberg does here."""
+        from pyiceberg.catalog.rest import RestCatalog
+
+        return isinstance(self.loaded.catalog, RestCatalog)
+
     def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = ()) -> str:
         """Change the table, if it is still the one that was opened, with the same snapshot on its main branch, the same
         schema, and what ``requirements`` want besides; the new metadata file. It is opened as that from then on.
@@ -151,6 +187,11 @@ class CatalogTable:
             return self.loaded.catalog.commit_table(self.loaded, same, tuple(updates))
 
         name = ".".join(self.loaded.name())
+        if _PROVIDER in metadata.properties and not self.writes_metadata:
+            raise InvalidArgument(
+                f"the table {name!r} has the property {_PROVIDER}, by which pyiceberg would run code for this change: "
+                "remove it from the table first"
+            )
         # Once it is on its way it is waited for: whoever stops then would not know what became of it.
         self._check()
         try:
@@ -200,13 +241,12 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
 
 
 def _load(catalog: Catalog, name: tuple[str, ...]) -> Any:
-    from pyiceberg.catalog import load_catalog
-    from pyiceberg.utils.config import Config
+    from distop.tables.guarded_catalogs import made
 
+    settings = catalog.settings()
+    _check_sqlite(str(settings.get("uri") or ""))
     # Reading makes no tables in a data base, and no data base.
-    settings = Config().get_catalog_config(catalog.name) or {}
-    _check_sqlite(str(catalog.properties.get("uri") or settings.get("uri") or ""))
-    found = load_catalog(catalog.name, **{"init_catalog_tables": "false", **catalog.properties})
+    found = made(catalog.name, {"init_catalog_tables": "false", **settings})
     try:
         return found.load_table(name)
     except BaseException:
@@ -236,8 +276,9 @@ def _told(error: Exception, catalog: Catalog, name: str) -> DistopError | None:
     if isinstance(error, e.NoSuchTableError | e.NoSuchNamespaceError | e.NoSuchIdentifierError):
         return InvalidArgument(f"{what} has no table {name!r}: it was dropped or renamed, or never was there ({line})")
     if isinstance(error, e.UnauthorizedError | e.ForbiddenError | e.AuthorizationExpiredError | e.OAuthError):
-        hint = _elsewhere({"name": catalog.name}, "token")
-        return TableUnavailable(f"{what} refuses what this node logs in with ({line}): {hint}")
+        return TableUnavailable(
+            f"{what} refuses what this node logs in with ({line}): give it a token {_where(catalog.name, 'token')}"
+        )
     if isinstance(error, e.NotInstalledError):
         return TableUnavailable(f"{what} cannot be asked from this node: {line}")
     if isinstance(error, e.ServiceUnavailableError | e.ServerError | e.TooManyRequestsError | RequestException):

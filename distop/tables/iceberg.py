@@ -15,6 +15,7 @@ from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import identity, local_path
 from distop.recent import Kept
+from distop.storage_urls import check_paths
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.location import Location
@@ -65,11 +66,7 @@ def check_table(record: TableRecord) -> TableRecord:
         location = Location.of(folder)
     except TableUnavailable as error:
         raise InvalidArgument(str(error)) from error
-    if options.catalog is None:
-        return replace(record, location=location.text)
-    # As every location: the executors run in other folders.
-    warehouse = location.text[: -len(_below(record))].rstrip("/")
-    return replace(record, options={**record.options, "catalog": {**record.options["catalog"], "warehouse": warehouse}})
+    return replace(record, location=location.text) if options.catalog is None else record
 
 
 def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
@@ -193,14 +190,9 @@ def folder_of(table: TableRecord) -> str | None:
 def _folder(table: TableRecord, options: Options) -> str | None:
     if options.catalog is None:
         return table.location
-    if options.catalog.hadoop:
-        return options.catalog.properties["warehouse"].rstrip("/") + _below(table)
-    return None
-
-
-def _below(table: TableRecord) -> str:
-    """The path of a table's folder below the warehouse of a Hadoop catalog."""
-    return "".join(f"/{part}" for part in catalogs.identifier(table))
+    name = catalogs.identifier(table)
+    warehouse = options.catalog.warehouse()
+    return None if warehouse is None else "/".join((warehouse, *name))
 
 
 def _current(table: TableRecord, options: Options, check: Callable[[], None]) -> str:
@@ -258,6 +250,8 @@ def _read_metadata(source: str) -> tuple[Any, Any]:
     from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
+    check_paths((source,))
+    # Without the table's properties: they would choose the code that opens its files, and the host.
     io = load_file_io({}, source)
     try:
         return FromInputFile.table_metadata(io.new_input(source)), io
@@ -280,6 +274,8 @@ def _data_files(
     def read(by: Callable[[Any], Any]) -> Any:
         try:
             return by(io)
+        except InvalidArgument:
+            raise
         except Exception as error:  # of a damaged file the reader says anything, SystemError among it
             raise _unread(metadata, snapshot, error) from error
 
@@ -288,6 +284,8 @@ def _data_files(
     read_from.append(snapshot.manifest_list)
     for manifest in read(snapshot.manifests):
         check()
+        # Also of deletes, which Spark opens.
+        check_paths((manifest.manifest_path,))
         read_from.append(manifest.manifest_path)
         if manifest.content != ManifestContent.DATA:
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
@@ -33,8 +32,6 @@ COLUMNS = "columns"
 
 File = tuple[str, int, int]
 
-_PART = r"(?:[^.`\s/\\]+|`[^`]+`)"
-_NAME = re.compile(rf"{_PART}(?:\.{_PART}){{1,2}}")
 _LOOKED_AT = 100
 """Partitions of which one has to be there for the table to be reachable."""
 _DEFAULT = "EXISTS_DEFAULT"
@@ -48,12 +45,7 @@ def check_table(record: TableRecord) -> TableRecord:
     InvalidArgument for an unknown option, and a location that is no name of a table.
     """
     check_options(record.options, "spark")
-    if not _NAME.fullmatch(record.location):
-        raise InvalidArgument(
-            f"the location {record.location!r} is no name of a table in Spark's catalog: write it as database.table"
-        )
-    if record.location.lower().startswith("global_temp."):
-        raise InvalidArgument(f"{record.location} is a temporary view: it is known to one Spark session alone")
+    sparkcatalog.check_name(record.location)
     return record
 
 

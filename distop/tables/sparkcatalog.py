@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 IN_MEMORY = "give the executors --spark-conf spark.sql.catalogImplementation=hive, and the metastore that has it"
+_PART = r"[^.`\s/\\:]+|`[^`/\\:\0]+`"
+"""Without what paths and URLs are made of: catalogs take a name such as parquet.`/path` or delta.`s3://…` for files."""
+_TABLE = re.compile(rf"(?:(?P<catalog>[A-Za-z0-9_-]+|`[A-Za-z0-9_-]+`)\.)?(?P<database>{_PART})\.(?:{_PART})")
+"""Spark looks for the class of a catalog under its name, and a name with a dot would find another setting."""
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
@@ -48,8 +53,10 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
     """The table of this name: ``db.table``, or ``catalog.db.table``; without its ``partitions``, where these are not
     wanted.
 
-    Raises InvalidArgument where the catalog does not have it, TableUnavailable where the catalog cannot be asked.
+    Raises InvalidArgument where the catalog does not have it, or this is no name, TableUnavailable where the catalog
+    cannot be asked.
     """
+    check_name(name)
     try:
         return _describe(session, name, partitions=partitions)
     except Exception as error:
@@ -71,6 +78,17 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
             ) from error
         text = str(thrown[-1].getMessage() if thrown else error).strip().split("\n")[0]
         raise TableUnavailable(f"Spark's catalog cannot be asked for the table {name!r}: {text}") from error
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidArgument for what is no name of a table in a catalog, such as a path."""
+    found = _TABLE.fullmatch(name)
+    if found is None:
+        raise InvalidArgument(
+            f"the location {name!r} is no name of a table in Spark's catalog: write it as database.table"
+        )
+    if found["database"].strip("`").lower() == "global_temp":
+        raise InvalidArgument(f"{name} is a temporary view: it is known to one Spark session alone")
 
 
 def missing(session: Any, name: str) -> str:

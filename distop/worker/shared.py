@@ -15,12 +15,12 @@ from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument
 from distop.files import local_path, open_filesystem, read, write
 from distop.shared_folder import RESULTS, folder, operation_path, result_path, shared_of
+from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["folder", "operation_path", "result_path", "shared_of", "spill", "with_files", "with_results"]
-
+_PLANS = "plans"
 L = TypeVar("L", PartitionPlan, Pinned)
 """What has a list of files."""
 
@@ -54,7 +54,7 @@ def _spilled(listed: L, shared: str, place: str) -> L:
 
 def _plans(op: str) -> str:
     """Where the file lists of all plannings of an operation stand, below the shared directory."""
-    return f"plans/{operation_path(op)}"
+    return f"{_PLANS}/{operation_path(op)}"
 
 
 def with_results(shared: str, ops: Iterable[str]) -> list[str]:
@@ -111,14 +111,21 @@ def _remove(location: str) -> None:
 
 
 def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
-    """The partition with its file lists, read from the shared directory where the plan left it there."""
-    if not partition.files_at:
-        return partition
-    beside = tuple(_listed(one, shared) for one in partition.beside)
-    return replace(_listed(partition, shared), beside=beside)
+    """The partition with its file lists, read from the shared directory where the plan left it there.
+
+    Raises InvalidArgument where it leads elsewhere than a table may lie: a plan and a file list are data.
+    """
+    if partition.files_at:
+        beside = tuple(_listed(one, shared) for one in partition.beside)
+        partition = replace(_listed(partition, shared), beside=beside)
+    for listed in partition.lists():
+        check_paths((listed.source, *listed.folders, *(path for path, _, _ in listed.files)))
+    return partition
 
 
 def _listed(spilled: L, shared: str) -> L:
+    if not spilled.files_at.startswith(f"{_PLANS}/") or ".." in spilled.files_at.split("/"):
+        raise InvalidArgument(f"the plan names a file list outside of the shared directory's plans: {spilled.files_at}")
     told = loads(read(f"{shared}/{spilled.files_at}"))
     if isinstance(told, list):
         return replace(spilled, files=files_of(told))

@@ -21,7 +21,7 @@ from distop_behaviors.apply.catalog import CatalogTarget, lost
 from distop_behaviors.validate import Validate
 from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, Ran, presented, run_operation
-from tests.support.icebergrest import RestCatalogServer
+from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
 
@@ -57,8 +57,8 @@ class Bench:
         self._folder = folder
         self._spark = spark
         self._number = 0
-        uri = server.uri if kind == "rest" else f"sqlite:///{folder}/lake/catalog.db"
-        self.record = TableRecord("t", "iceberg", NAME, {"catalog": {"name": "prod", "type": kind, "uri": uri}})
+        self.kind = kind
+        self.record = TableRecord("t", "iceberg", NAME, {"catalog": "prod"})
         self._tables.create_namespace("sales")
         self._tables.create_table(NAME, SCHEMA).append(ROWS)
         self._careless = self._tables.create_table("sales.careless", SCHEMA)
@@ -108,7 +108,8 @@ class Bench:
 
 @contextmanager
 def opened(kind: str, folder: Path, spark: SparkSession | None = None) -> Iterator[Bench]:
-    with RestCatalogServer(folder / "lake") as server:
+    with RestCatalogServer(folder / "lake") as server, pytest.MonkeyPatch.context() as patch:
+        configure(patch, type=kind, uri=server.uri if kind == "rest" else f"sqlite:///{folder}/lake/catalog.db")
         yield Bench(server, kind, folder, spark)
 
 
@@ -338,7 +339,7 @@ def test_a_column_is_narrowed_through_a_catalog(
 
 def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
     certificate = bench.certificate()
-    if bench.record.options["catalog"]["type"] == "rest":
+    if bench.kind == "rest":
         bench.server.status = 503
         with pytest.raises(TableUnavailable, match="cannot be reached"):
             bench.apply(certificate)
@@ -463,10 +464,12 @@ def test_a_null_is_found_although_the_certified_snapshot_is_expired_in_the_middl
         assert (bench.required, bench.mark) == (False, None)
 
 
-def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need(jar(), MAVEN)
     Folder(tmp_path / "lake" / "sales" / "orders").new(SCHEMA).append(ROWS)
-    options = {"catalog": {"type": "hadoop", "warehouse": str(tmp_path / "lake")}}
+    options = configure(monkeypatch, type="hadoop", warehouse=str(tmp_path / "lake"))
     table = TableRecord("t", "iceberg", NAME, options)
     ctx = FakeContext(tmp_path, table, spark)
     certificate = run_operation(Validate(), table, {"checks": [NOT_NULL]}, lambda _: ctx).report["certificate"]

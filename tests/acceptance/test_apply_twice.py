@@ -20,7 +20,7 @@ from distop_behaviors.apply.applying import MARK
 from distop_behaviors.validate import Validate
 from tests.support.applying import Staging
 from tests.support.context import run_operation
-from tests.support.icebergrest import sql_catalog
+from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.twice import run_repeated
@@ -48,14 +48,14 @@ BIG = 1 << 40
 class World:
     """A table of a catalog in SQLite."""
 
-    def __init__(self, home: Path, spark: SparkSession) -> None:
+    def __init__(self, home: Path, spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
         self._home, self._spark = home, spark
-        self.catalog = sql_catalog(home / "lake")
+        self.catalog = sql_catalog(home / "lake", home.name)
         self.catalog.create_namespace("db")
         fields = [NestedField(n, name, kind, required=False) for n, (name, (kind, _)) in enumerate(KINDS.items(), 1)]
         self.catalog.create_table("db.t", Schema(*fields))
-        uri = f"sqlite:///{home}/lake/catalog.db"
-        self.record = TableRecord("t", "iceberg", "db.t", {"catalog": {"name": "prod", "type": "sql", "uri": uri}})
+        options = configure(patch, home.name, type="sql", uri=f"sqlite:///{home}/lake/catalog.db")
+        self.record = TableRecord("t", "iceberg", "db.t", options)
         self._operations = 0
 
     def append(self, rows: list[dict[str, Any]]) -> None:
@@ -151,13 +151,15 @@ def in_the_way(rng: random.Random, checks: list[dict[str, Any]]) -> dict[str, An
     return {**made, column: BIG + 1 if column == "d" else 101}
 
 
-def twice_is_once(seed: int, home: Path, spark: SparkSession, *, narrowed: bool = False) -> None:
+def twice_is_once(
+    seed: int, home: Path, spark: SparkSession, patch: pytest.MonkeyPatch, *, narrowed: bool = False
+) -> None:
     """Two tables with the same rows: to the one a certificate is applied as to a table whose executors never fail; to
     the other by jobs that are tried twice, and completions that are run twice, one after the other. ``narrowed``: a
     column becomes narrower.
     """
     rng = random.Random(seed)
-    one, two = (World(home / name, spark) for name in ("once", "twice"))
+    one, two = (World(home / name, spark, patch) for name in ("once", "twice"))
     nulls = {name for name in KINDS if rng.random() < 0.5 and name != "a"}
     checks = promises(rng, nulls)
     if narrowed:
@@ -207,15 +209,19 @@ def twice_is_once(seed: int, home: Path, spark: SparkSession, *, narrowed: bool 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_twice_is_once_of_a_random_table(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_twice_is_once_of_a_random_table(
+    seed: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need(jar(), MAVEN)
     print(f"the table of seed {seed}")
-    twice_is_once(seed, tmp_path, spark)
+    twice_is_once(seed, tmp_path, spark, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_twice_is_once_where_a_column_is_narrowed(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_twice_is_once_where_a_column_is_narrowed(
+    seed: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need(jar(), MAVEN)
     print(f"the table of seed {seed}")
-    twice_is_once(seed, tmp_path, spark, narrowed=True)
+    twice_is_once(seed, tmp_path, spark, monkeypatch, narrowed=True)

@@ -16,7 +16,7 @@ from distop.tables import place_of
 from distop_behaviors.index import lookup
 from distop_behaviors.index.finding import find
 from distop_behaviors.index.folder import Folder
-from tests.support.icebergrest import RestCatalogServer
+from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -136,7 +136,7 @@ def test_tables_of_unusual_shapes_have_indexes(spark: SparkSession, indexes: Ind
 
 
 def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
-    spark: SparkSession, indexes: Indexes, tmp_path: Path
+    spark: SparkSession, indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
     lake = Lake(spark, tmp_path)
@@ -150,7 +150,7 @@ def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
     # The same index by the table's folder, and through a catalog of a folder.
     for record in (
         lake.record("t"),
-        TableRecord("t", "iceberg", "db.t", {"catalog": {"type": "hadoop", "warehouse": str(tmp_path)}}),
+        TableRecord("t", "iceberg", "db.t", configure(monkeypatch, "folder", type="hadoop", warehouse=str(tmp_path))),
     ):
         assert [row.id for row in lookup(lake.spark, record, "i", [7, 8]).collect()] == [8]
     with RestCatalogServer(tmp_path / "rest") as server:
@@ -158,7 +158,7 @@ def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
         schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "c", StringType()))
         made = server.tables.create_table("sales.orders", schema)
         made.append(pa.table({"id": pa.array([1, 2], pa.int64()), "c": ["x", "y"]}))
-        option = {"catalog": {"name": "prod", "type": "rest", "uri": server.uri}}
+        option = configure(monkeypatch, type="rest", uri=server.uri)
         indexes.record = TableRecord("t", "iceberg", "sales.orders", option)
         assert indexes.build("orders", columns=["c"]).files == 1
         made.append(pa.table({"id": pa.array([3], pa.int64()), "c": ["y"]}))

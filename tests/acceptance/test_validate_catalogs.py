@@ -12,7 +12,7 @@ from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, run_operation
-from tests.support.icebergrest import RestCatalogServer
+from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
 def test_what_was_planned_is_judged_whatever_the_catalog_says_then(
-    tmp_path: Path, context: Callable[[TableRecord], FakeContext]
+    tmp_path: Path, context: Callable[[TableRecord], FakeContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
     rows = pa.table({"id": pa.array([1, 2, None], pa.int64()), "c": ["a", None, None]})
@@ -33,7 +33,7 @@ def test_what_was_planned_is_judged_whatever_the_catalog_says_then(
         made = rest.tables.create_table("sales.orders", rows.schema)
         made.append(rows)
         made.delete("id = 2")
-        table = TableRecord("t", "iceberg", "sales.orders", {"catalog": {"name": "prod", "uri": rest.uri}})
+        table = TableRecord("t", "iceberg", "sales.orders", configure(monkeypatch, uri=rest.uri))
         planned = plan_table(table).partitions
 
         def run() -> Ran:

@@ -23,7 +23,7 @@ from distop_behaviors.apply.applying import MARK
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, run_operation
 from tests.support.daemons import SPARK
-from tests.support.icebergrest import sql_catalog
+from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
 from tests.support.striking import Strikes
@@ -65,8 +65,7 @@ class Tables:
     def create(self, name: str, *strikes: str) -> dict[str, Any]:
         """A registered table with two rows; a certificate of it."""
         self.catalog.create_table(f"sales.{name}", SCHEMA).append(rows(1, 2))
-        options = {"catalog": {"name": "prod", "type": "sql", "uri": f"sqlite:///{self.folder}/lake/catalog.db"}}
-        record = TableRecord(name, "iceberg", f"sales.{name}", options)
+        record = TableRecord(name, "iceberg", f"sales.{name}", {"catalog": "prod"})
         self.group.client.add_table(record)
         self.strikes.aim(name, *strikes)
         made = run_operation(Validate(), record, {"checks": CHECKS}, lambda t: FakeContext(self.folder, t))
@@ -102,7 +101,8 @@ class Tables:
 
 
 @pytest.fixture
-def tables(group: Daemons, tmp_path: Path, strikes: Strikes) -> Iterator[Tables]:
+def tables(group: Daemons, tmp_path: Path, strikes: Strikes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
     made = Tables(group, tmp_path, strikes)
     yield made
     made.catalog.close()

@@ -15,6 +15,8 @@ from pyiceberg.table import CommitTableRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 WAREHOUSE = "main"
 
 
@@ -24,12 +26,22 @@ def sql_catalog(folder: Path, name: str = "prod") -> SqlCatalog:
     return SqlCatalog(name, uri=f"sqlite:///{folder}/catalog.db", warehouse=str(folder / "warehouse"))
 
 
+def configure(monkeypatch: pytest.MonkeyPatch, name: str = "prod", **settings: str) -> dict[str, str]:
+    """Give this process, and those that it starts, the settings of a catalog; the options of records that name it."""
+    for setting, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__{name.upper()}__{setting.upper()}", value)
+    return {"catalog": name}
+
+
 class RestCatalogServer:
     """Serves what ``tables`` has. ``token``: what callers have to bear; ``status``: answer everything by this one;
-    ``page``: answer everything with it; ``held``: answer nothing until it is set; ``lose_answers``: of commits.
+    ``page``: answer everything with it; ``held``: answer nothing until it is set; ``lose_answers``: of commits;
+    ``defaults``, ``overrides``: of the client's properties; ``config``: of each table; ``properties``: in its metadata;
+    ``redirect``: send everybody to this address; ``asked``: all requests, by method, path, headers and body.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.tables = sql_catalog(folder)
         self.token = ""
         self.status = 0
@@ -37,6 +49,12 @@ class RestCatalogServer:
         self.held = threading.Event()
         self.held.set()
         self.lose_answers = False
+        self.defaults: dict[str, Any] = {}
+        self.overrides: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.properties: dict[str, Any] = {}
+        self.redirect = ""
+        self.asked: list[tuple[str, str, dict[str, str], str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -73,6 +91,13 @@ class RestCatalogServer:
     def answer(self, request: BaseHTTPRequestHandler, body: str) -> None:
         """Answer one request; ``body``: of a commit."""
         self.held.wait()
+        self.asked.append((request.command, request.path, dict(request.headers), body))
+        if self.redirect:
+            request.send_response(307)
+            request.send_header("Location", f"{self.redirect}{request.path}")
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
         status, text = self._judge(request, body)
         if body and self.lose_answers:
             return
@@ -94,7 +119,7 @@ class RestCatalogServer:
             wanted = parse_qs(url.query).get("warehouse", [WAREHOUSE])[0]
             if wanted != WAREHOUSE:
                 return error(404, "NotFoundException", f"Unable to find warehouse {wanted}")
-            return 200, '{"defaults": {}, "overrides": {}}'
+            return 200, json.dumps({"defaults": self.defaults, "overrides": self.overrides})
         _, namespace, _, name = parts
         try:
             return 200, self._table((*namespace.split("\x1f"), name), body)
@@ -110,7 +135,9 @@ class RestCatalogServer:
             asked = CommitTableRequest.model_validate_json(body)
             done = self.tables.commit_table(table, asked.requirements, asked.updates)
             metadata, location = done.metadata, done.metadata_location
-        return f'{{"metadata-location": {json.dumps(location)}, "metadata": {metadata.model_dump_json()}}}'
+        told = json.loads(metadata.model_dump_json())
+        told["properties"].update(self.properties)
+        return json.dumps({"metadata-location": location, "metadata": told, "config": self.config})
 
 
 def error(status: int, kind: str, message: str) -> tuple[int, str]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import pytest
+
+LOCATIONS = {"s3": "s3://bucket/table", "gs": "gs://anonymous@bucket/table"}
+"""A location for each kind of object store, by its scheme."""
 
 
 class SilentServer:
@@ -20,13 +26,11 @@ class SilentServer:
     def address(self) -> str:
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def locations(self) -> dict[str, str]:
-        """A location at this server for each kind of object store, by its scheme."""
-        where = f"scheme=http&endpoint_override={self.address.replace(':', '%3A')}"
-        return {
-            "s3": f"s3://bucket/table?region=us-east-1&{where}",
-            "gs": f"gs://anonymous@bucket/table?{where}",
-        }
+    def serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let pyarrow find it as S3 and as Google's store: in :data:`LOCATIONS`."""
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{self.address}")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://{self.address}")
 
     def _serve(self) -> None:
         while True:

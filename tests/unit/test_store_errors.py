@@ -144,8 +144,8 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
     """Its client by itself asks again for a quarter of an hour, for each file."""
     monkeypatch.setattr(files, "GCS_RETRIES", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        where = f"scheme=http&endpoint_override=127.0.0.1%3A{server.getsockname()[1]}"
-    plan = [(f"gs://anonymous@bucket/{n}.parquet?{where}", 1_000, 1) for n in range(20)]
+        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    plan = [(f"gs://anonymous@bucket/{n}.parquet", 1_000, 1) for n in range(20)]
     assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_errors.CONNECTION
     with pytest.raises(Unreadable, match="cannot be read"):
         footers.unchanged(*plan[0])

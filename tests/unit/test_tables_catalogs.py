@@ -15,16 +15,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
-from pyiceberg.utils.config import Config
 
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
-from distop.tables import catalogs, check_reachable, check_table, plan_table
+from distop.storage_urls import holds_secret
+from distop.tables import catalogs, check_reachable, check_table, place_of, plan_table
 from distop.tables.iceberg import EMPTY
 from distop.tables.options import FORMATS
-from distop.tables.secrets import holds_secret
 from distop.worker.shared import shared_of
-from tests.support.icebergrest import RestCatalogServer, sql_catalog
+from tests.support.icebergrest import RestCatalogServer, configure, sql_catalog
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -35,23 +34,25 @@ BY_K = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=Identi
 ROWS = pa.table({"id": [1, 2, 3], "k": ["a", "b", "b"]})
 
 
-def record(location: str = "sales.orders", **catalog: Any) -> TableRecord:
-    return TableRecord("t", "iceberg", location, {"catalog": {"name": "prod", **catalog}})
+def record(location: str = "sales.orders", catalog: Any = "prod") -> TableRecord:
+    return TableRecord("t", "iceberg", location, {"catalog": catalog})
 
 
 @pytest.fixture
-def sql(tmp_path: Path) -> Iterator[tuple[Any, TableRecord]]:
+def sql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, TableRecord]]:
     """A catalog in SQLite with a table of two partitions, and the record that names it."""
     with sql_catalog(tmp_path / "lake") as catalog:
         catalog.create_namespace("sales")
         catalog.create_table("sales.orders", SCHEMA, partition_spec=BY_K).append(ROWS)
-        yield catalog, record(type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+        configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+        yield catalog, record()
 
 
 @pytest.fixture
-def rest(tmp_path: Path) -> Iterator[RestCatalogServer]:
+def rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RestCatalogServer]:
     """The same table behind a REST catalog."""
     with RestCatalogServer(tmp_path / "lake") as server:
+        configure(monkeypatch, type="rest", uri=server.uri)
         server.tables.create_namespace("sales")
         server.tables.create_table("sales.orders", SCHEMA, partition_spec=BY_K).append(ROWS)
         yield server
@@ -70,22 +71,22 @@ def test_a_table_of_a_sql_catalog_is_planned_from_the_file_that_it_names(sql: tu
     assert later.version != planned.version
     assert [len(p.files) for p in later.partitions] == [2, 2]
     catalog.create_table("sales.empty", SCHEMA)
-    assert [p.name for p in plan_table(record("sales.empty", **table.options["catalog"])).partitions] == [EMPTY]
+    assert [p.name for p in plan_table(record("sales.empty")).partitions] == [EMPTY]
 
 
 def test_a_table_that_was_renamed_or_dropped_is_told_of_by_its_name(sql: tuple[Any, TableRecord]) -> None:
     catalog, table = sql
     planned = plan_table(table)
     catalog.rename_table("sales.orders", "sales.old")
-    with pytest.raises(InvalidArgument, match=r"'prod' .* has no table 'sales.orders': it was dropped or renamed"):
+    with pytest.raises(InvalidArgument, match=r"'prod' has no table 'sales.orders': it was dropped or renamed"):
         plan_table(table)
     check_reachable(table)  # what was planned can be read as before
     assert Path(planned.partitions[0].source).exists()
     with pytest.raises(InvalidArgument, match=r"has no table 'nowhere.orders'"):
-        check_table(record("nowhere.orders", **table.options["catalog"]))
+        check_table(record("nowhere.orders"))
     catalog.drop_table("sales.old")
     with pytest.raises(InvalidArgument, match=r"has no table 'sales.old'"):
-        plan_table(record("sales.old", **table.options["catalog"]))
+        plan_table(record("sales.old"))
 
 
 def test_a_table_whose_metadata_cannot_be_seen_from_here_is_unavailable(sql: tuple[Any, TableRecord]) -> None:
@@ -99,31 +100,34 @@ def test_a_table_whose_metadata_cannot_be_seen_from_here_is_unavailable(sql: tup
 
 def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "wrong.db"
-    table = record(type="sql", uri=f"sqlite:///{file}")
-    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{file}")
-    for one in (table, TableRecord("t", "iceberg", "sales.orders", {"catalog": "here"})):
-        with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
-            plan_table(one)
+    configure(monkeypatch, uri=f"sqlite:///{file}")
+    table = record()
+    with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
+        plan_table(table)
     assert not file.exists()
     file.touch()
-    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' \(sqlite:///.*\) cannot be read: .*no such table"):
+    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' cannot be read: .*no such table"):
         plan_table(table)
     assert file.stat().st_size == 0
     with pytest.raises(InvalidArgument, match="cannot be read"):
         check_table(table)
 
 
-def test_a_table_of_a_rest_catalog_is_planned_from_the_file_that_it_names(rest: RestCatalogServer) -> None:
-    table = record(type="rest", uri=rest.uri, warehouse="main")
+def test_a_table_of_a_rest_catalog_is_planned_from_the_file_that_it_names(
+    rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, warehouse="main")
+    table = record()
     assert check_table(table) == table
     planned = plan_table(table)
     assert {p.source for p in planned.partitions} == {rest.tables.load_table("sales.orders").metadata_location}
     assert [p.name for p in planned.partitions] == ["k=a", "k=b"]
     check_reachable(table)
-    with pytest.raises(InvalidArgument, match=r"'prod' .* refuses .*Unable to find warehouse other"):
-        plan_table(record(type="rest", uri=rest.uri, warehouse="other"))
+    configure(monkeypatch, "other", uri=rest.uri, warehouse="other")
+    with pytest.raises(InvalidArgument, match=r"'other' refuses .*Unable to find warehouse other"):
+        plan_table(record(catalog="other"))
     with pytest.raises(InvalidArgument, match=r"has no table 'sales.nothing'"):
-        plan_table(record("sales.nothing", uri=rest.uri))
+        plan_table(record("sales.nothing"))
     rest.tables.drop_table("sales.orders")
     with pytest.raises(InvalidArgument, match=r"has no table 'sales.orders': it was dropped or renamed"):
         plan_table(table)
@@ -131,35 +135,57 @@ def test_a_table_of_a_rest_catalog_is_planned_from_the_file_that_it_names(rest: 
 
 def test_tokens_come_from_where_the_code_runs(rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch) -> None:
     rest.token = "sesame"
-    table = record(uri=rest.uri)
+    table = record()
     with pytest.raises(TableUnavailable, match=r"refuses what this node logs in .*PYICEBERG_CATALOG__PROD__TOKEN"):
         plan_table(table)
-    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TOKEN", "sesame")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    assert len(plan_table(table).partitions) == 2
-    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", rest.uri)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    by_name = TableRecord("t", "iceberg", "sales.orders", {"catalog": "prod"})
-    assert len(plan_table(check_table(by_name)).partitions) == 2
-    assert "sesame" not in by_name.encode().decode()
-    unknown = TableRecord("t", "iceberg", "sales.orders", {"catalog": "other"})
-    with pytest.raises(TableUnavailable, match=r"'other' is none that can be asked .*URI missing"):
-        plan_table(unknown)
+    configure(monkeypatch, token="sesame")
+    assert len(plan_table(check_table(table)).partitions) == 2
+    assert "sesame" not in table.encode().decode()
+
+
+def test_settings_come_from_the_environment_and_the_home_and_never_from_the_current_folder(
+    rest: RestCatalogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("here", "home", "other"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PYICEBERG_HOME", raising=False)
+    told = f"catalog:\n  Written-Down:\n    uri: {rest.uri}\n    warehouse: main\n"
+    (tmp_path / "here" / ".pyiceberg.yaml").write_text(told)
+    named = record(catalog="written-down")
+    # An empty file in the home is no reason to look further.
+    for text in (None, "", "other: 1"):
+        if text is not None:
+            (tmp_path / "home" / ".pyiceberg.yaml").write_text(text)
+        with pytest.raises(TableUnavailable, match="is not configured on this node: .*PYICEBERG_CATALOG__WRITTEN_DOWN"):
+            plan_table(named)
+    assert rest.asked == []
+    (tmp_path / "home" / ".pyiceberg.yaml").write_text(told)
+    assert len(plan_table(named).partitions) == 2
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path / "other"))
+    (tmp_path / "other" / ".pyiceberg.yaml").write_text(told.replace("main", "other"))
+    with pytest.raises(InvalidArgument, match="Unable to find warehouse other"):
+        plan_table(named)
+    (tmp_path / "other" / ".pyiceberg.yaml").write_text("a: [")
+    with pytest.raises(TableUnavailable, match=r"other/\.pyiceberg\.yaml cannot be read"):
+        plan_table(named)
 
 
 def test_a_catalog_that_does_not_answer_is_unavailable(
     rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = record(uri=rest.uri)
+    table = record()
     rest.status = 503
-    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' \(http://.*\) cannot be reached"):
+    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' cannot be reached"):
         plan_table(table)
     rest.status, rest.page = 0, "<html>nothing of the kind</html>"
     with pytest.raises(TableUnavailable, match="is none that can be asked"):
         plan_table(table)
     rest.page = ""
+    configure(monkeypatch, "nobody", uri="http://127.0.0.1:9")
     with pytest.raises(TableUnavailable, match="cannot be reached"):
-        plan_table(record(uri="http://127.0.0.1:9"))
+        plan_table(record(catalog="nobody"))
     rest.held.clear()
     monkeypatch.setattr(catalogs, "PATIENCE", 0.5)
     with pytest.raises(TableUnavailable, match=r"has not answered for 0\.5 s"):
@@ -173,7 +199,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(
 
 
 def test_a_commit_through_the_catalog_compares_before_it_swaps(rest: RestCatalogServer) -> None:
-    table = record(uri=rest.uri)
+    table = record()
     with catalogs.opened(table) as mine, catalogs.opened(table) as other:
         before = mine.source
         rest.tables.load_table("sales.orders").append(ROWS)
@@ -201,43 +227,47 @@ def test_a_commit_through_the_catalog_compares_before_it_swaps(rest: RestCatalog
 
 def test_a_table_of_a_hadoop_catalog_is_the_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Folder(tmp_path / "lake" / "sales" / "orders").new(SCHEMA, BY_K).append(ROWS)
-    monkeypatch.chdir(tmp_path)
-    table = check_table(
-        TableRecord("t", "iceberg", "sales.orders", {"catalog": {"type": "hadoop", "warehouse": "lake/"}})
-    )
-    assert table.options["catalog"]["warehouse"] == str(tmp_path / "lake")
-    assert table.location == "sales.orders"
+    configure(monkeypatch, type="hadoop", warehouse=f"{tmp_path}/lake/")
+    table = check_table(record())
+    assert table == record()
     assert [p.name for p in plan_table(table).partitions] == ["k=a", "k=b"]
     check_reachable(table)
     with pytest.raises(InvalidArgument, match=r"'/.*/lake/sales/nothing' does not exist"):
-        check_table(TableRecord("t", "iceberg", "sales.nothing", table.options))
+        check_table(record("sales.nothing"))
+    monkeypatch.chdir(tmp_path)
+    for warehouse in ("lake", ""):
+        configure(monkeypatch, warehouse=warehouse)
+        with pytest.raises(TableUnavailable, match="type hadoop, and needs its warehouse .*PROD__WAREHOUSE"):
+            plan_table(table)
+    configure(monkeypatch, type="nessie")
+    with pytest.raises(TableUnavailable, match="the type 'nessie' on this node, which is not one of rest, sql"):
+        plan_table(table)
 
 
 @pytest.mark.parametrize(
     ("catalog", "sentence"),
     [
-        ({"name": "my-cat", "token": "x"}, "'token' of a catalog .* PYICEBERG_CATALOG__MY_CAT__TOKEN"),
-        ({"name": "p", "s3.secret-access-key": "x"}, "give it to the executors as PYICEBERG_CATALOG__P__S3__SECRET_AC"),
-        ({"name": "p", "uri": "postgresql://u:pw@h/d"}, "a password, a key or .* PYICEBERG_CATALOG__P__URI"),
-        ({"name": "p", "uri": "https://h/?access_token=pw"}, "the uri of a catalog with a password"),
-        ({"name": "p", "uri": "https://pw@h"}, "the uri of a catalog with a password"),
-        ({"name": "p", "uri": "thrift://h:9083,thrift://u:pw@h:9083"}, "the uri of a catalog with a password"),
-        ({"name": "p", "uri": "mssql+pyodbc:///?odbc_connect=UID%3Du%3BPWD%3Dpw"}, "the uri of a catalog with a pass"),
-        ({"name": "p", "warehouse": "s3://AKIA:pw@b/w"}, "the warehouse of a catalog with .*AWS_ACCESS_KEY_ID"),
-        ({"type": "hadoop", "warehouse": "s3a://b/w?secret_key=pw"}, "the warehouse of a catalog with"),
-        ({"name": "https://pw@h", "type": "rest"}, "the name of a catalog with"),
-        ({"name": "p", "type": "nessie"}, "type 'nessie' is not known .*rest, sql"),
-        ({"name": "p", "uri": 7}, "'uri' of a catalog must be a text, not 7"),
-        ({"type": "hadoop"}, "hadoop needs its warehouse"),
-        ({"type": "rest", "uri": "https://h"}, "must have a name"),
-        ({}, "must be the name of a catalog, or an object"),
-        (["prod"], "must be the name of a catalog, or an object"),
+        ({"name": "prod"}, r"its type, uri, .* settings of the executors, as PYICEBERG_CATALOG__NAME__… in the"),
+        ({"name": "prod", "type": "rest", "uri": "URI"}, "must be the name of a catalog alone"),
+        ({"type": "hadoop", "warehouse": "s3a://b/w?secret_key=pw"}, "must be the name of a catalog alone"),
+        ("https://pw@h", "must be the name of a catalog, of letters"),
+        ("prod.uri", "must be the name of a catalog, of letters"),
+        ("", "must be the name of a catalog, of letters"),
+        (["prod"], "must be the name of a catalog, of letters"),
+        (None, "must be the name of a catalog, of letters"),
     ],
 )
-def test_a_record_that_names_no_catalog_or_holds_a_secret_is_refused(catalog: Any, sentence: str) -> None:
-    with pytest.raises(InvalidArgument, match=sentence) as refused:
-        check_table(TableRecord("t", "iceberg", "sales.orders", {"catalog": catalog}))
-    assert "pw" not in str(refused.value)
+def test_a_record_cannot_choose_the_address_of_a_catalog_also_where_it_is_read_from_etcd(
+    rest: RestCatalogServer, catalog: Any, sentence: str
+) -> None:
+    if isinstance(catalog, dict):
+        catalog = {name: value.replace("URI", rest.uri) for name, value in catalog.items()}
+    table = TableRecord.decode(record(catalog=catalog).encode())
+    for ask in (check_table, plan_table, check_reachable, place_of):
+        with pytest.raises(InvalidArgument, match=sentence) as refused:
+            ask(table)
+        assert "pw" not in str(refused.value)
+    assert rest.asked == []
 
 
 @pytest.mark.parametrize(

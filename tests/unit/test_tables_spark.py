@@ -200,11 +200,37 @@ def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
     for location in ("orders", "/data/shop/orders", "a.b.c.d", "shop.", "", "shop orders.t"):
         with pytest.raises(InvalidArgument, match="is no name of a table in Spark's catalog"):
             check_table(TableRecord("t", "spark", location))
-    with pytest.raises(InvalidArgument, match=r"global_temp\.v is a temporary view"):
-        check_table(TableRecord("t", "spark", "global_temp.v"))
+    for location in ("global_temp.v", "`Global_Temp`.v"):
+        with pytest.raises(InvalidArgument, match="is a temporary view"):
+            check_table(TableRecord("t", "spark", location))
     with pytest.raises(InvalidArgument, match="'partition_types' is not known for spark"):
         check_table(TableRecord("t", "spark", "shop.orders", {"partition_types": {}}))
     with pytest.raises(InvalidArgument, match="'columns' is not known for spark"):
         check_table(TableRecord("t", "spark", "shop.orders", {"columns": {}}))
+    with pytest.raises(InvalidArgument, match="'spark.sql.catalog.evil' is not known for spark"):
+        check_table(TableRecord("t", "spark", "evil.shop.orders", {"spark.sql.catalog.evil": "x.Y"}))
     with pytest.raises(InvalidArgument, match="planned where there is a Spark"):
         plan_table(TableRecord("t", "spark", "shop.orders"))
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "parquet.`file:///etc`",
+        "csv.`/etc/passwd`",
+        "text.`relative/path`",
+        "delta.`s3://bucket/t`",
+        "iceberg.`/lake/t`",
+        "spark_catalog.delta.`/lake/t`",
+        "shop.`http:`",
+        "shop.a\\b",
+        "`prod.uri`.shop.orders",
+        "`prod.catalog-impl`.shop.orders",
+        "shop.orders; DROP TABLE x",
+    ],
+)
+def test_a_name_that_is_a_path_or_another_setting_is_refused_also_where_it_is_read_from_etcd(location: str) -> None:
+    table = TableRecord.decode(TableRecord("t", "spark", location).encode())
+    for ask in (check_table, lambda table: plan_table(table, spark=object)):  # asked for nothing
+        with pytest.raises(InvalidArgument, match="is no name of a table in Spark|has the scheme"):
+            ask(table)

@@ -1,0 +1,108 @@
+"""pyiceberg's catalogs, which take of a server's answers and of table properties only what is listed here.
+
+By itself pyiceberg lets both override its settings: they may name the classes that it imports (``py-io-impl``,
+``auth``), and the hosts that get its tokens (``uri``, ``oauth2-server-uri``, ``s3.endpoint``).
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import NotInstalledError
+from pyiceberg.typedef import EMPTY_DICT
+from requests import RequestException
+
+from distop.storage_urls import check_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyiceberg.io import FileIO
+    from requests import Response, Session
+
+REST_PROPERTIES = ("namespace-separator", "prefix")
+"""What a REST catalog may set of its client, by ``/v1/config``: how the paths on its own server are written."""
+STORAGE_PROPERTIES = (
+    *("client.region", "s3.region", "s3.access-key-id", "s3.secret-access-key", "s3.session-token"),
+    *("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "adls.sas-token"),
+)
+"""What a catalog may set of the storage of a table: credentials for it, and its region."""
+
+_REGIONS = ("client.region", "s3.region")
+_REGION = re.compile(r"[A-Za-z0-9-]+")
+"""It becomes a part of the host's name."""
+_OTHERS = {
+    CatalogType.SQL: ("sql", "SqlCatalog"),
+    CatalogType.HIVE: ("hive", "HiveCatalog"),
+    CatalogType.GLUE: ("glue", "GlueCatalog"),
+    CatalogType.DYNAMODB: ("dynamodb", "DynamoDbCatalog"),
+    CatalogType.BIGQUERY: ("bigquery_metastore", "BigQueryMetastoreCatalog"),
+}
+"""Modules and classes of the catalogs that need other packages."""
+
+
+def made(name: str, settings: Mapping[str, Any]) -> Catalog:
+    """The catalog of these settings, with what its type needs. Raises what pyiceberg raises: ValueError for settings
+    that do not fit, NotInstalledError, and errors of the connection.
+    """
+    told = settings.get("type")
+    kind = CatalogType(str(told).lower()) if told else infer_catalog_type(name, dict(settings))
+    if kind in (CatalogType.REST, CatalogType.SQL, CatalogType.HIVE) and not settings.get("uri"):
+        raise ValueError("URI missing")
+    if kind == CatalogType.REST:
+        return GuardedRestCatalog(name, **settings)
+    if kind not in _OTHERS:
+        raise ValueError(f"the type {told!r} is not supported")
+    module, class_name = _OTHERS[kind]
+    try:
+        cls = getattr(import_module(f"pyiceberg.catalog.{module}"), class_name)
+    except ImportError as error:
+        raise NotInstalledError(f"a catalog of type {kind.value} needs another package: {error}") from error
+    guarded: Callable[..., Catalog] = type(class_name, (_Guarded, cls), {})
+    return guarded(name, **settings)
+
+
+class _Guarded(Catalog):
+    """Opens the files of a table by the settings, and by what is listed of its properties."""
+
+    def _load_file_io(self, properties: Mapping[str, Any] = EMPTY_DICT, location: str | None = None) -> FileIO:
+        check_paths(() if location is None else (location,))
+        return super()._load_file_io(storage_properties(properties), location)
+
+
+class GuardedRestCatalog(_Guarded, RestCatalog):
+    """A REST catalog that speaks to its configured server alone."""
+
+    def _fetch_config(self) -> None:
+        own, uri = dict(self.properties), self.uri
+        super()._fetch_config()
+        self.properties = own | {name: self.properties[name] for name in REST_PROPERTIES if name in self.properties}
+        self.uri = uri
+
+    def _config_headers(self, session: Session) -> None:
+        # The first that is done with a session: credentials are exchanged for a token before it is complete.
+        super()._config_headers(session)
+        session.hooks["response"].append(_refuse_redirect)
+
+
+def _refuse_redirect(response: Response, **_: Any) -> None:
+    """Raises RequestException where the server sends its client elsewhere: requests would repeat headers and bodies
+    there, with the credentials in them.
+    """
+    if response.is_redirect:
+        raise RequestException(
+            f"it redirects to {response.headers['location']}, which is not followed: give its final address as its uri"
+        )
+
+
+def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a table's properties, or of a server's answer, that storage is opened with."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if name in STORAGE_PROPERTIES and (name not in _REGIONS or _REGION.fullmatch(str(value)))
+    }
