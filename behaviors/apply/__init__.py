@@ -88,7 +88,7 @@ class Apply(Behavior):
         if narrowed and summary.verdict == "success":
             return self._published(arg, summary, ctx)
         if narrowed:
-            self._narrowing(arg, ctx).sweep(summary)
+            self._narrowing(arg, ctx).sweep()
         for row in summary.outcomes():
             known = isinstance(row.result, dict)
             report = report_of(arg.certificate, Outcome.model_validate(row.result), TABLE) if known else None
@@ -103,9 +103,9 @@ class Apply(Behavior):
         try:
             outcome = publishing.publish(summary)
         except (JobFailed, InvalidArgument) as failed:
-            publishing.sweep(summary)
+            publishing.sweep()
             raise OperationFailed(str(failed), report_of(arg.certificate, publishing.outcome, TABLE)) from failed
-        publishing.sweep(summary)
+        publishing.sweep()
         return report_of(arg.certificate, outcome, TABLE)
 
     @staticmethod

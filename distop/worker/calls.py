@@ -12,6 +12,7 @@ from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.large import resolve
+from distop.places import stage_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from distop.behavior import Behavior
+    from distop.deletion import Place
 
 
 class Call:
@@ -67,9 +69,10 @@ class Call:
 
                 value = verifying.verify(self._message)
             elif self._message["t"] == "sweep":
-                shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
+                if (where := self._shared()) is not None:
+                    shared.remove_plans(where, self._message["op"])
             elif self._message["t"] == "results":
-                value = self._results(shared.shared_of(self._env.shared_dir, self._table))
+                value = self._results(self._shared())
             else:
                 behavior = self._env.behavior(self._message["type"])
                 kinds: dict[str, Callable[[Behavior, Any], Any]] = {
@@ -93,8 +96,11 @@ class Call:
         finally:
             self._env.spark.unbind()
 
-    def _results(self, where: str) -> list[str]:
-        if not where:
+    def _shared(self) -> Place | None:
+        return shared.shared_of(self._env.shared_dir, self._env.space, self._table)
+
+    def _results(self, where: Place | None) -> list[str]:
+        if where is None:
             return []
         if not self._message["remove"]:
             return shared.with_results(where, self._message["ops"])
@@ -116,7 +122,7 @@ class Call:
         ctx = self._context(find_table=self._other_table)
         planned = behavior.partitions(self._table, arg, ctx)
         partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
-        partitions = shared.spill(partitions, ctx.shared_dir, ctx.operation)
+        partitions = shared.spill(partitions, ctx.shared, ctx.operation)
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
@@ -142,7 +148,7 @@ class Call:
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
             version=plan["version"],
             whole=plan["whole"],
-            plan=lambda: self._partitions(plan["chunks"], ctx.shared_dir),
+            plan=lambda: self._partitions(plan["chunks"], ctx.shared),
         )
         failure: str | None = None
         try:
@@ -175,16 +181,24 @@ class Call:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])
                 result = resolve(outcome.get("result"), f"the result of partition {name}")
-                yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "")
+                stage = self._stage(row["partition"], outcome)
+                yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "", stage)
 
-    def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
+    def _stage(self, partition: int, outcome: Mapping[str, Any]) -> Place | None:
+        """The stage of the attempt that an outcome is of: an executor's alone has one."""
+        fence, incarnation, where = int(outcome.get("fence") or 0), outcome.get("incarnation") or "", self._shared()
+        if where is None or not fence or not incarnation:
+            return None
+        return stage_of(where, self._message["op"], partition, fence, incarnation)
+
+    def _partitions(self, chunks: int, where: Place | None) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None
         while start is not None:
             self._check()
             question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0, plan=True)
             start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
             for row in rows:
-                yield shared.with_files(PartitionPlan.from_json(row), shared_dir)
+                yield shared.with_files(PartitionPlan.from_json(row), where, self._message["op"])
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""
@@ -196,7 +210,7 @@ class Call:
             )
             ctx.superseded = self._message.get("superseded", False)
             try:
-                partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+                partition = ctx.partition = shared.with_files(partition, ctx.shared, self._message["op"])
                 behavior.cancel_job_and_cleanup(arg, partition, ctx)
             except Exception as error:
                 if isinstance(error, SparkDied | JobCancelled):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from distop import deletion
 from distop.core.codec import dumps, loads
-from distop.core.keys import encode
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
-from distop.errors import InvalidArgument
-from distop.files import local_path, open_filesystem, read, write
+from distop.deletion import Place
+from distop.errors import InvalidArgument, UnsafePath
+from distop.files import local_path, read, write
+from distop.places import folder, instances, operation_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,35 +25,18 @@ L = TypeVar("L", PartitionPlan, Pinned)
 """What has a list of files."""
 
 
-def shared_of(configured: str, table: TableRecord | None) -> str:
-    """The shared directory: as configured, else ``<table location>/_distop`` where that is a folder, else "" (there is
-    none).
+def shared_of(configured: str, space: str, table: TableRecord | None) -> Place | None:
+    """The folder of an etcd cluster and namespace (``space``) in the shared directory: that is as configured, else
+    ``<table location>/_distop`` where that is a folder, else there is none.
     """
     if configured:
-        return configured.rstrip("/")
-    return f"{table.folder.rstrip('/')}/_distop" if table is not None and table.folder else ""
+        return Place(configured.rstrip("/") or configured, space)
+    if table is None or not table.folder:
+        return None
+    return Place(table.folder.rstrip("/"), f"_distop/{space}" if space else "_distop")
 
 
-def operation_path(op: str) -> str:
-    """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
-    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together); so the first folder of
-    digits alone after the type is the instance."""
-    ref = OperationRef.parse(op)
-    parts = [folder(ref.table), folder(ref.type), str(ref.instance)]
-    if ref.object:
-        digits = ref.object.isascii() and ref.object.isdigit()
-        parts.insert(2, f"%{ord(ref.object[0]):02X}{ref.object[1:]}" if digits else folder(ref.object))
-    return "/".join(parts)
-
-
-def folder(name: str) -> str:
-    """A name as one path component, reversible, never hidden and never ``..``."""
-    text = encode(name)
-    head = 3 if text.startswith("%2E") else 0
-    return text[:head] + text[head:].replace("%2E", ".")
-
-
-def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[PartitionPlan]:
+def spill(partitions: Iterable[PartitionPlan], shared: Place | None, op: str) -> list[PartitionPlan]:
     """Partitions whose file lists alone would pass a chunk's limit get them written to the shared directory. Each
     planning writes files of its own name, so that a planner that was replaced cannot change a plan."""
     kept: list[PartitionPlan] = []
@@ -62,7 +44,7 @@ def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[Par
         # The first condition spares most partitions the encoding: no path is that long.
         number = max(len(listed.files) for listed in partition.lists())
         if number > 16 and len(dumps(partition.to_json())) > MAX_CHUNK_BYTES:
-            if not shared:
+            if shared is None:
                 raise InvalidArgument(
                     f"partition {partition.name} has {number} files, too many for etcd: "
                     "give the executors a --shared-dir"
@@ -74,16 +56,19 @@ def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[Par
     return kept
 
 
-def _spilled(listed: L, shared: str, place: str) -> L:
+def _spilled(listed: L, shared: Place, place: str) -> L:
     path = f"{place}-{uuid.uuid4().hex}.json"
     files = [list(f) for f in listed.files]
-    write(f"{shared}/{path}", dumps({"files": files, "folders": dict(listed.folders)} if listed.folders else files))
+    write(
+        f"{shared.location}/{path}",
+        dumps({"files": files, "folders": dict(listed.folders)} if listed.folders else files),
+    )
     return replace(listed, files=(), folders={}, files_at=path)
 
 
-def result_path(shared: str, op: str, partition: int, fence: int, incarnation: str) -> str:
+def result_path(shared: Place, op: str, partition: int, fence: int, incarnation: str) -> str:
     """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
-    return f"{shared}/{_RESULTS}/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
+    return f"{shared.location}/{_RESULTS}/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
 
 
 def _plans(op: str) -> str:
@@ -91,9 +76,9 @@ def _plans(op: str) -> str:
     return f"plans/{operation_path(op)}"
 
 
-def with_results(shared: str, ops: Iterable[str]) -> list[str]:
+def with_results(shared: Place, ops: Iterable[str]) -> list[str]:
     """The operations whose results stand in files: of those of one table, type and object up to the newest of ``ops``.
-    Raises OSError.
+    Raises UnsafePath and OSError.
     """
     newest: dict[str, OperationRef] = {}
     for op in ops:
@@ -102,58 +87,42 @@ def with_results(shared: str, ops: Iterable[str]) -> list[str]:
             newest[folder_of] = ref
     found = []
     for place, ref in newest.items():
-        numbers = {int(name) for name in _names(f"{shared}/{_RESULTS}/{place}") if name.isascii() and name.isdigit()}
-        found += [str(replace(ref, instance=n)) for n in sorted(numbers) if n <= ref.instance]
+        numbers = instances(shared.below(f"{_RESULTS}/{place}"), ref.instance)
+        found += [str(replace(ref, instance=n)) for n in numbers]
     return found
 
 
-def remove_results(shared: str, op: str) -> None:
-    """Remove the results of an operation that stand in files; none there is fine. Raises OSError."""
-    _remove(f"{shared}/{_RESULTS}/{operation_path(op)}")
+def remove_results(shared: Place, op: str) -> None:
+    """Remove the results of an operation that stand in files; none there is fine. Raises UnsafePath and OSError."""
+    deletion.delete(shared.below(_RESULTS), operation_path(op))
 
 
-def remove_plans(shared: str, op: str) -> None:
-    """Remove the file lists of all plannings of an operation; none there is fine. Raises OSError."""
-    _remove(f"{shared}/{_plans(op)}")
+def remove_plans(shared: Place, op: str) -> None:
+    """Remove the file lists of all plannings of an operation; none there is fine. Raises UnsafePath and OSError."""
+    deletion.delete(shared, _plans(op))
 
 
-def _names(location: str) -> list[str]:
-    """What is in a folder; nothing where there is none."""
-    path = local_path(location)
-    if path is not None:
-        try:
-            return [one.name for one in Path(path).iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-    from pyarrow import fs
-
-    filesystem, inner = open_filesystem(location)
-    return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
-
-
-def _remove(location: str) -> None:
-    path = local_path(location)
-    if path is not None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
-        return
-    from pyarrow import fs
-
-    filesystem, inner = open_filesystem(location)
-    if filesystem.get_file_info(inner).type == fs.FileType.Directory:
-        filesystem.delete_dir(inner)
-
-
-def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
-    """The partition with its file lists, read from the shared directory where the plan left it there."""
+def with_files(partition: PartitionPlan, shared: Place | None, op: str) -> PartitionPlan:
+    """The partition with its file lists, read from the shared directory where the plan of ``op`` left it there. Raises
+    UnsafePath where the plan names a file that is no list of this operation, and OSError.
+    """
     if not partition.files_at:
         return partition
-    beside = tuple(_listed(one, shared) for one in partition.beside)
-    return replace(_listed(partition, shared), beside=beside)
+    if shared is None:
+        raise InvalidArgument(f"the files of partition {partition.name} are in a shared directory, and there is none")
+    beside = tuple(_listed(one, shared, op) for one in partition.beside)
+    return replace(_listed(partition, shared, op), beside=beside)
 
 
-def _listed(spilled: L, shared: str) -> L:
-    told = loads(read(f"{shared}/{spilled.files_at}"))
+def _listed(spilled: L, shared: Place, op: str) -> L:
+    if not spilled.files_at:
+        return spilled
+    where, _, name = spilled.files_at.rpartition("/")
+    if where != _plans(op):
+        raise UnsafePath(f"the plan of {op} names {spilled.files_at!r}, which is no list of files of this operation")
+    place = shared.below(where)
+    local = local_path(shared.anchor)
+    told = loads(read(place.below(name).location if local is None else str(deletion.regular_file(place, name))))
     if isinstance(told, list):
         return replace(spilled, files=files_of(told))
     return replace(spilled, files=files_of(told["files"]), folders=told["folders"])
