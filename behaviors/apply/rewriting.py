@@ -260,10 +260,11 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
 
 def discard(stage: Stage, live: frozenset[str], log: Log) -> None:
     """Remove a stage, and its data files. ``live``: folders with files that are part of the table (:func:`live_files`);
-    data with one of them stay. What cannot be removed is logged; the stage then stays as well, and is found again.
+    data with one of them stay, and so do data that no stage names any more: they may have been published since, and
+    be those of a former snapshot. What cannot be removed is logged; the stage then stays, too, and is found again.
     """
     data = os.path.realpath(stage.data.location)
-    if not any(folder == data or folder.startswith(f"{data}/") for folder in live):
+    if stage.begun() and not any(folder == data or folder.startswith(f"{data}/") for folder in live):
         try:
             job = stage.data.parent
             deletion.delete(job, stage.data.name)

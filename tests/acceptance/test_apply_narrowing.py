@@ -433,14 +433,17 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
     # A cleanup that comes late, when the files are the table's.
     bench.apply(bench.certificate())
     live = bench.folders()
-    late = stage / "table" / "metadata" / "v1.metadata.json"
-    late.parent.mkdir(parents=True)
-    late.write_text(told)
-    ctx.operation = f"{bench.name}/apply/{Bench.instances}"  # that of the last, whose files are the table's
+    ctx.operation = f"{bench.name}/apply/{Bench.instances}"
     ctx.superseded = True
-    Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
-    assert bench.folders() == live
-    assert bench.rows() == ROWS
+    for staged in (False, True):
+        late = Path(ctx.stage_place.location) / "table" / "metadata" / "v1.metadata.json"
+        if staged:
+            late.parent.mkdir(parents=True)
+            late.write_text(told)
+        Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
+        assert not late.exists()
+        assert bench.folders() == live
+        assert bench.rows() == ROWS
 
 
 def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.deletion import Place
 from distop.errors import InvalidArgument, UnsafePath
 from distop.places import stage_of
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.constraints import Narrowed, iceberg_type, wanted
-from distop_behaviors.apply.report import Staged
+from distop_behaviors.apply.publishing import Narrowing
+from distop_behaviors.apply.report import Argument, Staged
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
+from tests.support.context import FakeContext
 
 LOG = logging.getLogger("tests.narrowing")
 N = Narrowed("n_fits_int", "n", 2, "int", "int")
@@ -165,6 +169,14 @@ def test_a_stage_says_nothing_of_what_is_removed(layout: Layout) -> None:
     assert not Path(stage.data.location).exists()
 
 
+def test_what_nothing_stages_any_more_may_be_the_tables(layout: Layout) -> None:
+    """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
+    stage = layout.write(layout.stage())
+    shutil.rmtree(stage.place.location)
+    rewriting.discard(stage, frozenset(), LOG)
+    assert (Path(stage.data.location) / "a.parquet").exists()
+
+
 @pytest.mark.parametrize("where", ["shared", "table"])
 def test_nothing_is_discarded_through_a_link(layout: Layout, where: str, tmp_path: Path) -> None:
     stage = layout.write(layout.stage())
@@ -197,3 +209,44 @@ def test_a_result_says_nothing_of_where_its_files_lie() -> None:
     for field in ("folder", "metadata", "data"):
         with pytest.raises(ValidationError):
             Staged.model_validate({"files": 1, "rows": 1, "bytes": 1, field: "/etc"})
+
+
+def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
+    """The completion of an operation; none of the files is part of the table."""
+    table = TableRecord("t", "iceberg", str(layout.table))
+    ctx = FakeContext(layout.table.parent, table)
+    ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
+    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
+    argument = Argument(certificate=certificate({"fits": {"column": "n", "type": "int"}}))
+    target: Any = None
+    return Narrowing(argument, table, target, ctx)
+
+
+def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apply swept whatever lay beside the folder that a result named."""
+    gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
+    kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
+    other = Place(layout.shared.anchor, "c0ffee-two")
+    kept.append(layout.write(Stage.of(stage_of(other, OPERATION, 0, 1, "inc"), other, "c0ffee-two", str(layout.table))))
+    for _ in range(2):
+        operation(layout, OPERATION, monkeypatch).sweep()
+        assert not any(Path(place.location).exists() for stage in gone for place in (stage.place, stage.data))
+        assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
+
+
+def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
+    staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
+    stage = layout.write(layout.stage()).place
+    rows = [
+        OutcomeRow(0, "a", True, staged, "", stage),
+        OutcomeRow(1, "b", True, staged, ""),
+        OutcomeRow(2, "c", True, {"staged": {"files": 0, "rows": 0, "bytes": 0}}, ""),
+        OutcomeRow(3, "d", True, {"staged": {"files": 1, "folder": "/etc"}}, "", stage),
+        OutcomeRow(4, "e", True, None, "", stage),
+        OutcomeRow(5, "f", True, [1], "", stage),
+    ]
+    plans = [PartitionPlan(n, row.name, files=((f"/t/{n}", 1, 1),)) for n, row in enumerate(rows)]
+    summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
+    units = operation(layout, OPERATION, monkeypatch)._units(summary)
+    assert [unit.files for unit in units] == [frozenset({"/t/0"})]
