@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pyspark.sql import SparkSession
 
+    from distop.deletion import Place
+
 __all__ = [
     "WIDE",
     "Behavior",
@@ -74,6 +76,10 @@ class OutcomeRow:
     success: bool
     result: Any
     error: str
+    stage: Place | None = None
+    """The stage of the attempt whose outcome this is, by its fence; None where no executor has run it: whoever returned
+    the job (``return_job``) has written nothing that could be published.
+    """
     by_executor: bool = True
     """An executor ran the job; False: an actor returned it (``Client.return_job``)."""
 
@@ -128,7 +134,13 @@ class JobContext(ABC):
     work_dir: Path
     """A private directory on this node for this operation; emptied when the operation is gone."""
     shared_dir: str
-    """Where what is too large for etcd goes: a path or URL that every node can reach."""
+    """Where what is too large for etcd goes: a path or URL that every node can reach. It belongs to this etcd cluster
+    and namespace alone.
+    """
+    shared: Place | None
+    """The same for :mod:`distop.deletion`; None where there is none."""
+    space: str
+    """What tells this etcd cluster and namespace from others that write into the same folder, as a part of a name."""
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
     again: bool = False
@@ -145,6 +157,11 @@ class JobContext(ABC):
         """Where this attempt writes its output: a directory of its own, named by its fence, made on first use. Only
         what the published outcome names exists for readers; what an attempt that lost left there is garbage.
         """
+        raise NotImplementedError("there is no stage outside a job")
+
+    @property
+    def stage_place(self) -> Place:
+        """The stage for :mod:`distop.deletion`; not made by being asked for."""
         raise NotImplementedError("there is no stage outside a job")
 
     def stage_of(self, partition: PartitionPlan) -> str:

@@ -32,6 +32,12 @@ class InvalidArgument(UsageError):
     """The argument, name, option or location does not fit what it is for."""
 
 
+class UnsafePath(InvalidArgument):
+    """A path leads out of the folder that it has to lie in, or through a link. Nothing was removed or read: a person
+    has to look at what is there.
+    """
+
+
 class EtcdUnavailable(DistopError):
     """etcd could not be reached in the time allowed, and the request was certainly not sent or not applied."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +71,6 @@ def write(location: str, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def read_regular(folder: str, path: str, limit: int) -> bytes:
-    """The bytes of a file below a folder or URL. On a disk it is a regular file, and no symbolic link leads to it from
-    the folder. At most ``limit`` bytes are read, and one more where the file is larger. Raises OSError.
-    """
-    root = local_path(folder)
-    if root is None:
-        filesystem, inner = open_filesystem(folder)
-        with filesystem.open_input_stream(f"{inner.rstrip('/')}/{path}") as stream:
-            return bytes(stream.read(limit + 1))
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        raise OSError(errno.EINVAL, "the path leads elsewhere", path)
-    opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in parts[:-1]:
-            inside = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened)
-            os.close(opened)
-            opened = inside
-        # A pipe would hold up who opens it.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.open(parts[-1], flags, dir_fd=opened)
-    finally:
-        os.close(opened)
-    with os.fdopen(file, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        return stream.read(limit + 1)
 
 
 def read(location: str) -> bytes:

@@ -11,26 +11,34 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import loads
-from distop.errors import InvalidArgument, NotFound, UnreadableRecord, describe
-from distop.files import read_regular
+from distop.deletion import check_unlinked, read_regular
+from distop.errors import InvalidArgument, NotFound, UnreadableRecord, UnsafePath, describe
 from distop.files import write as write_file
-from distop.shared_folder import result_file, result_path
+from distop.places import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from distop.deletion import Place
+    from distop.places import Attempt
+
 POINTER = "distop:file"
-"""The one field of a result that stands in a file: ``{"fence", "bytes", "sha256"}``."""
+"""The one field of a result that stands in a file: ``{"bytes", "sha256"}``."""
 MAX_BYTES = 64 * 1024 * 1024
 """Of such a result: whoever reads it has it in memory."""
 
 
-def write(path: str, data: bytes, fence: int) -> dict[str, Any]:
-    """Write a result's JSON, whole; what stands in the outcome instead of it. Raises OSError, ValueError."""
+def write(shared: Place, attempt: Attempt, data: bytes) -> dict[str, Any]:
+    """Write a result's JSON, whole; what stands in the outcome instead of it.
+
+    Raises UnsafePath, OSError, and ValueError where it is too large.
+    """
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, at most {MAX_BYTES} are kept in a file: return less")
-    write_file(path, data)
-    return {POINTER: {"fence": fence, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    place = result_of(shared, attempt)
+    check_unlinked(place.parent)
+    write_file(place.location, data)
+    return {POINTER: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
 def file_of(result: Any) -> Mapping[str, Any] | None:
@@ -45,41 +53,33 @@ def check_no_pointer(result: Any) -> None:
         raise InvalidArgument(f"{POINTER!r} stands for a result in a file: give the field of the result another name")
 
 
-def path_of(result: Any, shared: str, op: str, partition: int, incarnation: str) -> str:
-    """Where the file of such a result is. Raises UnreadableRecord."""
-    return result_path(shared, op, partition, _told(result, "the result", incarnation)[0], incarnation)
-
-
-def resolve(result: Any, shared: str, op: str, partition: int, incarnation: str) -> Any:
-    """The result itself, read from its file where it stands in one: that of the attempt of this incarnation, below the
-    shared directory.
+def resolve(result: Any, shared: Place | None, attempt: Attempt | None) -> Any:
+    """The result itself, read from its file where it stands in one: that of the attempt, below the shared directory.
+    ``attempt``: None where no executor has run the job.
 
     Raises NotFound where the file cannot be read from here, UnreadableRecord where it is not what the outcome names.
     """
-    if file_of(result) is None:
+    told = file_of(result)
+    if told is None:
         return result
-    what = f"the result of partition {partition} of {op}"
-    fence, size, digest = _told(result, what, incarnation)
-    if not shared:
+    size, digest = told.get("bytes"), told.get("sha256")
+    number = isinstance(size, int) and not isinstance(size, bool)
+    if attempt is None or not number or not 0 <= size <= MAX_BYTES or not isinstance(digest, str):  # type: ignore[operator]
+        raise UnreadableRecord(
+            f"a result is said to be in a file, and no executor has written that: {POINTER!r} is void"
+        )
+    what = f"the result of partition {attempt.partition} of {attempt.op}"
+    if shared is None:
         raise NotFound(
             f"{what} is in a file of the shared directory, which is not known here: name it (shared_dir of connect, or "
             "DISTOP_SHARED_DIR) as the executors' --shared-dir does"
         )
-    path = result_path(shared, op, partition, fence, incarnation)
+    place = result_of(shared, attempt)
     try:
-        data = read_regular(shared, result_file(op, partition, fence, incarnation), size)
-    except OSError as error:
-        reason = error.strerror or describe(error)
-        raise NotFound(f"{what} is in the file {path}, which cannot be read from here: {reason}") from None
+        data = read_regular(place.parent, place.name, size)  # type: ignore[arg-type]
+    except (OSError, UnsafePath) as error:
+        reason = getattr(error, "strerror", None) or describe(error)
+        raise NotFound(f"{what} is in the file {place.location}, which cannot be read from here: {reason}") from None
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-        raise UnreadableRecord(f"{what} is in the file {path}, which was changed: its checksum is another one")
+        raise UnreadableRecord(f"{what} is in the file {place.location}, which has changed: its checksum is another")
     return loads(data)
-
-
-def _told(result: Any, what: str, incarnation: str) -> tuple[int, int, str]:
-    told = file_of(result) or {}
-    fence, size, digest = told.get("fence"), told.get("bytes"), told.get("sha256")
-    numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (fence, size))
-    if not incarnation or not numbers or not 0 <= size <= MAX_BYTES or not isinstance(digest, str):  # type: ignore[operator]
-        raise UnreadableRecord(f"{what} is said to be in a file, and no executor has written that: {POINTER!r} is void")
-    return fence, size, digest  # type: ignore[return-value]

@@ -88,7 +88,7 @@ class Apply(Behavior):
         if narrowed and summary.verdict == "success":
             return self._published(arg, summary, ctx)
         if narrowed:
-            self._narrowing(arg, ctx).sweep(summary)
+            self._narrowing(arg, ctx).sweep()
         for row in summary.outcomes():
             report = None
             if isinstance(row.result, dict):
@@ -104,10 +104,10 @@ class Apply(Behavior):
         try:
             outcome = publishing.publish(summary)
         except (JobFailed, InvalidArgument) as failed:
-            publishing.sweep(summary)
+            publishing.sweep()
             certificate = request_of(arg, ctx).certificate
             raise OperationFailed(str(failed), report_of(certificate, publishing.outcome, TABLE)) from failed
-        publishing.sweep(summary)
+        publishing.sweep()
         return report_of(request_of(arg, ctx).certificate, outcome, TABLE)
 
     @staticmethod

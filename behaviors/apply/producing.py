@@ -7,11 +7,13 @@ for it commits that outcome, in whichever way compares with what was loaded.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.deletion import Place, check_unlinked, delete, delete_or_log
+from distop.errors import UnsafePath
 from distop.files import write
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import NO_SNAPSHOT
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     from distop_behaviors.apply.target import Rewrite
 
+log = logging.getLogger("distop.apply")
+
+_METADATA = "metadata"
 FOLDER = "distop-"
 """How the folder begins that a commit through a catalog has its manifests in."""
 
@@ -43,16 +48,21 @@ class Production:
         return self._jvm.org.apache.iceberg
 
     def rewritten(self, rewrite: Rewrite) -> Any:
-        """With data files in the place of others, and the schema with them."""
+        """With data files in the place of others, and the schema with them. Raises UnsafePath for a new file that does
+        not lie in its stage, or is a link.
+        """
         lists = self._iceberg.relocated.com.google.common.collect.Lists
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
         if rewrite.schema is not None:
             schema = self._iceberg.SchemaParser.fromJson(json.dumps(rewrite.schema))
             self._made.commit(self.base, self.base.updateSchema(schema))
         for staged in rewrite.staged:
-            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged))
+            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged.metadata()))
             if (snapshot := source.currentSnapshot()) is not None:
-                added.addAll(lists.newArrayList(snapshot.addedDataFiles(source.io())))
+                new = lists.newArrayList(snapshot.addedDataFiles(source.io()))
+                for file in new:
+                    staged.check_file(str(file.location()))
+                added.addAll(new)
         former = self.base.currentSnapshot()
         if former is not None:
             for file in self._data_files():
@@ -91,15 +101,19 @@ class Production:
         return self._with(change)
 
     def discard(self) -> None:
-        """Remove what was written on the way: nobody has taken the outcome."""
+        """Remove what was written on the way: nobody has taken the outcome. What does not lie below the table's
+        metadata, by a setting of the table, is left to Iceberg's ``remove_orphan_files``.
+        """
         snapshot = self._made.current().currentSnapshot()
         if snapshot is None or self.base.snapshot(snapshot.snapshotId()) is not None:
             return
-        io = self._table.io()
-        for manifest in snapshot.allManifests(io):
-            if manifest.snapshotId() == snapshot.snapshotId():
-                io.deleteFile(manifest.path())
-        io.deleteFile(snapshot.manifestListLocation())
+        manifests = [m for m in snapshot.allManifests(self._table.io()) if m.snapshotId() == snapshot.snapshotId()]
+        place = Place(_local(str(self._table.location())), _METADATA)
+        for path in (*(_local(str(m.path())) for m in manifests), _local(str(snapshot.manifestListLocation()))):
+            folder, _, name = path.rpartition("/")
+            if folder == place.location:
+                delete_or_log(place, name, log)
+                delete_or_log(place, f".{name}.crc", log)
 
     def _data_files(self) -> Iterator[Any]:
         """Those of the snapshot that was loaded, with their statistics."""
@@ -133,19 +147,25 @@ def detached(session: Any, source: str) -> Iterator[Any]:
     jvm = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
-    place = f"{str(loaded.location()).rstrip('/')}/metadata/{FOLDER}{uuid.uuid4().hex}"
-    folder = Path(local_path(place) or place) / "metadata"
-    write(str(folder / "v1.metadata.json"), str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode())
-    write(str(folder / "version-hint.text"), b"1")
+    place = Place(_local(str(loaded.location()).rstrip("/")), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
+    folder = place.below(_METADATA)
+    check_unlinked(folder)
+    told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
+    write(f"{folder.location}/v1.metadata.json", told)
+    write(f"{folder.location}/version-hint.text", b"1")
     try:
-        yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place))
+        yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:
         for name in ("v1.metadata.json", "version-hint.text"):
-            (folder / name).unlink(missing_ok=True)
-            (folder / f".{name}.crc").unlink(missing_ok=True)
-        with suppress(OSError):  # unless there are manifests
-            folder.rmdir()
-            folder.parent.rmdir()
+            delete_or_log(folder, name, log)
+            delete_or_log(folder, f".{name}.crc", log)
+        with suppress(OSError, UnsafePath):  # they stay where there are manifests
+            delete(place, _METADATA, only_empty=True)
+            delete(place.parent, place.name, only_empty=True)
+
+
+def _local(path: str) -> str:
+    return local_path(path) or path
 
 
 def uri(location: str) -> str:

@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import json
 import uuid
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from distop import deletion, places
 from distop.behavior import JobFailed
 from distop.core.frozen import frozen
-from distop.errors import InvalidArgument
+from distop.core.model import OperationRef
+from distop.errors import InvalidArgument, UnsafePath
 from distop.files import local_path
 from distop.tables import plan_table
 from distop.tables.changes import equality_ids, new_files, replaced_files
-from distop.tables.iceberg import NO_SNAPSHOT, plan_metadata, read_metadata
+from distop.tables.iceberg import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
 from distop.tables.options import check_options
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.report import Outcome, Rewritten, Staged
+from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.apply.target import Moved, Rewrite, Unsure
 from distop_behaviors.validate.certify import check_columns, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop.deletion import Place
     from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
     from distop_behaviors.reading.footers import PlannedFile
@@ -44,6 +49,7 @@ class _Unit:
     """What was staged, of which files, as they were in which snapshot."""
 
     staged: Staged
+    stage: Stage
     files: frozenset[str]
     snapshot: str
 
@@ -54,7 +60,7 @@ class Narrowing(Applying):
     def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
         super().__init__(request, table, target, ctx)
         self._narrowed = narrowing.needed(self._wanted.narrowed, self._certificate)
-        self._root = ""
+        self._folder: str | None = None
 
     def check(self, metadata: Any, io: Any) -> None:
         """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
@@ -70,22 +76,19 @@ class Narrowing(Applying):
         JobFailed, with an outcome, where a row is in the way.
         """
         check_table(self._certificate, self._table)
-        folder = self._ctx.stage
-        if local_path(folder) is None:
-            raise InvalidArgument(f"a table is rewritten with a shared directory on a disk, and this one is {folder}")
+        stage = self._stage_at(self._ctx.stage_place)
         # Whether it can be rewritten was looked at when this metadata was planned from.
         metadata, io = read_metadata(plan.source)
         self._validate(metadata, io, plan.source, plan.files)
         ids = narrowing.new_ids(metadata, self._narrowed)
-        staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, folder)
-        self.outcome.staged = staged.model_copy(update={"folder": folder})
+        self.outcome.staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, stage)
         self.outcome.verdict = "staged"
         return self.outcome
 
     def discard(self) -> None:
         """Remove what this attempt has staged, unless it was published."""
-        folder = self._ctx.stage
-        rewriting.discard(folder, self._live() if rewriting.data_of(folder) is not None else frozenset())
+        stage = self._stage_at(self._ctx.stage_place)
+        rewriting.discard(stage, self._live() if stage.begun() else frozenset(), self._ctx.log)
 
     # -------------------------------------------------------------- completion
 
@@ -125,36 +128,64 @@ class Narrowing(Applying):
             self.outcome,
         )
 
-    def sweep(self, summary: Summary) -> None:
+    def sweep(self) -> None:
         """Remove what all attempts have staged, and those of earlier operations, but for the data files that are the
-        table's. What cannot be removed is left to the next operation.
+        table's. What cannot be removed is logged, and left to the next operation.
         """
-        for unit in self._staged(summary):
-            self._root = self._root or str(Path(unit.folder).parents[1])
-        if not self._root:
-            return
-        live, mine = self._live(), int(self._ctx.operation.rpartition("/")[2])
-        for folder in Path(self._root).parent.iterdir():
-            if folder.name.isdigit() and int(folder.name) <= mine:
-                rewriting.sweep(str(folder), live)
+        if self._ctx.shared is None or local_path(self._ctx.shared.location) is None:
+            return  # nothing could be staged
+        series, log = places.series_of(self._ctx.shared, self._ctx.operation), self._ctx.log
+        mine, live = OperationRef.parse(self._ctx.operation).instance, None
+        try:
+            for instance in places.instances(series, mine):
+                for place in rewriting.stages_below(series.below(str(instance))):
+                    live = self._live() if live is None else live
+                    rewriting.discard(self._stage_at(place), live, log)
+                self._remove_emptied(series.below(str(instance)))
+        except (OSError, UnsafePath) as error:
+            log.warning("Could not remove what is staged in %s: %s", series.location, error)
 
-    def _staged(self, summary: Summary) -> Iterable[Staged]:
-        for row in summary.outcomes():
-            told = row.result.get("staged") if isinstance(row.result, dict) else None
-            if told:
-                yield Staged.model_validate(told)
+    @staticmethod
+    def _remove_emptied(operation: Place) -> None:
+        for name in deletion.names(operation):
+            deletion.delete(operation, name, only_empty=True)
+        deletion.delete(operation.parent, operation.name, only_empty=True)
+
+    def _shared(self) -> Place:
+        shared = self._ctx.shared
+        if shared is None or local_path(shared.location) is None:
+            where = "there is none" if shared is None else f"this one is {shared.location}"
+            raise InvalidArgument(f"a table is rewritten with a shared directory on a disk, and {where}")
+        return shared
+
+    def _stage_at(self, place: Place) -> Stage:
+        if self._folder is None:
+            location = place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
+            folder = local_path(location)
+            if folder is None:
+                raise InvalidArgument(f"a table is rewritten on a local path, and this one lies at {location}")
+            self._folder = str(folder)
+        return Stage.of(place, self._shared(), self._ctx.space, self._folder)
 
     def _units(self, summary: Summary) -> list[_Unit]:
-        staged = {
-            row.partition: Staged.model_validate(row.result["staged"]) for row in summary.outcomes() if row.success
-        }
-        units = [
-            _Unit(staged[plan.partition], frozenset(path for path, _, _ in plan.files), summary.version)
+        """What executors have staged. A job without a stage, or with another result, is left out: the completion does
+        its work.
+        """
+        staged: dict[int, tuple[Staged, Stage]] = {}
+        for row in summary.outcomes():
+            try:
+                told = Staged.model_validate(row.result["staged"]) if row.success else None
+            except (ValidationError, LookupError, TypeError):
+                told = None
+            if told is not None and row.stage is not None:
+                staged[row.partition] = told, self._stage_at(row.stage)
+            elif row.success:
+                self._ctx.log.warning("Partition %s is written again: no executor has staged its files", row.name)
+        return [
+            _Unit(*staged[plan.partition], frozenset(path for path, _, _ in plan.files), summary.version)
             for plan in summary.partitions()
             if plan.partition in staged
         ]
-        self._root = str(Path(units[0].staged.folder).parents[1])
-        return units
 
     def _live(self) -> frozenset[str]:
         planned = plan_table(self._table)
@@ -170,8 +201,9 @@ class Narrowing(Applying):
         paths = None if new is None else {path for path, _, _ in new}
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
-    def _scratch(self) -> str:
-        return f"{self._root}/completion/{uuid.uuid4().hex}"
+    def _scratch(self) -> Stage:
+        operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
+        return self._stage_at(self._shared().below(f"{operation}/completion/{uuid.uuid4().hex}"))
 
     def _brought_up(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
         """The units that still count, and one of everything else that is in the table."""
@@ -189,15 +221,17 @@ class Narrowing(Applying):
         if rest:
             self._validate(metadata, io, head.source, rest)
             ids = narrowing.new_ids(metadata, self._narrowed)
-            staged = rewriting.stage(self._ctx, head.source, rest, self._narrowed, ids, self._scratch())
-            kept.append(_Unit(staged, frozenset(path for path, _, _ in rest), _snapshot(metadata)))
+            stage = self._scratch()
+            staged = rewriting.stage(self._ctx, head.source, rest, self._narrowed, ids, stage)
+            kept.append(_Unit(staged, stage, frozenset(path for path, _, _ in rest), _snapshot(metadata)))
         return kept
 
     def _commit_units(self, head: Head, metadata: Any, units: Sequence[_Unit]) -> None:
         schema = metadata.schema()
         ids = narrowing.new_ids(metadata, self._narrowed)
         required = [i for i in self._required().values() if not schema.find_field(i).required]
-        written = [unit.staged for unit in units if unit.staged.metadata]
+        units = [unit for unit in units if unit.staged.files]
+        written = [unit.staged for unit in units]
         properties = self._properties(head, ids)
         mark = {
             "operation": self._ctx.operation,
@@ -222,7 +256,7 @@ class Narrowing(Applying):
         self._ctx.status("changing the schema, and the files with it")
         rewrite = Rewrite(
             schema=narrowing.new_schema(rewriting.schema_of(raw), self._narrowed, ids, required),
-            staged=[s.metadata for s in written],
+            staged=[unit.stage for unit in units],
             replaced=None,
             properties=told,
         )
@@ -280,8 +314,8 @@ class Narrowing(Applying):
         if not late:
             self._covered = _snapshot(metadata)
             return True
-        folder = self._scratch()
-        view = rewriting.view(self._ctx, head.source, int(mark["schema"]), folder)
+        stage = self._scratch()
+        view = rewriting.view(self._ctx, head.source, int(mark["schema"]), stage.place)
         try:
             if not self.judge_files(view, late, _snapshot(metadata), current=head.source):
                 return False
@@ -294,9 +328,9 @@ class Narrowing(Applying):
                 f"the change stands, and the rows of {late[0][0]} are not in its new column, since {failed}",
                 self.outcome,
             ) from failed
-        staged = rewriting.stage(self._ctx, view, late, self._narrowed, ids, folder)
+        staged = rewriting.stage(self._ctx, view, late, self._narrowed, ids, stage)
         paths = frozenset(path for path, _, _ in late)
-        self._rewrite(head, Rewrite(None, [staged.metadata] if staged.metadata else [], paths, lambda _: {}))
+        self._rewrite(head, Rewrite(None, [stage] if staged.files else [], paths, lambda _: {}))
         assert self.outcome.rewritten is not None
         self.outcome.rewritten.late += len(late)
         return False

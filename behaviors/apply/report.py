@@ -53,16 +53,15 @@ class Made(BaseModel):
 
 
 class Staged(BaseModel):
-    """Files that were written anew and are no part of the table yet: in ``folder`` what names them, ``metadata`` the
-    file of it that does (none where there are no files), ``data`` where they lie.
+    """How much was written anew that is no part of the table yet. Where it lies follows from the operation and the
+    attempt (:mod:`distop_behaviors.apply.rewriting`).
     """
 
-    folder: str = ""
-    metadata: str = ""
-    data: str = ""
-    files: int = 0
-    rows: int = 0
-    bytes: int = 0
+    model_config = ConfigDict(extra="forbid")
+
+    files: Annotated[int, Field(ge=0)] = 0
+    rows: Annotated[int, Field(ge=0)] = 0
+    bytes: Annotated[int, Field(ge=0)] = 0
 
 
 class Rewritten(BaseModel):

@@ -2,24 +2,29 @@
 
 That table (in the stage of an attempt, or of a completion) is one snapshot with the files: a manifest that Iceberg
 wrote, with their statistics under the new field ids. The files themselves lie where they are to stay, in a folder of
-this attempt below the table's data, so that nothing is moved when they are published.
+this attempt below the table's data, so that nothing is moved when they are published: its path there is that of the
+stage in the shared directory, below ``distop-staged`` and the folder of the etcd cluster and namespace.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import TableUnavailable
+from distop import deletion
+from distop.core.frozen import frozen
+from distop.deletion import Place
+from distop.errors import TableUnavailable, UnsafePath
 from distop.files import write
+from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.apply.narrowing import DATA_PATH, new_schema, scratch
+from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.producing import uri
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg
@@ -31,14 +36,60 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext
+    from distop.logs import Log
     from distop_behaviors.apply.constraints import Narrowed
     from distop_behaviors.reading.footers import PlannedFile
 
 _TABLE = "table"
 """The folder of the table in a stage."""
-_FOLDER = "distop-"
-"""How the folder of an attempt's data files begins."""
+_DATA = "data/distop-staged"
+"""Below a table: the data files of all stages."""
 _CATALOG = "spark.sql.catalog.default_iceberg"
+
+
+@frozen
+class Stage:
+    """Where an attempt, or a completion, writes: what names its files (``place``, in the shared directory), and the
+    files themselves (``data``, below the table).
+    """
+
+    place: Place
+    data: Place
+
+    @classmethod
+    def of(cls, place: Place, shared: Place, space: str, table: str) -> Stage:
+        """That of a place in the stages of a shared directory. ``table``: its folder. Raises UnsafePath for any other
+        place.
+        """
+        inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
+        if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
+            raise UnsafePath(f"{place.location} is no stage of {shared.location}")
+        return cls(place, Place(table, f"{_DATA}/{space}/{inner}" if space else f"{_DATA}/{inner}"))
+
+    @property
+    def table(self) -> str:
+        """The table that has the files."""
+        return f"{self.place.location}/{_TABLE}"
+
+    def metadata(self) -> str:
+        """Its current metadata file. Raises UnsafePath where that is a link, InvalidArgument where there is none."""
+        found = Path(metadata_file(Location.of(self.table)))
+        return str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
+
+    def check_file(self, path: str) -> None:
+        """Raises UnsafePath for a data file that does not lie in this stage, or is a link, and OSError."""
+        local, folder = local_path(path) or path, f"{self.data.location}/"
+        if not local.startswith(folder):
+            raise UnsafePath(f"{path} is named by {self.table}, and does not lie in {folder}: nothing was changed")
+        deletion.regular_file(self.data, local.removeprefix(folder))
+
+    def begun(self) -> bool:
+        """Something may have been written into ``data``."""
+        try:
+            deletion.regular_file(self.place, f"{_TABLE}/metadata/v1.metadata.json")
+        except (OSError, UnsafePath):
+            return False
+        return True
 
 
 def raw_metadata(session: Any, source: str) -> dict[str, Any]:
@@ -62,10 +113,10 @@ def stage(
     files: Sequence[PlannedFile],
     narrowed: Sequence[Narrowed],
     ids: Mapping[int, int],
-    folder: str,
+    into: Stage,
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
-    ``folder``: for what names them; made here. Nothing is left of it where that fails. Raises what Spark raises.
+    ``into``: made here. Nothing is left of it where that fails. Raises what Spark raises, and UnsafePath.
     """
     if not files:
         return Staged()
@@ -73,10 +124,13 @@ def stage(
     iceberg.check_installed(session._jvm)
     raw = raw_metadata(session, source)
     schema = new_schema(schema_of(raw), narrowed, ids)
-    location, data = f"{folder}/{_TABLE}", f"{raw['location'].rstrip('/')}/data/{_FOLDER}{uuid.uuid4().hex}"
+    location, data = into.table, into.data.location
+    for place in (into.place, into.data):
+        deletion.check_unlinked(place)
     # What names the files is there before the first of them: so whoever sweeps finds them.
     write(
-        f"{location}/metadata/v1.metadata.json", json.dumps(scratch(raw, schema, f"file://{location}", data)).encode()
+        f"{location}/metadata/v1.metadata.json",
+        json.dumps(scratch(raw, schema, f"file://{location}", f"file://{data}")).encode(),
     )
     write(f"{location}/metadata/version-hint.text", b"1")
     ctx.status(f"writing {len(files)} files anew")
@@ -87,13 +141,11 @@ def stage(
             _write(session, source, files, schema, narrowed, location)
         metadata = read_metadata(metadata_file(Location.of(location)))[0]
     except BaseException:
-        discard(folder, frozenset())
+        discard(into, frozenset(), ctx.log)
         raise
     snapshot = metadata.current_snapshot()
     summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
     return Staged(
-        metadata=metadata_file(Location.of(location)),
-        data=data,
         files=int(summary.get("added-data-files", 0)),
         rows=int(summary.get("added-records", 0)),
         bytes=int(summary.get("added-files-size", 0)),
@@ -181,11 +233,12 @@ def _active(session: Any) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def view(ctx: JobContext, source: str, schema_id: int, folder: str) -> str:
+def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     """A metadata file that has the table of another one under a former schema, as those see it who began before."""
     raw = raw_metadata(session_of(ctx.spark), source)
     told = {n: v for n, v in raw.items() if n not in ("schema", "partition-spec")}
-    path = f"{folder}/view-{uuid.uuid4().hex}.metadata.json"
+    deletion.check_unlinked(place)
+    path = f"{place.location}/view-{uuid.uuid4().hex}.metadata.json"
     write(path, json.dumps(told | {"current-schema-id": schema_id}).encode())
     return path
 
@@ -207,38 +260,33 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
 # ---------------------------------------------------------------------- sweeping
 
 
-def discard(folder: str, live: frozenset[str]) -> None:
-    """Remove a stage, and the data files that it names. ``live``: files that are part of the table; a folder with one
-    of them stays.
+def discard(stage: Stage, live: frozenset[str], log: Log) -> None:
+    """Remove a stage, and its data files. ``live``: folders with files that are part of the table (:func:`live_files`);
+    data with one of them stay, and so do data that no stage names any more: they may have been published since, and
+    be those of a former snapshot. What cannot be removed is logged; the stage then stays, too, and is found again.
     """
-    data = data_of(folder)
-    if data is not None and not any(path.startswith(f"{data}/") for path in live):
-        shutil.rmtree(data, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    data = os.path.realpath(stage.data.location)
+    if stage.begun() and not any(folder == data or folder.startswith(f"{data}/") for folder in live):
+        try:
+            job = stage.data.parent
+            deletion.delete(job, stage.data.name)
+            deletion.delete(job.parent, job.name, only_empty=True)
+            deletion.delete(job.parent.parent, job.parent.name, only_empty=True)
+        except (OSError, UnsafePath) as error:
+            log.warning("Could not remove %s: %s", stage.data.location, error)
+            return
+    deletion.delete_or_log(stage.place.parent, stage.place.name, log)
 
 
-def sweep(folder: str, live: frozenset[str]) -> None:
-    """Discard all stages below a folder, and it."""
-    for one in list(_stages(Path(folder))):
-        discard(str(one), live)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stages(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob(f"{_TABLE}/metadata/v1.metadata.json"):
-        yield path.parents[2]
-
-
-def data_of(folder: str) -> str | None:
-    """Where the data files of a stage lie; None where there are none yet."""
-    try:
-        told = json.loads((Path(folder) / _TABLE / "metadata" / "v1.metadata.json").read_text())
-        data = local_path(told["properties"][DATA_PATH])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return data if data is not None and Path(data).name.startswith(_FOLDER) else None
+def stages_below(place: Place) -> Iterator[Place]:
+    """The stages of an operation, by its folder: those of attempts at its jobs, and of its completions. Raises
+    UnsafePath and OSError.
+    """
+    for name in deletion.names(place):
+        for attempt in deletion.names(place.below(name)):
+            yield place.below(f"{name}/{attempt}")
 
 
 def live_files(paths: Iterable[str]) -> frozenset[str]:
-    """Paths of the table's files as :func:`discard` compares them."""
-    return frozenset(local_path(path) or path for path in paths)
+    """The folders of the table's files, without links, as :func:`discard` compares them."""
+    return frozenset(os.path.realpath(folder) for folder in {os.path.dirname(local_path(p) or p) for p in paths})  # noqa: PTH120

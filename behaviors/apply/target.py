@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.apply.rewriting import Stage
 
 
 class Moved(Exception):
@@ -53,13 +54,13 @@ class Change:
 
 @frozen
 class Rewrite:
-    """Data files that take the place of others. ``schema``: what is to be the current one, as JSON. ``staged``: the
-    metadata files of the tables that have the new files. ``replaced``: the paths of the data files that go; None: all
+    """Data files that take the place of others. ``schema``: what is to be the current one, as JSON. ``staged``: where
+    the new files are. ``replaced``: the paths of the data files that go; None: all
     of them, and all deletes. ``properties``: what is to be set, and (None) removed, told the snapshot that this makes.
     """
 
     schema: Mapping[str, Any] | None
-    staged: Sequence[str]
+    staged: Sequence[Stage]
     replaced: frozenset[str] | None
     properties: Callable[[str], Mapping[str, str | None]]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.core.model import OperationRef
+from distop.deletion import delete, delete_or_log, names
 from distop.errors import InvalidArgument
+from distop.places import STAGE, operation_path, remove_stages, series_of
 from distop_behaviors.index.argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord
+    from distop.deletion import Place
     from distop_behaviors.index.finding import lookup
 
 __all__ = ["BuildIndex", "DropIndex", "lookup"]
@@ -70,7 +72,7 @@ class BuildIndex(Behavior):
         job = Job(
             argument,
             partition.files,
-            ctx.stage,
+            made(ctx),
             source=partition.source,
             ids=column_ids(ctx.table, partition.source, argument.columns),
             check=ctx.check_cancelled,
@@ -80,22 +82,21 @@ class BuildIndex(Behavior):
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
         """Remove the attempt's stage: no other attempt relies on it."""
-        shutil.rmtree(ctx.stage, ignore_errors=True)
+        delete_or_log(ctx.stage_place.parent, ctx.stage_place.name, ctx.log)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Merge what the jobs have made, and make it the current generation; then remove what was staged. Of an
         operation that was cancelled nothing is published.
         """
-        from distop_behaviors.index.building import Completion, journals, remove_stages
+        from distop_behaviors.index.building import Completion
 
         if table is None:
             raise InvalidArgument(NO_TABLE)
         report = None
         if summary.verdict == "success":
             report = Completion(_argument(arg), table, ctx).run(summary)
-        for result in journals(summary):
-            remove_stages(Path(result.journal).parent, int(ctx.operation.rpartition("/")[2]))
-            break
+        if ctx.shared is not None:
+            remove_stages(ctx.shared, ctx.operation, ctx.log)
         return report
 
 
@@ -116,7 +117,8 @@ class DropIndex(Behavior):
         """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
         from distop_behaviors.index.folder import Folder
 
-        folder = Folder(_root(table, ctx), _name(arg))
+        folder = Folder(_root(table, ctx), _name(arg), ctx.space)
+        folder.check_unlinked()
         newest = folder.newest()
         values = {AFTER: str(newest.number if newest is not None else 0), BUILDS: str(folder.last_build())}
         return Planned([PartitionPlan(0, "index", values=values)])
@@ -129,21 +131,30 @@ class DropIndex(Behavior):
             raise InvalidArgument(NO_TABLE)
         name = _name(arg)
         after, builds = int(partition.values[AFTER] or 0), int(partition.values[BUILDS] or 0)
-        # Builds' stages are beside this job's own, under their type. Listed first: one that comes late finds here what
+        # Builds stage beside this job, under their type. Listed first: one that comes late finds here what
         # was there before, and no stage of a build that came since.
-        own = Path(ctx.stage)
-        stages = own.parents[4] / BuildIndex.type_name / name
-        given_up = [path.name for path in stages.iterdir()] if stages.is_dir() else []
-        dropped = Folder(_root(ctx.table, ctx), name).drop(ctx.operation, after, builds)
-        for instance in given_up:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(stages / instance)
-        shutil.rmtree(own.parents[1], ignore_errors=True)
+        shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
+        builds_of = str(replace(ref, type=BuildIndex.type_name))
+        given_up = names(series_of(shared, builds_of)) if shared is not None else []
+        dropped = Folder(_root(ctx.table, ctx), name, ctx.space).drop(ctx.operation, after, builds)
+        if shared is not None:
+            for instance in given_up:
+                delete(series_of(shared, builds_of), instance)
+            delete_or_log(shared.below(STAGE), operation_path(ctx.operation), ctx.log)
         return DropReport(name=name, dropped=dropped)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """What the job did."""
         return next((row.result for row in summary.outcomes() if row.success), None)
+
+
+def made(ctx: JobContext) -> Place:
+    """The attempt's stage, which is there now. Raises InvalidArgument where it is not on a disk."""
+    from distop.files import local_path
+
+    if local_path(ctx.stage) is None:
+        raise InvalidArgument(f"an index is built with a shared directory on a disk, and this one is {ctx.stage}")
+    return ctx.stage_place
 
 
 def _root(table: TableRecord, ctx: JobContext) -> str:

@@ -54,15 +54,16 @@ class NotIndexed(BaseModel):
 
 
 class BuildResult(BaseModel):
-    """Of one job: its journal in the stage, which names the segments. ``bytes`` and ``digest``: of so much of it.
-    ``ids``: by which field ids an Iceberg table had the columns, or by which types Spark's catalog.
+    """Of one job, whose journal and segments are in the stage of its attempt. ``bytes`` and ``digest``: of so much of
+    the journal. ``ids``: by which field ids an Iceberg table had the columns, or by which types Spark's catalog.
     """
 
-    journal: str
-    bytes: int
-    digest: str
-    files: int
-    rows: int
+    model_config = ConfigDict(extra="forbid")
+
+    bytes: int = Field(ge=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{32}$")
+    files: int = Field(ge=0)
+    rows: int = Field(ge=0)
     ids: dict[str, int | str] | None = None
 
 

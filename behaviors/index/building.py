@@ -6,16 +6,18 @@ such that both would write alike, and one of them publishes (:mod:`distop_behavi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import shutil
 import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from distop.behavior import Progress
 from distop.core.frozen import frozen
+from distop.deletion import delete_or_log, regular_file
+from distop.errors import UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from distop.behavior import JobContext, Summary, TableRecord
+    from distop.deletion import Place
     from distop_behaviors.index.argument import BuildArgument
     from distop_behaviors.index.segments import FileEntry, Line
 
@@ -52,10 +55,15 @@ class _Nothing(Progress):
 
 @frozen
 class _Segment:
-    """Lines of a journal that belong together, and the number in the generation of each of the files."""
+    """Lines of the journal of a stage that belong together, and the number in the generation of each of the files."""
 
+    stage: Place
     lines: Sequence[Line]
     numbers: Mapping[int, int]
+
+    def path(self, line: Line) -> Path:
+        """Where the segment of a line is, which was looked at when it was collected."""
+        return Path(self.stage.location) / line.segment
 
 
 class Completion:
@@ -67,7 +75,7 @@ class Completion:
         self._ctx = ctx
         self._instance = int(ctx.operation.rpartition("/")[2])
         self._table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
-        self._folder = Folder(self._table.root, argument.name)
+        self._folder = Folder(self._table.root, argument.name, ctx.space)
         self._newest = self._folder.newest()
         self._base = base_of(argument, self._folder, self._table)
         self._ids = ids_now(self._table, argument.columns)
@@ -89,38 +97,53 @@ class Completion:
             return BuildReport.model_validate(self._newest.report)
         scratch = self._folder.scratch(self._instance)
         try:
-            self._collect(journals(summary))
+            self._collect(self._journals(summary))
             self._catch_up(scratch)
             return self._publish()
         except OSError:
             self._folder.sweep(self._instance, own=True)
             raise
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            delete_or_log(scratch.parent, scratch.name, self._ctx.log)
             self._folder.sweep(self._instance)
 
     def _is_own(self, generation: Generation) -> bool:
         """Another attempt at this completion has published it."""
         return (generation.operation, generation.build) == (self._ctx.operation, self._build)
 
-    def _collect(self, found: Iterable[BuildResult]) -> None:
-        for result in found:
-            self._ctx.check_cancelled()
-            if result.ids != self._ids:
-                self._ctx.log.warning("what %s names is indexed again: the columns are others now", result.journal)
+    def _journals(self, summary: Summary) -> Iterator[tuple[Place, BuildResult]]:
+        """Of each job that ended well: the stage of its attempt, and its result."""
+        for row in summary.outcomes():
+            if not row.success:
                 continue
             try:
-                lines = lines_of(result.journal, result.bytes, result.digest)
-            except OSError as e:
+                result = BuildResult.model_validate(row.result)
+            except ValidationError as error:
+                self._ctx.log.warning("Partition %s is indexed again: its result is not valid: %s", row.name, error)
+                continue
+            if row.stage is None:
+                self._ctx.log.warning("Partition %s is indexed again: no executor has run its job", row.name)
+                continue
+            yield row.stage, result
+
+    def _collect(self, found: Iterable[tuple[Place, BuildResult]]) -> None:
+        for stage, result in found:
+            self._ctx.check_cancelled()
+            if result.ids != self._ids:
+                self._ctx.log.warning("what %s holds is indexed again: the columns are others now", stage.location)
+                continue
+            try:
+                lines = lines_of(stage, result.bytes, result.digest)
+            except (OSError, UnsafePath) as e:
                 self._ctx.log.warning("what it names is indexed again: %s", e)
                 continue
             for group in closed(lines):
-                self._take(group)
+                self._take(stage, group)
 
-    def _take(self, lines: Sequence[Line]) -> None:
+    def _take(self, stage: Place, lines: Sequence[Line]) -> None:
         """Number the files of these lines, if all of their segments are what they were."""
         for line in lines:
-            if line.segment and not _whole(line):
+            if line.segment and not _whole(stage, line):
                 self._ctx.log.warning("the segment %s is damaged or gone: its files are indexed again", line.segment)
                 return
         numbers: dict[int, int] = {}
@@ -137,9 +160,9 @@ class Completion:
             self._entries[self._next] = entry
             self._next += 1
         self._schemas += [lines[-1].schemas[n] for n in sorted({e.schema for e in lines[-1].files if not e.why})]
-        self._segments.append(_Segment(lines, numbers))
+        self._segments.append(_Segment(stage, lines, numbers))
 
-    def _catch_up(self, scratch: Path) -> None:
+    def _catch_up(self, scratch: Place) -> None:
         """Index what came while the jobs ran, or was lost since."""
         known = covered(self._folder, self._base)
         known |= {name_of(e.file[0], self._table.root): (e.file[1], e.file[2]) for e in self._entries.values()}
@@ -148,11 +171,11 @@ class Completion:
         if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
         self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
-        scratch.mkdir(parents=True)
+        Path(scratch.location).mkdir(parents=True)
         source = self._table.source
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
-        job = Job(self._argument, new, str(scratch), source=source, ids=self._ids, check=check, reachable=reachable)
-        self._collect([job.run(_Nothing())])
+        job = Job(self._argument, new, scratch, source=source, ids=self._ids, check=check, reachable=reachable)
+        self._collect([(scratch, job.run(_Nothing()))])
 
     def _publish(self) -> BuildReport:
         base, folder = self._base, self._folder
@@ -169,7 +192,7 @@ class Completion:
             return self._report(base.number, kept, 0, 0, list(base.named()))
         table = self._files(kept, added, names)
         runs = self._runs(old, kept, table) if self._argument.kind == "posting" else []
-        files = self._name(f"{self._instance}-files-{uuid.uuid4().hex}.parquet", table)
+        files = self._name(self._folder.own(f"{self._instance}-files-{uuid.uuid4().hex}.parquet"), table)
         number = self._newest.number + 1 if self._newest is not None else 1
         report = self._report(number, table, len(added), removed, [files, *runs])
         generation = Generation(
@@ -239,7 +262,7 @@ class Completion:
         for segment in self._segments:
             for line in segment.lines:
                 if line.segment:
-                    part = pq.read_table(line.segment, partitioning=None, page_checksum_verification=True)
+                    part = pq.read_table(segment.path(line), partitioning=None, page_checksum_verification=True)
                     mapped = [segment.numbers.get(n, -1) for n in part.column("file").to_pylist()]
                     part = summaries.fitted(part, schema)
                     parts.append(part.set_column(0, schema.field(0), pa.array(mapped, pa.int32())))
@@ -270,14 +293,14 @@ class Completion:
             for number, n in segment.numbers.items():
                 mapping[number] = n
             inputs += [
-                postings.Input(Path(line.segment), line.digest, line.rows, line.sample, mapping)
+                postings.Input(segment.path(line), line.digest, line.rows, line.sample, mapping)
                 for line in segment.lines
                 if line.segment and line.rows
             ]
         stay = [run for run in runs if run.level not in again]
         first = max((run.level for run in runs), default=-1) + 1
         for level, group in enumerate(postings.levels_of(inputs), first):
-            name = f"{self._instance}-{level:04}-{_digest(group)}"
+            name = self._folder.own(f"{self._instance}-{level:04}-{_digest(group)}")
             made = postings.merge(group, self._folder, name, self._ctx.check_cancelled)
             stay += [Named(r.name, r.size, r.digest, r.rows, r.low, r.high, level) for r in made]
         return stay
@@ -341,10 +364,11 @@ def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table
     return small if len(small) >= LEVELS else set()
 
 
-def _whole(line: Line) -> bool:
+def _whole(stage: Place, line: Line) -> bool:
+    """Its segment is a file of that stage, and is what the journal says."""
     try:
-        return digest_of(Path(line.segment)) == line.digest
-    except OSError:
+        return digest_of(regular_file(stage, line.segment)) == line.digest
+    except (OSError, UnsafePath):
         return False
 
 
@@ -360,27 +384,10 @@ def _digest(inputs: Sequence[postings.Input]) -> str:
     return digest.hexdigest()
 
 
-def journals(summary: Summary) -> Iterator[BuildResult]:
-    """Of each job that ended well: its journal, how much of it counts, and the digest of that."""
-    for row in summary.outcomes():
-        if row.success and row.result:
-            yield BuildResult.model_validate(row.result)
-
-
 def _build(summary: Summary) -> str:
     """What tells this build from one of the same name in another etcd or namespace, and is the same at each attempt."""
     digest = hashlib.blake2b(summary.version.encode(), digest_size=16)
-    for result in journals(summary):
-        digest.update(f"\n{result.journal} {result.digest}".encode())
+    for row in summary.outcomes():
+        if row.success and row.stage is not None and isinstance(row.result, dict):
+            digest.update(f"\n{row.stage.path} {row.result.get('digest')}".encode())
     return digest.hexdigest()
-
-
-def remove_stages(stage: Path, instance: int) -> None:
-    """Remove what is staged for an index by operations up to this one. ``stage``: of any of its attempts. What cannot
-    be removed is left for the next operation.
-    """
-    operations = stage.parent.parent.parent
-    with contextlib.suppress(OSError):
-        for folder in operations.iterdir():
-            if folder.name.isdigit() and int(folder.name) <= instance:
-                shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,10 @@ never removed, not even by a drop, which adds a last one that says so. Thus whoe
 taken and swept since, publishes nothing that anybody reads.
 
 Files under ``data/`` are never changed; those that a generation names are only removed once it is superseded.
+
+An index belongs to its table. Where two etcd clusters or namespaces build the same one, their generations share one
+sequence of numbers: of two that publish at once one is refused, and tries again from the other's. The names of files
+tell their cluster and namespace, which removes no file of another one unless a superseded generation has named it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from dataclasses import asdict, field
@@ -25,10 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop.errors import InvalidArgument
+from distop.deletion import Place, components, delete, names
+from distop.deletion import check_unlinked as _check_unlinked
+from distop.errors import InvalidArgument, UnsafePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -38,7 +43,9 @@ GRACE = 600.0
 
 _NUMBERED = re.compile(r"(\d{6,})\.json")
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
-"""What an operation writes begins with its instance."""
+"""What an operation writes begins with its instance, after what tells its cluster and namespace."""
+_OF_ANOTHER = re.compile(r"[0-9a-f]+(?:-[A-Za-z0-9_-]+)?\.(?:catch-up-|drop-)?.+")
+"""What an operation of another cluster or namespace writes."""
 
 
 class Superseded(Exception):
@@ -103,12 +110,23 @@ class Generation:
             raise ValueError("it was made by a later release of distop")
         if version < VERSION:
             raise ValueError("it was made by an earlier release of distop: remove the index's folder and build it anew")
-        data["files"] = Named(**data["files"]) if data["files"] else None
-        data["runs"] = tuple(Named(**run) for run in data["runs"])
+        data["files"] = _named(data["files"]) if data["files"] else None
+        data["runs"] = tuple(map(_named, data["runs"]))
         data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])
         for name in ("columns", "families"):
             data[name] = tuple(data[name])
         return cls(**data)
+
+
+def _named(data: Any) -> Named:
+    """Raises ValueError for a name that leads out of ``data``."""
+    found = Named(**data)
+    try:
+        if len(components(found.name)) == 1:
+            return found
+    except UnsafePath:
+        pass
+    raise ValueError(f"{found.name!r} is no name of a file")
 
 
 def _type(kind: Any) -> Any:
@@ -121,9 +139,13 @@ def _type(kind: Any) -> Any:
 
 
 class Folder:
-    """The folder of one index. What reads it works without a lock, at any time."""
+    """The folder of one index. What reads it works without a lock, at any time. ``space``: of who writes it, as
+    :attr:`JobContext.space`.
+    """
 
-    def __init__(self, location: str, name: str) -> None:
+    def __init__(self, location: str, name: str, space: str = "") -> None:
+        self._place = Place(location, f"_distop/index/{name}")
+        self._space = space
         self.root = Path(location) / "_distop" / "index" / name
         self.data = self.root / "data"
         self._generations = self.root / "generations"
@@ -168,27 +190,48 @@ class Folder:
         except FileNotFoundError:
             return False
 
+    def own(self, name: str) -> str:
+        """The name of a file that an operation writes, by its cluster and namespace."""
+        return f"{self._space}.{name}" if self._space else name
+
+    def _whose(self, name: str) -> str | None:
+        """What this cluster and namespace calls a file of its own; None: it is another's, or nobody's."""
+        prefix = self.own("")
+        return name[len(prefix) :] if name.startswith(prefix) else None
+
+    def _instance_of(self, name: str) -> int | None:
+        """The instance of the operation of this cluster and namespace that has written a file."""
+        found = _OF_OPERATION.fullmatch(self._whose(name) or "")
+        return int(found[1]) if found else None
+
+    def check_unlinked(self) -> None:
+        """Raises UnsafePath where a link leads to the index, or to its files."""
+        for folder in ("data", "generations"):
+            _check_unlinked(self._place.below(folder))
+
     def check_writable(self) -> None:
-        """Raises InvalidArgument where no index can be put here."""
+        """Raises InvalidArgument where no index can be put here, UnsafePath where a link leads elsewhere."""
+        self.check_unlinked()
         try:
             for folder in (self.data, self._generations):
                 folder.mkdir(parents=True, exist_ok=True)
             probe = self.data / f".probe-{uuid.uuid4().hex}"
             probe.touch()
-            probe.unlink()
+            self._delete(probe)
         except OSError as e:
             raise InvalidArgument(
                 f"the folder {self.root} cannot be written ({e.strerror or e}): an index lies beside its table"
             ) from e
 
     def publish(self, generation: Generation) -> None:
-        """Make it the current one. Raises Superseded where its number is taken, and OSError."""
+        """Make it the current one. Raises Superseded where its number is taken, UnsafePath and OSError."""
+        self.check_unlinked()
         for folder in (self._generations, self.data):
             folder.mkdir(parents=True, exist_ok=True)
         path = self._path(generation.number)
         # A drop's is told from those of builds, which are counted apart.
         whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
-        scratch = self.data / f"{whose}-generation.new-{uuid.uuid4().hex}"
+        scratch = self.data / self.own(f"{whose}-generation.new-{uuid.uuid4().hex}")
         try:
             with scratch.open("w") as file:
                 file.write(generation.to_json())
@@ -196,7 +239,11 @@ class Folder:
                 os.fsync(file.fileno())
             self._link(scratch, path)
         finally:
-            scratch.unlink(missing_ok=True)
+            self._delete(scratch)
+
+    def _delete(self, path: Path) -> bool:
+        """Remove something of the index; whether it was there. Raises UnsafePath and OSError."""
+        return delete(self._place, path.relative_to(self.root).as_posix())
 
     @staticmethod
     def _link(scratch: Path, path: Path) -> None:
@@ -225,45 +272,62 @@ class Folder:
                 with contextlib.suppress(Superseded):
                     self._link(scratch, path)
             finally:
-                scratch.unlink(missing_ok=True)
+                self._delete(scratch)
         return path.stat().st_size, digest_of(path)
 
     def sweep(self, instance: int, *, grace: float = GRACE, own: bool = False) -> None:
-        """Remove what was superseded more than ``grace`` seconds ago, and what operations before ``instance`` left
-        unnamed. ``own``: also what this one did not publish. What cannot be removed is left for the next time.
+        """Remove what was superseded more than ``grace`` seconds ago, and what operations of this cluster and namespace
+        before ``instance`` left unnamed. ``own``: also what this one did not publish. What cannot be removed is left
+        for the next time.
         """
-        numbers = self._numbers()
         kept: set[str] = set()
+        gone: set[str] = set()
+        superseded: list[int] = []
         after: float | None = None
-        for number in reversed(numbers):
+        for number in reversed(self._numbers()):
             try:
                 generation = self._read(number)
             except (FileNotFoundError, InvalidArgument):
                 continue
+            named = {one.name for one in generation.named()}
             if after is not None and time.time() - after > grace:
-                with contextlib.suppress(OSError):
-                    self._path(number).unlink()
+                superseded.append(number)
+                gone |= named
                 continue
-            kept.update(named.name for named in generation.named())
+            kept |= named
             after = generation.published
         for folder in (self.data, self.root):
-            with contextlib.suppress(FileNotFoundError):
-                for path in folder.iterdir():
-                    found = _OF_OPERATION.fullmatch(path.name)
-                    old = path.name.startswith("drop-") if found is None else int(found[1]) < instance + own
-                    if old and path.name not in kept:
-                        _remove(path)
+            for path in self._list(folder):
+                found = self._instance_of(path.name)
+                old = found is not None and found < instance + own
+                old = old or (self._whose(path.name) or "").startswith("drop-")
+                # Of another cluster or namespace: only what a generation has named, and none names any more.
+                if (old or (folder == self.data and path.name in gone)) and path.name not in kept:
+                    self._try_delete(path)
+        # Last: what only they name is found by them.
+        for number in superseded:
+            self._try_delete(self._path(number))
 
-    def scratch(self, instance: int) -> Path:
+    def _list(self, folder: Path) -> list[Path]:
+        inner = folder.relative_to(self.root).as_posix()
+        return [folder / name for name in names(self._place if inner == "." else self._place.below(inner))]
+
+    def _try_delete(self, path: Path) -> None:
+        """Left for the next time where that cannot be done."""
+        with contextlib.suppress(OSError):
+            self._delete(path)
+
+    def scratch(self, instance: int) -> Place:
         """A folder for what an operation needs on the way; not made yet."""
-        return self.root / f"catch-up-{instance}-{uuid.uuid4().hex}"
+        return self._place.below(self.own(f"catch-up-{instance}-{uuid.uuid4().hex}"))
 
     def last_build(self) -> int:
-        """The highest instance of an operation that has written here; 0 where there is none."""
+        """The highest instance of an operation of this cluster and namespace that has written here; 0 where there is
+        none.
+        """
         found = [0]
         for folder in (self.data, self.root):
-            with contextlib.suppress(FileNotFoundError):
-                found += [int(of[1]) for path in folder.iterdir() if (of := _OF_OPERATION.fullmatch(path.name))]
+            found += [n for path in self._list(folder) if (n := self._instance_of(path.name)) is not None]
         return max(found)
 
     def drop(self, operation: str, after: int, builds: int) -> bool:
@@ -278,13 +342,15 @@ class Folder:
                 raise Superseded(f"an index was made at {self.root} after this drop had ended")
             with contextlib.suppress(Superseded):
                 self.publish(Generation(newest.number + 1, operation, dropped=True, published=time.time()))
-        for number in self._numbers():
-            if newest is not None and number < newest.number:
-                self._path(number).unlink(missing_ok=True)
+        former = [number for number in self._numbers() if newest is not None and number < newest.number]
+        named = self._named_by(former)
         for folder in (self.data, self.root):
-            self._empty(folder, builds)
+            self._empty(folder, builds, named)
+        # Last: what only they name is found by them.
+        for number in former:
+            self._delete(self._path(number))
         with contextlib.suppress(OSError):
-            self.data.rmdir()
+            delete(self._place, "data", only_empty=True)
         return newest is not None and newest.operation == operation and newest.number > after
 
     def _goes_on(self, after: int, until: int) -> bool:
@@ -294,49 +360,42 @@ class Folder:
         except FileNotFoundError:
             return False
 
-    def _empty(self, folder: Path, builds: int) -> None:
-        """Remove what builds up to this one, and drops, have left in a folder."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in folder.iterdir():
-                found = _OF_OPERATION.fullmatch(path.name)
-                if path in (self.data, self._generations) or (found and int(found[1]) > builds):
-                    continue
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+    def _named_by(self, numbers: Iterable[int]) -> set[str]:
+        found: set[str] = set()
+        for number in numbers:
+            with contextlib.suppress(FileNotFoundError, InvalidArgument):
+                found.update(one.name for one in self._read(number).named())
+        return found
 
-
-def _remove(path: Path) -> None:
-    """Left for the next time where that cannot be done."""
-    with contextlib.suppress(OSError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    def _empty(self, folder: Path, builds: int, named: set[str]) -> None:
+        """Remove what builds of this cluster and namespace up to this one, and drops, have left in a folder; of what
+        others write, that which the generations before the drop have named.
+        """
+        for path in self._list(folder):
+            if path in (self.data, self._generations):
+                continue
+            found = self._instance_of(path.name)
+            others = self._whose(path.name) is None and _OF_ANOTHER.fullmatch(path.name)
+            if (found is not None and found > builds) or (others and path.name not in named):
+                continue
+            self._delete(path)
 
 
 def write_parquet(table: pa.Table, path: Path, row_group: int, level: int = 3, **options: Any) -> None:
-    """A Parquet file with statistics and checksums of its pages; nothing is left of one that could not be finished.
-    Raises OSError.
-    """
+    """A Parquet file with statistics and checksums of its pages. Raises OSError; the caller removes the file then."""
     import pyarrow.parquet as pq
 
-    try:
-        pq.write_table(
-            table,
-            path,
-            row_group_size=row_group,
-            compression="zstd",
-            compression_level=level,
-            write_statistics=True,
-            write_page_index=True,
-            write_page_checksum=True,
-            **options,
-        )
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    pq.write_table(
+        table,
+        path,
+        row_group_size=row_group,
+        compression="zstd",
+        compression_level=level,
+        write_statistics=True,
+        write_page_index=True,
+        write_page_checksum=True,
+        **options,
+    )
 
 
 def digest_of(path: Path) -> str:

@@ -34,7 +34,7 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
     """
     table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
     check_columns(argument, table)
-    folder = Folder(table.root, argument.name)
+    folder = Folder(table.root, argument.name, ctx.space)
     folder.check_writable()
     known = covered(folder, base_of(argument, folder, table))
     partitions: list[PartitionPlan] = []

@@ -13,12 +13,15 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop import deletion
 from distop.core.frozen import frozen
+from distop.errors import UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import Progress
+    from distop.deletion import Place
     from distop_behaviors.index.argument import BuildArgument
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -42,6 +46,9 @@ SEGMENT_ROWS = 1 << 20
 SEGMENT_FILES = 256
 """Files, likewise: as many are done again, at most, after a crash."""
 JOURNAL = "journal.jsonl"
+_SEGMENT = re.compile(r"\d{6,}\.parquet")
+_ATTEMPT = re.compile(r"\d+-[^/]+")
+"""The name of the stage of an attempt, beside those of the other attempts at its job."""
 
 
 @frozen
@@ -66,7 +73,7 @@ class Line:
     files: Sequence[FileEntry]
     schemas: Sequence[Sequence[tuple[str, Any]]]
     segment: str = ""
-    """A path; "" for none."""
+    """Its name in the stage; "" for none."""
     digest: str = ""
     rows: int = 0
     sample: Sequence[int] = ()
@@ -79,6 +86,8 @@ class Line:
     @classmethod
     def from_json(cls, text: str | bytes) -> Line:
         files, schemas, *rest = json.loads(text)
+        if rest[0] and not _SEGMENT.fullmatch(rest[0]):
+            raise UnsafePath(f"{rest[0]!r} is not the name of a segment")
         return cls([FileEntry(number, tuple(file), *other) for number, file, *other in files], schemas, *rest)
 
 
@@ -91,7 +100,7 @@ class Job:
         self,
         argument: BuildArgument,
         files: Sequence[PlannedFile],
-        stage: str,
+        stage: Place,
         *,
         source: str = "",
         ids: Mapping[str, int | str] | None = None,
@@ -100,7 +109,8 @@ class Job:
     ) -> None:
         self._argument = argument
         self._files = files
-        self._stage = Path(stage)
+        self._place = stage
+        self._stage = Path(stage.location)
         self._source = source
         self._ids = ids
         self._check = check
@@ -128,18 +138,17 @@ class Job:
         after = self._resume(progress.load())
         if after:
             # What is taken over does not hang on the former stage any more.
-            progress.save({"journal": str(journal), "bytes": self._bytes}, force=True)
+            progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
             self._one(number)
             if self._open_rows >= SEGMENT_ROWS or len(self._done) >= SEGMENT_FILES:
                 self._close()
-                progress.save({"journal": str(journal), "bytes": self._bytes})
+                progress.save({"stage": self._place.name, "bytes": self._bytes})
         if self._done:
             self._close()
         data = journal.read_bytes()
         return BuildResult(
-            journal=str(journal),
             bytes=self._bytes,
             digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
             files=self._totals[0],
@@ -191,11 +200,17 @@ class Job:
             return "", "", 0, []
         table = self._writer.table()
         path = self._stage / f"{self._lines:06}.parquet"
-        if isinstance(self._writer, postings.Postings):
-            postings.write(table, path, 1)
-            return str(path), digest_of(path), table.num_rows, postings.sample_of(table)
-        summaries.write(table, path)
-        return str(path), digest_of(path), table.num_rows, []
+        sample: list[int] = []
+        try:
+            if isinstance(self._writer, postings.Postings):
+                postings.write(table, path, 1)
+                sample = postings.sample_of(table)
+            else:
+                summaries.write(table, path)
+        except BaseException:
+            deletion.delete_or_log(self._place, path.name, log)
+            raise
+        return path.name, digest_of(path), table.num_rows, sample
 
     def _write(self, line: Line) -> None:
         text = line.to_json().encode()
@@ -214,23 +229,35 @@ class Job:
         """
         after = 0
         try:
-            for lines in closed(lines_of(checkpoint["journal"], checkpoint["bytes"]) if checkpoint else []):
+            if not checkpoint:
+                return 0
+            former = self._former(checkpoint["stage"])
+            for lines in closed(lines_of(former, checkpoint["bytes"])):
                 ours = [
-                    replace(line, segment=self._take_over(line.segment, line.digest, self._lines + n))
+                    replace(line, segment=self._take_over(former, line.segment, line.digest, self._lines + n))
                     for n, line in enumerate(lines)
                 ]
                 for line in ours:
                     self._write(line)
                     self._count(line)
                 after = lines[-1].files[-1].number + 1
-        except OSError as e:
+        except (OSError, UnsafePath, LookupError, TypeError, ValueError) as e:
             log.warning("what follows in the checkpoint is done again: %s", e)
         return after
 
-    def _take_over(self, segment: str, digest: str, number: int) -> str:
-        """Raises OSError where it is gone, or is not what the journal says."""
-        if not segment:
+    def _former(self, name: str) -> Place:
+        """The stage of another attempt at this job. Raises UnsafePath for a name that is none of one."""
+        if not _ATTEMPT.fullmatch(name):
+            raise UnsafePath(f"{name!r} is not the name of an attempt")
+        return self._place.parent.below(name)
+
+    def _take_over(self, former: Place, name: str, digest: str, number: int) -> str:
+        """Raises UnsafePath where it is no file of that stage, OSError where it is gone, or is not what the journal
+        says.
+        """
+        if not name:
             return ""
+        segment = deletion.regular_file(former, name)
         path = self._stage / f"{number:06}.parquet"
         try:
             os.link(segment, path)
@@ -239,9 +266,9 @@ class Job:
         except OSError:
             shutil.copyfile(segment, path)
         if digest_of(path) != digest:
-            path.unlink()
+            deletion.delete(self._place, path.name)
             raise OSError(f"the segment {segment} is damaged")
-        return str(path)
+        return path.name
 
 
 def closed(lines: Iterable[Line]) -> Iterator[list[Line]]:
@@ -264,9 +291,12 @@ def merged(some: Sequence[str | None], others: Sequence[str | None]) -> tuple[st
     return tuple(a or b for a, b in zip(some, others, strict=True))
 
 
-def lines_of(journal: str, size: int, digest: str = "") -> list[Line]:
-    """The first ``size`` bytes of a journal. Raises OSError where it is gone, shorter, or not what ``digest`` says."""
-    with Path(journal).open("rb") as file:
+def lines_of(stage: Place, size: int, digest: str = "") -> list[Line]:
+    """The first ``size`` bytes of the journal of a stage. Raises OSError where it is gone, shorter, or not what
+    ``digest`` says, UnsafePath where it is no file of that stage.
+    """
+    journal = deletion.regular_file(stage, JOURNAL)
+    with journal.open("rb") as file:
         data = file.read(size)
     if len(data) != size or (digest and hashlib.blake2b(data, digest_size=16).hexdigest() != digest):
         raise OSError(f"the journal {journal} is damaged")

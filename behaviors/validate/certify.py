@@ -222,6 +222,11 @@ def _standing(location: str) -> tuple[str, ...] | None:
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
     """The files of a certificate. Raises InvalidArgument where its list is gone, or is another."""
+    if certificate.files != _list_of(certificate.version) or "/" in certificate.version:
+        raise InvalidArgument(
+            f"the certificate of {certificate.operation} names {certificate.files!r}, which is no list of files of its "
+            "version: validate the whole table"
+        )
     location = f"{ctx.shared_dir}/{certificate.files}"
     try:
         told = json.loads(read(location))

@@ -146,6 +146,8 @@ class Outcome:
     """Of a job that failed after several attempts: what went wrong in each."""
     grant: str = ""
     """Of a job that an actor returned: its claim's. One that is written for an actor that is gone has none."""
+    fence: int = 0
+    """Of the attempt that an executor has run: with the incarnation it tells where that attempt staged its output."""
 
     @property
     def holder(self) -> str:
@@ -169,6 +171,8 @@ class Outcome:
             data["error"] = shorten(self.error, MAX_ERROR_TEXT)
         if self.grant:
             data["grant"] = self.grant
+        if self.fence:
+            data["fence"] = self.fence
         value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
         if len(value) > MAX_OUTCOME_BYTES and self.tried:
             value = dumps(data)  # the result is worth more
@@ -193,4 +197,5 @@ class Outcome:
             data.get("error", ""),
             tuple(map(Tried.from_json, data.get("errors") or ())),
             data.get("grant", ""),
+            int(data.get("fence", 0)),
         )

@@ -39,6 +39,7 @@ from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.meter import NO_METER, Gauges, Meter
 from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
+from distop.places import space
 from distop.store.session import Session
 from distop.store.watch import Feed
 from distop.worker.guardian import boottime
@@ -214,6 +215,7 @@ class Incarnation(Context):
             incarnation=self.incarnation,
             slots=c.slots,
             shared_dir=c.shared_dir,
+            space=space(self.client.transport.identity.cluster_id, c.namespace),
             spark_master=c.spark_master,
             spark_conf=c.spark_conf,
             ttl=c.ttl,

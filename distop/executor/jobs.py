@@ -318,6 +318,7 @@ class Jobs:
             event.result,
             event.error,
             _story(held.claim, event, self._ctx.executor_id),
+            fence=held.fence,
         )
 
     def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:

@@ -16,9 +16,9 @@ from distop.core.plan import Plan
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import Compacted, NotFound, no_operation
-from distop.large import file_of, path_of, resolve
+from distop.large import file_of, resolve
+from distop.places import Attempt, result_of, shared_of, space
 from distop.results import parsed
-from distop.shared_folder import shared_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.core.txn import KeyValue
+    from distop.deletion import Place
     from distop.store.client import EtcdClient
 
 _PAGE = 100
@@ -84,8 +85,8 @@ async def outcomes(
                     revision = ended.kv.mod_revision - 1
             if revision:
                 kvs = (await etcd.list(*jobs, revision=revision)).kvs
-            for one in _of(kvs):
-                yield await files.resolved(one, model, revision)
+            for one, attempt in _of(kvs, str(ref)):
+                yield await files.resolved(one, attempt, model, revision)
     except Compacted:
         raise NotFound(
             f"the results of the jobs of {ref} are gone: etcd has compacted its history since it ended; its report is "
@@ -93,9 +94,10 @@ async def outcomes(
         ) from None
 
 
-def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
+def _of(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attempt | None]]:
+    """Each with the attempt that an executor has ended it by."""
     states: dict[int, bool] = {}
-    found: dict[int, JobResult] = {}
+    found: dict[int, tuple[JobResult, Attempt | None]] = {}
     for kv in kvs:
         ordinal, name = job_name(kv.key)
         if name == "state":
@@ -104,19 +106,24 @@ def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
         ordinal, name = job_name(kv.key)
         if name == "outcome" and ordinal in states:
             one = read(Outcome.decode, kv)
-            found[ordinal] = JobResult(
-                ordinal,
-                one.name,
-                states[ordinal],
-                one.result,
-                one.error,
-                one.executor,
-                one.attempt,
-                one.started,
-                one.finished,
-                {**told, "incarnation": one.incarnation} if (told := file_of(one.result)) is not None else None,
+            attempt = Attempt.of_outcome(op, ordinal, one.fence, one.incarnation)
+            found[ordinal] = (
+                JobResult(
+                    ordinal,
+                    one.name,
+                    states[ordinal],
+                    one.result,
+                    one.error,
+                    one.executor,
+                    one.attempt,
+                    one.started,
+                    one.finished,
+                ),
+                attempt,
             )
-    return [found.get(ordinal) or JobResult(ordinal, str(ordinal), well) for ordinal, well in sorted(states.items())]
+    return [
+        found.get(ordinal) or (JobResult(ordinal, str(ordinal), well), None) for ordinal, well in sorted(states.items())
+    ]
 
 
 class _Files:
@@ -124,29 +131,32 @@ class _Files:
 
     def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, shared_dir: str) -> None:
         self._etcd, self._keys, self._ref = etcd, keys, ref
-        self._shared = shared_dir.rstrip("/")
+        self._configured = shared_dir.rstrip("/")
+        self._shared: Place | None = None
 
-    async def resolved(self, one: JobResult, model: Any, revision: int) -> JobResult:
+    async def resolved(self, one: JobResult, attempt: Attempt | None, model: Any, revision: int) -> JobResult:
         """``one`` with its result, of an operation whose keys are as of ``revision`` (0: now)."""
-        if one.file is not None:
-            shared = await self._shared_folder(revision)
-            incarnation, op = one.file["incarnation"], str(self._ref)
-            path = path_of(one.result, shared, op, one.partition, incarnation)
-            told = {"path": path, "bytes": one.file["bytes"], "sha256": one.file["sha256"]}
+        what = f"the result of partition {one.name} of {self._ref}"
+        told = file_of(one.result)
+        if told is not None:
+            shared = await self._shared_place(revision)
+            where = result_of(shared, attempt).location if shared is not None and attempt is not None else ""
             try:
-                result = await time_limit.in_thread(lambda: resolve(one.result, shared, op, one.partition, incarnation))
+                result = await time_limit.in_thread(lambda: resolve(one.result, shared, attempt))
             except time_limit.TimeLimitExceeded:
                 raise NotFound(
-                    f"the result of partition {one.name} of {op} is in the file {path}, which has not been read within "
-                    f"{time_limit.LIMIT:g} s from here"
+                    f"{what} is in the file {where}, which has not been read within {time_limit.LIMIT:g} s from here"
                 ) from None
-            one = replace(one, result=result, file=told)
-        what = f"the result of partition {one.name} of {self._ref}"
+            one = replace(one, result=result, file={"path": where, "bytes": told["bytes"], "sha256": told["sha256"]})
         return one if model is None else replace(one, result=parsed(model, one.result, what))
 
-    async def _shared_folder(self, revision: int) -> str:
-        if not self._shared:
-            key = self._keys.of(self._ref, "spec")
-            found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
-            self._shared = shared_of("", read(Spec.decode, found[0]).table if found else None)
+    async def _shared_place(self, revision: int) -> Place | None:
+        if self._shared is None:
+            table = None
+            if not self._configured:
+                key = self._keys.of(self._ref, "spec")
+                found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
+                table = read(Spec.decode, found[0]).table if found else None
+            here = space(self._etcd.transport.identity.cluster_id, self._keys.namespace)
+            self._shared = shared_of(self._configured, here, table)
         return self._shared

@@ -17,8 +17,8 @@ from distop.core.keys import decode, decode_object
 from distop.core.model import OperationRef
 from distop.disk import write_whole
 from distop.errors import InvalidArgument
+from distop.places import folder, operation_path
 from distop.worker.model import JobItem
-from distop.worker.shared import folder, operation_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,6 +12,7 @@ from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.large import resolve
+from distop.places import Attempt, shared_of, stage_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from distop.behavior import Behavior
+    from distop.deletion import Place
 
 
 class Call:
@@ -67,9 +69,10 @@ class Call:
 
                 value = verifying.verify(self._message, self._env.verifier_urls)
             elif self._message["t"] == "sweep":
-                shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
+                if (where := self._shared()) is not None:
+                    shared.remove_plans(where, self._message["op"])
             elif self._message["t"] == "results":
-                value = self._results(shared.shared_of(self._env.shared_dir, self._table))
+                value = self._results(self._shared())
             else:
                 behavior = self._env.behavior(self._message["type"])
                 kinds: dict[str, Callable[[Behavior, Any], Any]] = {
@@ -93,8 +96,11 @@ class Call:
         finally:
             self._env.spark.unbind()
 
-    def _results(self, where: str) -> list[str]:
-        if not where:
+    def _shared(self) -> Place | None:
+        return shared_of(self._env.shared_dir, self._env.space, self._table)
+
+    def _results(self, where: Place | None) -> list[str]:
+        if where is None:
             return []
         if not self._message["remove"]:
             return shared.with_results(where, self._message["ops"])
@@ -116,7 +122,7 @@ class Call:
         ctx = self._context(find_table=self._other_table)
         planned = behavior.partitions(self._table, arg, ctx)
         partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
-        partitions = shared.spill(partitions, ctx.shared_dir, ctx.operation)
+        partitions = shared.spill(partitions, ctx.shared, ctx.operation)
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
@@ -142,7 +148,7 @@ class Call:
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
             version=plan["version"],
             whole=plan["whole"],
-            plan=lambda: self._partitions(plan["chunks"], ctx.shared_dir),
+            plan=lambda: self._partitions(plan["chunks"], ctx.shared),
         )
         failure: str | None = None
         try:
@@ -164,6 +170,7 @@ class Call:
 
     def _rows(self) -> Iterator[OutcomeRow]:
         start: int | None = 0
+        where = self._shared()
         while start is not None:
             self._check()
             if start == 0 and "following" in self._message:
@@ -174,20 +181,21 @@ class Call:
             for row in rows:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])
-                where = shared.shared_of(self._env.shared_dir, self._table)
-                incarnation = str(outcome.get("incarnation") or "")
-                result = resolve(outcome.get("result"), where, self._message["op"], row["partition"], incarnation)
-                error = outcome.get("error") or ""
-                yield OutcomeRow(row["partition"], name, row["success"], result, error, bool(incarnation))
+                recorded = (outcome.get("fence"), outcome.get("incarnation"))
+                attempt = Attempt.of_outcome(self._message["op"], row["partition"], *recorded)
+                result = resolve(outcome.get("result"), where, attempt)
+                stage = stage_of(where, attempt) if where is not None and attempt is not None else None
+                error, by_executor = outcome.get("error") or "", attempt is not None
+                yield OutcomeRow(row["partition"], name, row["success"], result, error, stage, by_executor)
 
-    def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
+    def _partitions(self, chunks: int, where: Place | None) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None
         while start is not None:
             self._check()
             question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0, plan=True)
             start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
             for row in rows:
-                yield shared.with_files(PartitionPlan.from_json(row), shared_dir)
+                yield shared.with_files(PartitionPlan.from_json(row), where, self._message["op"])
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""
@@ -199,7 +207,7 @@ class Call:
             )
             ctx.superseded = self._message.get("superseded", False)
             try:
-                partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+                partition = ctx.partition = shared.with_files(partition, ctx.shared, self._message["op"])
                 behavior.cancel_job_and_cleanup(arg, partition, ctx)
             except Exception as error:
                 if isinstance(error, SparkDied | JobCancelled):

@@ -9,12 +9,14 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from distop import deletion
 from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.codec import dumps, rfc3339
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
 from distop.files import local_path
-from distop.worker import protocol, shared
+from distop.places import Attempt, operation_path, shared_of, stage_of
+from distop.worker import protocol
 from distop.worker.spark import SparkHolder
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import PartitionPlan, TableRecord
+    from distop.deletion import Place
     from distop.worker.outbox import Outbox
 
 PROGRESS_SECONDS = 1.0
@@ -39,6 +42,7 @@ class Environment:
         self.work_dir = work_dir
         self.shared_dir: str = config["shared_dir"]
         self.verifier_urls: tuple[str, ...] = tuple(config["verifier_urls"])
+        self.space: str = config["space"]
         self.outbox = outbox
         self.spark = SparkHolder(
             config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
@@ -215,12 +219,20 @@ class Context(JobContext):
         self._env.outbox.send(protocol.StatusMessage(t="status", run=self._number, partition=ordinal, text=line))
 
     @cached_property
+    def shared(self) -> Place | None:  # type: ignore[override]
+        return shared_of(self._env.shared_dir, self._env.space, self.table)
+
+    @property
+    def space(self) -> str:  # type: ignore[override]
+        return self._env.space
+
+    @cached_property
     def shared_dir(self) -> str:  # type: ignore[override]
-        return shared.shared_of(self._env.shared_dir, self.table)
+        return self.shared.location if self.shared is not None else ""
 
     @cached_property
     def work_dir(self) -> Path:  # type: ignore[override]
-        path = self._env.work_dir / "ops" / shared.operation_path(self.operation)
+        path = self._env.work_dir / "ops" / operation_path(self.operation)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -247,18 +259,25 @@ class Context(JobContext):
 
     def stage_of(self, partition: PartitionPlan) -> str:
         """In a batch: the stage of one of its partitions."""
-        if not self.shared_dir:
-            raise InvalidArgument("there is no place for staged output: give the executors a --shared-dir")
-        fence = self._fence if self._fences is None else self._fences[partition.partition]
-        path = (
-            f"{self.shared_dir}/stage/{shared.operation_path(self.operation)}/{partition.partition:06d}/"
-            f"{fence}-{shared.folder(self._incarnation)}"
-        )
-        local = local_path(path)
+        place = self._stage_place_of(partition)
+        local = local_path(place.location)
         if local is None:
-            return path
+            return place.location
+        deletion.check_unlinked(place)  # what could not be removed again is not written
         local.mkdir(parents=True, exist_ok=True)
         return str(local)
+
+    @property
+    def stage_place(self) -> Place:
+        if self.partition is None:
+            raise InvalidArgument("a batch has a stage for each partition")
+        return self._stage_place_of(self.partition)
+
+    def _stage_place_of(self, partition: PartitionPlan) -> Place:
+        if self.shared is None:
+            raise InvalidArgument("there is no place for staged output: give the executors a --shared-dir")
+        fence = self._fence if self._fences is None else self._fences[partition.partition]
+        return stage_of(self.shared, Attempt(self.operation, partition.partition, fence, self._incarnation))
 
     def start_operation(
         self,

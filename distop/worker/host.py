@@ -7,13 +7,16 @@ Nothing here imports a behavior, pydantic or PySpark: the daemon stays small.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-import shutil
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.errors import describe
+from distop import deletion
+from distop.deletion import Place
+from distop.errors import UnsafePath, describe
+from distop.places import operation_path
 from distop.worker import protocol
 from distop.worker.asking import Asking
 from distop.worker.caller import Caller
@@ -30,7 +33,6 @@ from distop.worker.model import (
     WorkerConfig,
     WorkerError,
 )
-from distop.worker.shared import operation_path
 from distop.worker.sinks import RunSink, first
 
 if TYPE_CHECKING:
@@ -60,9 +62,10 @@ __all__ = [
 ]
 
 
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(work_dir: Path, ops: Sequence[str]) -> None:
+    for op in ops:
+        with contextlib.suppress(OSError, UnsafePath):
+            deletion.delete(Place(str(work_dir), "ops"), operation_path(op))
 
 
 class Worker(Asking):
@@ -77,8 +80,8 @@ class Worker(Asking):
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self._forgotten: list[Path] = []
-        """Private directories of operations that are gone."""
+        self._forgotten: list[str] = []
+        """Operations that are gone, and whose private directories are to be removed."""
         self._forgetting: asyncio.Task[None] | None = None
         self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
@@ -155,7 +158,7 @@ class Worker(Asking):
 
     async def forget(self, *ops: str) -> None:
         """Remove the private directories of operations that are gone."""
-        self._forgotten += [self.config.work_dir / "ops" / operation_path(op) for op in ops]
+        self._forgotten += ops
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = self._spawn(self._forget())
         await asyncio.shield(self._forgetting)
@@ -163,8 +166,8 @@ class Worker(Asking):
     async def _forget(self) -> None:
         """Those that come together, or meanwhile, take one thread."""
         while self._forgotten:
-            paths, self._forgotten = self._forgotten, []
-            await asyncio.to_thread(_remove, paths)
+            ops, self._forgotten = self._forgotten, []
+            await asyncio.to_thread(_remove, self.config.work_dir, ops)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

@@ -98,6 +98,7 @@ class Child:
                 t="config",
                 work_dir=str(config.work_dir),
                 shared_dir=config.shared_dir,
+                space=config.space,
                 spark_master=config.spark_master,
                 spark_conf=dict(config.spark_conf),
                 ttl=config.ttl,

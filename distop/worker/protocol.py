@@ -53,6 +53,7 @@ class ConfigMessage(TypedDict):
     t: Literal["config"]
     work_dir: str
     shared_dir: str
+    space: str
     spark_master: str
     spark_conf: dict[str, str]
     ttl: float

@@ -21,6 +21,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
+from distop.places import Attempt, shared_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -194,7 +195,7 @@ class Run:
         started = time.time()
         try:
             # With its file list, for the cleanup as for the job.
-            partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+            partition = ctx.partition = shared.with_files(partition, ctx.shared, self.op)
             if ordinal in self._cancelled:
                 self._end_cancelled(behavior, ctx, partition, cleans, started)
                 return
@@ -248,7 +249,7 @@ class Run:
             todo: list[PartitionPlan] = []
             late = self._late()
             for ordinal in group:
-                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
+                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared, self.op)
                 if ordinal in self._cancelled:
                     self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
                 elif late:
@@ -442,15 +443,14 @@ class Run:
         """What stands in the outcome for a result that is too large for it. Raises ValueError where it is refused, and
         OSError.
         """
-        where = shared.shared_of(self._env.shared_dir, self._table)
-        if not self._to_file or not where:
+        where = shared_of(self._env.shared_dir, self._env.space, self._table)
+        if not self._to_file or where is None:
             most, instead = MAX_OUTCOME_BYTES - OUTCOME_MARGIN, "put large results into a file and return its path"
             if self._to_file:
                 instead = "give the executors a --shared-dir"
             raise ValueError(f"it has {len(text)} bytes, at most {most} are kept: {instead}")
         fence = self._items[ordinal][2]
-        path = shared.result_path(where, self.op, ordinal, fence, self._incarnation)
-        return dump(large.write(path, text, fence))
+        return dump(large.write(where, Attempt(self.op, ordinal, fence, self._incarnation), text))
 
     def _end_all(self, kind: protocol.Kind, error: str) -> None:
         now = time.time()

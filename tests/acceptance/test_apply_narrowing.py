@@ -83,12 +83,14 @@ class Bench:
 
     def folders(self) -> set[str]:
         """Those of attempts, below the table's data."""
-        return {path.name for path in (self.lake.path(self.name) / "data").glob("distop-*")}
+        data = self.lake.path(self.name) / "data"
+        return {str(path.relative_to(data)) for path in data.glob("distop-staged/*/*/*/*/*/*")}
 
     def live_folders(self) -> set[str]:
         planned = plan_table(self.record, lambda: None, lambda: None)
-        names = {Path(path).parts for partition in planned.partitions for path, _, _ in partition.files}
-        return {part for parts in names for part in parts if part.startswith("distop-")}
+        paths = [Path(path).parts for partition in planned.partitions for path, _, _ in partition.files]
+        begin = [(parts, parts.index("distop-staged")) for parts in paths if "distop-staged" in parts]
+        return {"/".join(parts[at : at + 7]) for parts, at in begin}
 
     def clean(self) -> None:
         """Nothing is left but what the table is made of."""
@@ -373,7 +375,9 @@ class Operation:
         if plan.partition not in self._rows:
             self._ctx.partition = plan
             made = Apply().start_or_resume_job(self._argument, plan, self._ctx)
-            self._rows[plan.partition] = OutcomeRow(plan.partition, plan.name, True, made.model_dump(mode="json"), "")
+            self._rows[plan.partition] = OutcomeRow(
+                plan.partition, plan.name, True, made.model_dump(mode="json"), "", self._ctx.stage_place
+            )
 
 
 def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +425,7 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
     stage = Path(ctx.stage)
     made = Apply().start_or_resume_job(argument, ctx.partition, ctx)
     told = (stage / "table" / "metadata" / "v1.metadata.json").read_text()
-    rows = [OutcomeRow(1, ctx.partition.name, True, made.model_dump(mode="json"), "")]
+    rows = [OutcomeRow(1, ctx.partition.name, True, made.model_dump(mode="json"), "", ctx.stage_place)]
     cancelled = Summary("cancelled", 3, 1, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
     assert Apply().complete_operation(argument, bench.record, cancelled, ctx) is None
     assert (bench.folders(), bench.kind) == (set(), "long")
@@ -429,16 +433,17 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
     # A cleanup that comes late, when the files are the table's.
     bench.apply(bench.certificate())
     live = bench.folders()
-    (folder, *_) = live
-    late = stage / "table" / "metadata" / "v1.metadata.json"
-    late.parent.mkdir(parents=True)
-    data = json.loads(told)
-    data["properties"]["write.data.path"] = str(bench.lake.path(bench.name) / "data" / folder)
-    late.write_text(json.dumps(data))
+    ctx.operation = f"{bench.name}/apply/{Bench.instances}"
     ctx.superseded = True
-    Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
-    assert bench.folders() == live
-    assert bench.rows() == ROWS
+    for staged in (False, True):
+        late = Path(ctx.stage_place.location) / "table" / "metadata" / "v1.metadata.json"
+        if staged:
+            late.parent.mkdir(parents=True)
+            late.write_text(told)
+        Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
+        assert not late.exists()
+        assert bench.folders() == live
+        assert bench.rows() == ROWS
 
 
 def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:

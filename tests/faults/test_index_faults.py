@@ -138,7 +138,7 @@ class Indexed:
         return {path: path.stat().st_size for path in self.index.root.rglob("*") if path.is_file()}
 
     def staged(self) -> list[Path]:
-        return [path for path in (self.table / "_distop" / "stage").rglob("*") if path.is_file()]
+        return [path for path in (self.table / "_distop").glob("*/stage/**/*") if path.is_file()]
 
 
 class IndexedIceberg(Indexed):

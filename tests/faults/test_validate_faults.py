@@ -135,11 +135,13 @@ class Subject:
         """What operations have left beside the table, without what one that was killed was just writing."""
         shared = self.folder / name / "_distop"
         found = [path for path in shared.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        return sorted(str(path.relative_to(shared)) for path in found)
+        # Without the folder of the cluster.
+        return sorted(str(Path(*path.relative_to(shared).parts[1:])) for path in found)
 
     def remove_list(self, name: str) -> None:
         """Nobody has certified the table yet, as far as files tell."""
-        shutil.rmtree(self.folder / name / "_distop" / "certificates", ignore_errors=True)
+        for lists in (self.folder / name / "_distop").glob("*/certificates"):
+            shutil.rmtree(lists)
 
     def told(self, operation: Operation, result: Result) -> Told:
         """All that is told of an operation that has ended, of which each job has ended once."""

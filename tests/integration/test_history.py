@@ -391,21 +391,17 @@ def test_C30_results_in_files_go_with_the_record_and_none_that_a_record_names(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
     """With those that were left by a daemon that died before it had removed them; what is no operation stays."""
-    results, size, now = tmp_path / "shared" / "results" / "t" / "large", 200_000, time.time()
-    for name in (
-        "80",
-        "85",
-        "90",
-        "95",
-        "notes",
-    ):  # left behind; of a record; of one that goes; of later ones; no one's
-        (results / name).mkdir(parents=True)
-        (results / name / "000000-7-i.json").write_text("{}")
+    size, now = 200_000, time.time()
     write_now(group, record("t/large/85", now - HOUR))
     shared = ("--shared-dir", str(tmp_path / "shared"))
     (daemon,) = group.start("a", options=shared, env=sample_env)
     assert group.client.start_operation("large", "t", {"sizes": [size, 3]}).wait(60).success
     assert daemon.stop() == 0
+    (results,) = (tmp_path / "shared").glob("*/results/t/large")
+    # Left behind; of a record; of one that goes; of later ones; no one's.
+    for name in ("80", "85", "90", "95", "notes"):
+        (results / name).mkdir()
+        (results / name / "000000-7-i.json").write_text("{}")
     write_now(group, record("t/large/90", now - 5 * HOUR))
     an_hour_passes(group)
     group.start("b", options=(*shared, "--history-age", "4h"), env=sample_env)

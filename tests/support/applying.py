@@ -4,7 +4,6 @@ the one method that begins or ends at it.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.apply.applying import Applying
@@ -19,17 +18,6 @@ Moment = tuple[Any, str, int, str]
 
 class Staging(FakeContext):
     """The context of one operation, whose attempts are numbered: each has a stage of its own."""
-
-    fence = 1
-
-    @property
-    def stage(self) -> str:
-        assert self.partition is not None
-        table, kind, instance = self.operation.split("/")
-        path = Path(self.shared_dir) / "stage" / table / kind / instance / f"{self.partition.partition:06}"
-        path = path / f"{self.fence}-inc"
-        path.mkdir(parents=True, exist_ok=True)
-        return str(path)
 
 
 class At:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary, select
+from distop.deletion import Place
 from distop.errors import InvalidArgument
+from distop.places import Attempt, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -63,7 +65,10 @@ class FakeContext(JobContext):
         partition: PartitionPlan | None = None,
     ) -> None:
         self.work_dir = work_dir
+        self.space = "c0ffee"
+        self.shared = Place(str(work_dir))
         self.shared_dir = str(work_dir)
+        self.fence = 1
         self.table = table
         self.partition = partition
         self.attempt = 1
@@ -74,6 +79,17 @@ class FakeContext(JobContext):
         self.tables: dict[str, TableRecord] = {}
         self.statuses: list[str] = []
         self._spark = spark
+
+    @property
+    def stage_place(self) -> Place:
+        assert self.partition is not None
+        return stage_of(self.shared, Attempt(self.operation, self.partition.partition, self.fence, "inc"))
+
+    @property
+    def stage(self) -> str:
+        place = self.stage_place
+        Path(place.location).mkdir(parents=True, exist_ok=True)
+        return place.location
 
     @property
     def spark(self) -> SparkSession:
@@ -142,13 +158,15 @@ def run_operation(
         table, version = table.extended(planned.options), planned.version
     rows: list[OutcomeRow] = []
     for n in range(batches):
-        for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):
+        ctx = context(table)
+        for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), ctx):
             if isinstance(outcome, JobFailed):
                 rows.append(OutcomeRow(plan.partition, plan.name, False, _stored(outcome.result), str(outcome)))
             elif isinstance(outcome, Exception):
                 raise outcome
             else:
-                rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), ""))
+                stage = stage_of(ctx.shared, Attempt(ctx.operation, plan.partition, ctx.fence, "inc"))
+                rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), "", stage))
     rows.sort(key=lambda r: r.partition)
     failed = sum(not r.success for r in rows)
     counts = (len(rows), len(rows) - failed, failed)

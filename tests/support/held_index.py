@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
 from distop.worker.context import JobProgress
 from distop_behaviors import index
-from distop_behaviors.index import BuildIndex, DropIndex, building, postings, segments
+from distop_behaviors.index import BuildIndex, DropIndex, postings, segments
 from distop_behaviors.index.argument import BuildArgument, DropArgument
 from distop_behaviors.index.folder import Folder
 
@@ -35,7 +33,8 @@ POINTS: dict[str, tuple[Any, str]] = {
     "drop": (Folder, "drop"),
     "data": (Folder, "_empty"),
     "sweep": (Folder, "sweep"),
-    "stages": (building, "remove_stages"),
+    "stages": (index, "remove_stages"),
+    "given-back": (index, "delete_or_log"),
 }
 """What changes a file that another attempt, or a reader, could see; and a job's end, after which it is reported."""
 MOMENTS = [
@@ -43,8 +42,6 @@ MOMENTS = [
     *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
 ]
 """Of which each leaves other files than the one before."""
-REMOVALS: dict[str, Any] = {"given-back": index}
-"""Modules that remove folders, each in one place of a drop."""
 DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop", "after-given-back"]
 FULL = 100_000
 """Bytes that a file of this process can have while its disk is full: more than a line of a log."""
@@ -106,8 +103,6 @@ def _watched(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
             segments.SEGMENT_FILES = 1
             for point, (owner, name) in POINTS.items():
                 setattr(owner, name, _held(point, getattr(owner, name)))
-            for point, module in REMOVALS.items():
-                module.shutil = SimpleNamespace(rmtree=_held(point, shutil.rmtree))
         _now[:] = [arg]
     full = Path(arg.folder, "full")
     try:

@@ -32,19 +32,11 @@ class Attempt(FakeContext):
         table: TableRecord | None = None,
     ) -> None:
         super().__init__(indexes.shared, table or indexes.record, indexes.spark, partition)
+        self.space = indexes.space
         self.operation = operation
         self.fence = fence
         self.stop_after = -1
         """Looks at whether to stop before it is told to; -1: never."""
-
-    @property
-    def stage(self) -> str:
-        assert self.partition is not None
-        table, kind, name, instance = self.operation.split("/")
-        path = self.work_dir / "stage" / table / kind / name / instance / f"{self.partition.partition:06}"
-        path = path / f"{self.fence}-inc"
-        path.mkdir(parents=True, exist_ok=True)
-        return str(path)
 
     @property
     def cancelled(self) -> bool:
@@ -74,9 +66,11 @@ class Operation:
 
     def run(self, partition: PartitionPlan, ctx: Attempt | None = None) -> Any:
         """The job, to its outcome."""
-        result = self.behavior.start_or_resume_job(self.arg, partition, ctx or self.attempt(partition))
+        ctx = ctx or self.attempt(partition)
+        result = self.behavior.start_or_resume_job(self.arg, partition, ctx)
         stored = json.loads(result.model_dump_json())
-        self.outcomes[partition.partition] = OutcomeRow(partition.partition, partition.name, True, stored, "")
+        stage = ctx.stage_place
+        self.outcomes[partition.partition] = OutcomeRow(partition.partition, partition.name, True, stored, "", stage)
         return result
 
     def run_all(self) -> Operation:
@@ -102,6 +96,7 @@ class Indexes:
         self.spark: SparkSession | None = None
         """For what asks Spark's catalog."""
         self.instances = 0
+        self.space = "c0ffee"
 
     def plan(self, name: str = "i", **arg: Any) -> Operation:
         """A build that was planned and not begun."""
@@ -116,7 +111,7 @@ class Indexes:
         return bool(Operation(self, DropIndex(), {"name": name}).run_all().complete()["dropped"])
 
     def folder(self, name: str = "i") -> Folder:
-        return Folder(self.record.location, name)
+        return Folder(self.record.location, name, self.space)
 
     def staged(self) -> list[Path]:
         """The files that are left in stages."""

@@ -53,6 +53,7 @@ class Child:
         self.deaths: list[str] = []
         config = {
             "shared_dir": str(folder / "shared"),
+            "space": "",
             "spark_master": "local[1]",
             "executor": "ex",
             "ttl": 10.0,

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
+from distop.places import Attempt, stage_of
 from distop.recent import Kept
 from distop_behaviors.reading import footers
 from distop_behaviors.validate import certify
@@ -99,7 +100,8 @@ def _run(behavior: Behavior, argument: Any, plans: list[PartitionPlan], ctx: Fak
             raise told
         no = isinstance(told, JobFailed)
         result = stored(told.result if isinstance(told, JobFailed) else told)
-        rows.append(OutcomeRow(plan.partition, plan.name, not no, result, str(told) if no else ""))
+        stage = stage_of(ctx.shared, Attempt(ctx.operation, plan.partition, ctx.fence, "inc"))
+        rows.append(OutcomeRow(plan.partition, plan.name, not no, result, str(told) if no else "", stage))
     return rows
 
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from distop.errors import InvalidArgument
+from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
+from distop.deletion import Place
+from distop.errors import InvalidArgument, UnsafePath
+from distop.places import Attempt, stage_of
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.constraints import Narrowed, iceberg_type, wanted
+from distop_behaviors.apply.publishing import Narrowing
+from distop_behaviors.apply.report import Argument, Staged
+from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
+from tests.support.context import FakeContext
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+LOG = logging.getLogger("tests.narrowing")
 N = Narrowed("n_fits_int", "n", 2, "int", "int")
 SCHEMA: dict[str, Any] = {
     "type": "struct",
@@ -109,32 +118,136 @@ def test_what_a_certificate_wants_narrowed() -> None:
         wanted(certificate(fits, where="id > 0"))
 
 
-def staged(folder: Path, data: Path) -> None:
-    metadata = folder / "table" / "metadata"
-    metadata.mkdir(parents=True)
-    told = {"properties": {"write.data.path": f"file://{data}"}}
-    (metadata / "v1.metadata.json").write_text(json.dumps(told))
-    data.mkdir(parents=True)
-    (data / "a.parquet").touch()
+OPERATION = "t/apply/2"
 
 
-def test_sweeping_removes_what_is_staged_and_no_file_of_the_table(tmp_path: Path) -> None:
-    data = tmp_path / "t" / "data"
-    for n in range(3):
-        staged(tmp_path / "stage" / "1" / "00000" / f"{n}-inc", data / f"distop-{n}")
-    staged(tmp_path / "stage" / "1" / "completion" / "x", data / "others")
-    live = rewriting.live_files([f"file:{data}/distop-1/a.parquet", str(data / "b.parquet")])
+class Layout:
+    """Stages of operations on one table, with a data file each."""
+
+    def __init__(self, home: Path) -> None:
+        self.shared = Place(str(home / "shared"), "c0ffee")
+        self.table = home / "t"
+        self.data = self.table / "data"
+
+    def stage(self, op: str = OPERATION, fence: int = 1) -> Stage:
+        return Stage.of(stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table))
+
+    def write(self, stage: Stage, told: str = "{}") -> Stage:
+        """What an attempt leaves: what names its files, and one of them."""
+        metadata = Path(stage.table) / "metadata"
+        metadata.mkdir(parents=True)
+        (metadata / "v1.metadata.json").write_text(told)
+        Path(stage.data.location).mkdir(parents=True)
+        (Path(stage.data.location) / "a.parquet").touch()
+        return stage
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path)
+
+
+def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> None:
+    stages = [layout.write(layout.stage(fence=n)) for n in range(3)]
+    live = rewriting.live_files([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
     for _ in range(2):
-        rewriting.sweep(str(tmp_path / "stage" / "1"), live)
-        # A folder of another name was made by nobody here, whatever a stage says.
-        assert {path.name for path in data.iterdir()} == {"distop-1", "others"}
-        assert not (tmp_path / "stage" / "1").exists()
+        for stage in stages:
+            rewriting.discard(stage, live, LOG)
+            assert not Path(stage.place.location).exists()
+    assert [Path(stage.data.location).exists() for stage in stages] == [False, True, False]
 
 
-def test_a_stage_that_cannot_be_read_takes_nothing_along(tmp_path: Path) -> None:
-    data = tmp_path / "t" / "data" / "distop-0"
-    staged(tmp_path / "stage", data)
-    (tmp_path / "stage" / "table" / "metadata" / "v1.metadata.json").write_text("{")
-    rewriting.discard(str(tmp_path / "stage"), frozenset())
-    assert data.exists()
-    assert not (tmp_path / "stage").exists()
+def test_a_stage_says_nothing_of_what_is_removed(layout: Layout) -> None:
+    """What stands in its metadata chose the folder that was removed."""
+    foreign = layout.data / "distop-0"
+    foreign.mkdir(parents=True)
+    (foreign / "a.parquet").touch()
+    told = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
+    stage = layout.write(layout.stage(), told)
+    rewriting.discard(stage, frozenset(), LOG)
+    assert (foreign / "a.parquet").exists()
+    assert not Path(stage.data.location).exists()
+
+
+def test_what_nothing_stages_any_more_may_be_the_tables(layout: Layout) -> None:
+    """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
+    stage = layout.write(layout.stage())
+    shutil.rmtree(stage.place.location)
+    rewriting.discard(stage, frozenset(), LOG)
+    assert (Path(stage.data.location) / "a.parquet").exists()
+
+
+@pytest.mark.parametrize("where", ["shared", "table"])
+def test_nothing_is_discarded_through_a_link(layout: Layout, where: str, tmp_path: Path) -> None:
+    stage = layout.write(layout.stage())
+    linked = Path(stage.place.location if where == "shared" else stage.data.location).parent
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    rewriting.discard(stage, frozenset(), LOG)
+    assert list((tmp_path / "elsewhere").iterdir())
+
+
+def test_only_files_of_a_stage_are_published(layout: Layout, tmp_path: Path) -> None:
+    stage = layout.write(layout.stage())
+    stage.check_file(f"file:{stage.data.location}/a.parquet")
+    other = layout.write(layout.stage("t/apply/1"))
+    (tmp_path / "secret").touch()
+    (Path(stage.data.location) / "link.parquet").symlink_to(tmp_path / "secret")
+    for path in (
+        str(tmp_path / "secret"),
+        f"{other.data.location}/a.parquet",
+        f"{stage.data.location}/../1-inc-other/a.parquet",
+        f"{stage.data.location}/../../../../../../../secret",
+        f"{stage.data.location}/link.parquet",
+        f"{stage.data.location}x/a.parquet",
+    ):
+        with pytest.raises(UnsafePath):
+            stage.check_file(path)
+
+
+def test_a_result_says_nothing_of_where_its_files_lie() -> None:
+    for field in ("folder", "metadata", "data"):
+        with pytest.raises(ValidationError):
+            Staged.model_validate({"files": 1, "rows": 1, "bytes": 1, field: "/etc"})
+
+
+def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
+    """The completion of an operation; none of the files is part of the table."""
+    table = TableRecord("t", "iceberg", str(layout.table))
+    ctx = FakeContext(layout.table.parent, table)
+    ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
+    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
+    argument = Argument(certificate=certificate({"fits": {"column": "n", "type": "int"}}))
+    target: Any = None
+    return Narrowing(argument, table, target, ctx)
+
+
+def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apply swept whatever lay beside the folder that a result named."""
+    gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
+    kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
+    other = Place(layout.shared.anchor, "c0ffee-two")
+    staged = stage_of(other, Attempt(OPERATION, 0, 1, "inc"))
+    kept.append(layout.write(Stage.of(staged, other, "c0ffee-two", str(layout.table))))
+    for _ in range(2):
+        operation(layout, OPERATION, monkeypatch).sweep()
+        assert not any(Path(place.location).exists() for stage in gone for place in (stage.place, stage.data))
+        assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
+
+
+def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
+    staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
+    stage = layout.write(layout.stage()).place
+    rows = [
+        OutcomeRow(0, "a", True, staged, "", stage),
+        OutcomeRow(1, "b", True, staged, ""),
+        OutcomeRow(2, "c", True, {"staged": {"files": 0, "rows": 0, "bytes": 0}}, ""),
+        OutcomeRow(3, "d", True, {"staged": {"files": 1, "folder": "/etc"}}, "", stage),
+        OutcomeRow(4, "e", True, None, "", stage),
+        OutcomeRow(5, "f", True, [1], "", stage),
+    ]
+    plans = [PartitionPlan(n, row.name, files=((f"/t/{n}", 1, 1),)) for n, row in enumerate(rows)]
+    summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
+    units = operation(layout, OPERATION, monkeypatch)._units(summary)
+    assert [unit.files for unit in units] == [frozenset({"/t/0"})]

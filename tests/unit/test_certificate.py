@@ -253,6 +253,18 @@ def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp
         run(NOT_NULL, since=certificate)
 
 
+@pytest.mark.parametrize(
+    "files", ["../secret.json", "/etc/passwd", "certificates/../secret.json", "certificates/b.json"]
+)
+def test_a_certificate_names_no_other_file_than_its_list(files: str, run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Who passes a certificate would have any file read."""
+    certificate = dict(run(NOT_NULL).report["certificate"])
+    for version in (certificate["version"], "../secret"):
+        changed = Certificate.model_construct(**{**certificate, "files": files, "version": version})
+        with pytest.raises(InvalidArgument, match="is no list of files of its version"):
+            certify.kept_files(changed, FakeContext(tmp_path))
+
+
 def test_partition_columns_of_other_types_make_another_table(run: Callable[..., Ran]) -> None:
     check = {"range": {"column": "k", "min": 1}}
     certificate = run({"not_null": "k"}).report["certificate"]

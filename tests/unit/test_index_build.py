@@ -18,6 +18,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, TimeType, UUIDType
 
+from distop import deletion
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import DropIndex, building, folder, postings, segments, summaries
@@ -141,7 +142,7 @@ def test_settings_that_differ_are_not_mixed(indexes: Indexes) -> None:
 POINTS = [
     (os, "link"),
     (shutil, "rmtree"),
-    (Path, "unlink"),
+    (deletion, "_delete_local"),
     (postings, "write"),
     (summaries, "write"),
     (segments.Job, "_write"),

@@ -10,50 +10,60 @@ import pytest
 
 from distop import claims, large
 from distop.claims.model import checked
+from distop.deletion import Place
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
-from distop.shared_folder import result_path
+from distop.places import Attempt, result_of
 
 OP = "t/large/1"
+ATTEMPT = Attempt(OP, 0, 7, "inc")
 DATA = b'{"text": "x"}'
 
 
 def written(shared: Path, data: bytes = DATA) -> dict[str, Any]:
-    return large.write(result_path(str(shared), OP, 0, 7, "inc"), data, 7)
+    return large.write(Place(str(shared)), ATTEMPT, data)
 
 
-def read(result: Any, shared: Path, incarnation: str = "inc") -> Any:
-    return large.resolve(result, str(shared), OP, 0, incarnation)
+def path(shared: Path) -> Path:
+    return Path(result_of(Place(str(shared)), ATTEMPT).location)
+
+
+def read(result: Any, shared: Path, fence: Any = 7, incarnation: str = "inc") -> Any:
+    return large.resolve(result, Place(str(shared)), Attempt.of_outcome(OP, 0, fence, incarnation))
 
 
 def test_a_result_is_read_from_the_file_of_its_attempt(tmp_path: Path) -> None:
     told = written(tmp_path)
-    assert told[large.POINTER].keys() == {"fence", "bytes", "sha256"}
+    assert told[large.POINTER].keys() == {"bytes", "sha256"}
     assert read(told, tmp_path) == {"text": "x"}
-    assert large.path_of(told, str(tmp_path), OP, 0, "inc") == f"{tmp_path}/results/t/large/1/000000-7-inc.json"
+    assert path(tmp_path) == tmp_path / "results/t/large/1/000000-7-inc.json"
     assert read({"text": "small"}, tmp_path) == {"text": "small"}
     with pytest.raises(NotFound, match="cannot be read from here"):
-        read(told, tmp_path, "another")
+        read(told, tmp_path, incarnation="another")
     with pytest.raises(NotFound, match="DISTOP_SHARED_DIR"):
-        large.resolve(told, "", OP, 0, "inc")
+        large.resolve(told, None, ATTEMPT)
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("path", ["/dev/zero", "/etc/hostname", "http://127.0.0.1:9/", "s3://b/k?endpoint_override=x"])
-def test_hole_9_the_path_in_a_record_is_not_read(tmp_path: Path, path: str) -> None:
-    told = {large.POINTER: {"path": path, "bytes": 10, "sha256": "0" * 64}}
-    with pytest.raises(UnreadableRecord, match="is void"):
-        read(told, tmp_path)
+@pytest.mark.parametrize("told_path", ["/dev/zero", "/etc/hostname", "http://127.0.0.1:9/", "s3://b/k?endpoint_override=x"])
+def test_hole_9_the_path_in_a_record_is_not_read(tmp_path: Path, told_path: str) -> None:
+    told = {large.POINTER: {"path": told_path, "bytes": 10, "sha256": "0" * 64}}
     with pytest.raises(NotFound):
-        read({large.POINTER: {**told[large.POINTER], "fence": 7}}, tmp_path)
+        read(told, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "field", [{"fence": "../../x"}, {"fence": True}, {"bytes": -1}, {"bytes": 1 << 40}, {"sha256": None}]
+    "field", [{"bytes": -1}, {"bytes": True}, {"bytes": 1 << 40}, {"sha256": None}]
 )
 def test_hole_9_what_a_record_says_of_the_file_is_checked(tmp_path: Path, field: dict[str, Any]) -> None:
     told = written(tmp_path)[large.POINTER]
     with pytest.raises(UnreadableRecord, match="is void"):
         read({large.POINTER: {**told, **field}}, tmp_path)
+
+
+@pytest.mark.parametrize("fence", ["../../x", True, 0, None, -1])
+def test_hole_9_a_fence_that_is_none_leads_to_no_file(tmp_path: Path, fence: Any) -> None:
+    with pytest.raises(UnreadableRecord, match="is void"):
+        read(written(tmp_path), tmp_path, fence)
 
 
 def test_hole_9_a_job_that_an_actor_returned_has_no_file(tmp_path: Path) -> None:
@@ -64,20 +74,20 @@ def test_hole_9_a_job_that_an_actor_returned_has_no_file(tmp_path: Path) -> None
 @pytest.mark.timeout(10)
 def test_hole_9_only_a_regular_file_is_read_and_no_link_is_followed(tmp_path: Path) -> None:
     told = written(tmp_path)
-    path = Path(large.path_of(told, str(tmp_path), OP, 0, "inc"))
-    path.unlink()
-    path.symlink_to("/dev/zero")
+    file = path(tmp_path)
+    file.unlink()
+    file.symlink_to("/dev/zero")
     with pytest.raises(NotFound, match="cannot be read from here"):
         read(told, tmp_path)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(NotFound, match="no regular file"):
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(NotFound, match="not a regular file"):
         read(told, tmp_path)
-    path.unlink()
+    file.unlink()
     elsewhere = tmp_path / "elsewhere"
-    path.parent.rename(elsewhere)
-    (elsewhere / path.name).write_bytes(DATA)
-    path.parent.symlink_to(elsewhere)
+    file.parent.rename(elsewhere)
+    (elsewhere / file.name).write_bytes(DATA)
+    file.parent.symlink_to(elsewhere)
     with pytest.raises(NotFound, match="cannot be read from here"):
         read(told, tmp_path)
 
@@ -87,13 +97,13 @@ def test_hole_9_no_more_than_the_recorded_bytes_are_read(tmp_path: Path, monkeyp
     asked: list[int] = []
     real = large.read_regular
 
-    def reading(folder: str, path: str, limit: int) -> bytes:
+    def reading(place: Place, name: str, limit: int) -> bytes:
         asked.append(limit)
-        return real(folder, path, limit)
+        return real(place, name, limit)
 
     monkeypatch.setattr(large, "read_regular", reading)
-    Path(large.path_of(told, str(tmp_path), OP, 0, "inc")).write_bytes(DATA * 1000)
-    with pytest.raises(UnreadableRecord, match="its checksum is another one"):
+    path(tmp_path).write_bytes(DATA * 1000)
+    with pytest.raises(UnreadableRecord, match="its checksum is another"):
         read(told, tmp_path)
     assert asked == [len(DATA)]
     monkeypatch.setattr(large, "MAX_BYTES", 5)

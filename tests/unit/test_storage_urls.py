@@ -9,6 +9,7 @@ import pytest
 
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Pinned
+from distop.deletion import Place
 from distop.errors import InvalidArgument
 from distop.files import open_filesystem, read, write
 from distop.storage_urls import HOSTS, check_paths, check_place
@@ -63,16 +64,16 @@ def test_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None
 def test_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, tmp_path: Path) -> None:
     shared, path = str(tmp_path), url if "?" in url or "#" in url else f"{url}/part-0.parquet"
     table = TableRecord("other", "parquet", "/other")
-    write(f"{shared}/plans/t/list.json", json.dumps([[path, 1, 1]]).encode())
+    write(f"{shared}/plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
     for partition in (
         PartitionPlan(0, "p", files=((path, 1, 1),)),
-        PartitionPlan(0, "p", files_at="plans/t/list.json"),
+        PartitionPlan(0, "p", files_at="plans/t/sample/1/list.json"),
         PartitionPlan(0, "p", source=path),
         PartitionPlan(0, "p", folders={path: "k=1"}),
         PartitionPlan(0, "p", beside=(Pinned(table, files=(("/a", 1, 1), (path, 1, 1))),)),
     ):
         with pytest.raises(InvalidArgument, match=f"the path of a file, .*, {HOSTILE[url]}"):
-            with_files(partition, shared)
+            with_files(partition, Place(shared), "t/sample/1")
     for ask in (open_filesystem, read, read_metadata, ManifestIO(None).new_input):
         with pytest.raises(InvalidArgument):
             ask(path)
@@ -85,12 +86,12 @@ def test_a_path_that_hadoop_reads_as_a_url_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../../etc/list.json", "plans/../../list.json", "/etc/list.json", "results/t/list.json"]
+    "path", ["../../etc/list.json", "plans/../../list.json", "/etc/list.json", "results/t/sample/1/list.json"]
 )
 def test_a_plan_cannot_name_a_file_list_outside_of_the_plans(path: str, tmp_path: Path) -> None:
     write(str(tmp_path / "list.json"), b"[]")
-    with pytest.raises(InvalidArgument, match="outside of the shared directory's plans"):
-        with_files(PartitionPlan(0, "p", files_at=path), str(tmp_path / "shared"))
+    with pytest.raises(InvalidArgument, match="no list of files of this operation"):
+        with_files(PartitionPlan(0, "p", files_at=path), Place(str(tmp_path / "shared")), "t/sample/1")
 
 
 @pytest.mark.parametrize(

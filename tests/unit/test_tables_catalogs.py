@@ -18,11 +18,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
+from distop.places import shared_of
 from distop.storage_urls import holds_secret
 from distop.tables import catalogs, check_reachable, check_table, place_of, plan_table
 from distop.tables.iceberg import EMPTY
 from distop.tables.options import FORMATS
-from distop.worker.shared import shared_of
 from tests.support.icebergrest import RestCatalogServer, configure, sql_catalog
 from tests.support.lake import Folder
 
@@ -342,7 +342,12 @@ def test_a_location_that_is_no_name_in_a_catalog_is_refused(location: str) -> No
 
 
 def test_a_name_in_a_catalog_is_no_folder() -> None:
-    assert shared_of("", record()) == ""
-    assert shared_of("/shared", record()) == "/shared"
-    assert shared_of("", TableRecord("t", "parquet", "s3://bucket/t/")) == "s3://bucket/t/_distop"
-    assert shared_of("", TableRecord("t", "parquet", "/data/t")) == "/data/t/_distop"
+    assert shared_of("", "abc", record()) is None
+    for told, place in {
+        ("/shared", record()): "/shared/abc",
+        ("", TableRecord("t", "parquet", "s3://bucket/t/")): "s3://bucket/t/_distop/abc",
+        ("", TableRecord("t", "parquet", "/data/t")): "/data/t/_distop/abc",
+    }.items():
+        found = shared_of(told[0], "abc", told[1])
+        assert found is not None
+        assert found.location == place

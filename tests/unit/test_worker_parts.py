@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, select
+from distop.deletion import Place
 from distop.errors import DistopError, InvalidArgument, TableUnavailable, describe
+from distop.places import folder, operation_path
 from distop.worker import logs, shared
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
@@ -76,43 +78,37 @@ def test_errors_of_the_worker_are_told_like_all_of_distops() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_folders_are_safe_and_differ(name: str) -> None:
-    folder = shared.folder(name)
-    assert "/" not in folder
-    assert not folder.startswith(".")
-    assert (folder == shared.folder("a.b")) == (name == "a.b")
+    found = folder(name)
+    assert "/" not in found
+    assert not found.startswith(".")
+    assert (found == folder("a.b")) == (name == "a.b")
 
 
 def test_operations_have_paths_of_their_own() -> None:
-    assert shared.operation_path("sales.orders/validate/7") == "sales.orders/validate/7"
-    assert shared.operation_path("t/index/by.day/7") == "t/index/by.day/7"
-    assert shared.operation_path("%2E%2E/validate/7") == "%2E./validate/7"
-
-
-def test_the_shared_directory_defaults_to_the_table() -> None:
-    table = TableRecord("t", "parquet", "/data/t/")
-    assert shared.shared_of("", table) == "/data/t/_distop"
-    assert shared.shared_of("/shared/", table) == "/shared"
-    assert shared.shared_of("", None) == ""
+    assert operation_path("sales.orders/validate/7") == "sales.orders/validate/7"
+    assert operation_path("t/index/by.day/7") == "t/index/by.day/7"
+    assert operation_path("%2E%2E/validate/7") == "%2E./validate/7"
 
 
 def test_long_file_lists_are_spilled_and_read_back(tmp_path: Path) -> None:
     files = tuple((f"/data/{'x' * 200}/{i}", i, i * 10) for i in range(4_000))
     plans = [PartitionPlan(0, "small", files=files[:2]), PartitionPlan(1, "large", files=files)]
-    spilled = shared.spill(plans, str(tmp_path), "t/sample/1")
+    place = Place(str(tmp_path))
+    spilled = shared.spill(plans, place, "t/sample/1")
     assert spilled[0] is plans[0]
     assert spilled[1].files == ()
     assert spilled[1].files_at
     assert not spilled[1].files_at.startswith("/")
     assert len(dumps(spilled[1].to_json())) < MAX_CHUNK_BYTES
-    assert shared.with_files(spilled[1], str(tmp_path)).files == files
+    assert shared.with_files(spilled[1], place, "t/sample/1").files == files
     with pytest.raises(InvalidArgument, match="--shared-dir"):
-        shared.spill(plans, "", "t/sample/1")
-    other = shared.spill(plans, f"file://{tmp_path}", "t/sample/11")
+        shared.spill(plans, None, "t/sample/1")
+    other = shared.spill(plans, Place(f"file://{tmp_path}"), "t/sample/11")
     for _ in range(2):
-        shared.remove_plans(str(tmp_path), "t/sample/1")
+        shared.remove_plans(place, "t/sample/1")
         with pytest.raises(FileNotFoundError):
-            shared.with_files(spilled[1], str(tmp_path))
-    assert shared.with_files(other[1], str(tmp_path)).files == files, "of another operation"
+            shared.with_files(spilled[1], place, "t/sample/1")
+    assert shared.with_files(other[1], place, "t/sample/11").files == files, "of another operation"
 
 
 def plan(*names: str) -> list[PartitionPlan]:
@@ -237,9 +233,10 @@ def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> 
     over = _over("@table", partitions)
     assert (len(over.files), len(over.folders), over.folders["/odd4"]) == (20_000, 10_000, "k=4")
     beside = Pinned(TableRecord("u", "spark", "db.u"), "v", over.files, folders=over.folders)
-    (spilled,) = shared.spill([replace(over, beside=(beside,))], str(tmp_path), "t/sample/1")
+    (spilled,) = shared.spill([replace(over, beside=(beside,))], Place(str(tmp_path)), "t/sample/1")
     assert (spilled.files, spilled.folders, spilled.beside[0].folders) == ((), {}, {})
-    came = shared.with_files(PartitionPlan.from_json(json.loads(json.dumps(spilled.to_json()))), str(tmp_path))
+    read = PartitionPlan.from_json(json.loads(json.dumps(spilled.to_json())))
+    came = shared.with_files(read, Place(str(tmp_path)), "t/sample/1")
     assert (came.files, came.folders) == (over.files, over.folders)
     assert (came.beside[0].files, came.beside[0].folders) == (over.files, over.folders)
     small = replace(over, files=over.files[:3], folders={"/odd0": "k=0"})

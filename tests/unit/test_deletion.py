@@ -1,0 +1,434 @@
+"""What is removed below tables, shared directories, stages and indexes: through one function, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import random
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import fs
+
+import distop
+import distop_behaviors
+from distop import deletion
+from distop.core.model import TableRecord
+from distop.deletion import Place, check_unlinked, delete, delete_or_log, names, regular_file
+from distop.errors import InvalidArgument, UnsafePath
+from distop.places import (
+    Attempt,
+    instances,
+    operation_path,
+    remove_stages,
+    result_of,
+    series_of,
+    shared_of,
+    space,
+    stage_of,
+)
+from distop.worker import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOG = logging.getLogger("tests.deletion")
+
+REMOVES = {
+    *("rmtree", "unlink", "rmdir", "remove", "removedirs", "delete_dir", "delete_dir_contents", "delete_file"),
+    *("delete_root_dir_contents", "deleteFile", "deleteFiles", "dropTable", "drop_table", "purge_table", "move"),
+}
+"""Names of what removes files, in Python, pyarrow, pyiceberg and Iceberg's Java."""
+
+ALLOWED = {
+    "distop/deletion.py": "the one function",
+    "distop/node/localjobs.py": "records of runs, by their own names, in a folder of the work directory",
+    "distop/worker/logs.py": "logs of children, by their numbers, in the work directory",
+    "distop/store/embedded.py": "the data folder that an embedded etcd has made for itself",
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package, name in ((distop, "distop"), (distop_behaviors, "behaviors")):
+        for folder in package.__path__:
+            root = Path(folder).resolve()
+            for path in sorted(root.rglob("*.py")):
+                yield f"{name}/{path.relative_to(root).as_posix()}", ast.parse(path.read_text())
+
+
+def removals(tree: ast.Module) -> Iterator[int]:
+    """The lines that name something that removes files: a method of lists and sets is no such thing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil"):
+            if any(alias.name in REMOVES for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.Attribute) and node.attr in REMOVES:
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr not in ("remove", "move") or owner in ("os", "shutil"):
+                yield node.lineno
+        elif isinstance(node, ast.Constant) and node.value in REMOVES - {"remove", "move"}:
+            yield node.lineno  # getattr(os, "unlink")
+
+
+def test_nothing_is_removed_but_through_the_one_function() -> None:
+    found = {name: list(removals(tree)) for name, tree in sources()}
+    assert len(found) > 300, "all modules are looked at"
+    assert {name: lines for name, lines in found.items() if lines and name not in ALLOWED} == {}
+    assert [name for name in ALLOWED if not found[name]] == [], "exceptions that nobody needs any more"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/etc", "..", ".", "a/..", "a/../../b", "./a", "a//b", "a/", "a\0b"])
+def test_a_path_that_does_not_lead_downwards_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for act in (delete, regular_file):
+        with pytest.raises(UnsafePath, match="is not a path below a folder"):
+            act(Place(str(tmp_path), "p"), path)
+    if path:
+        with pytest.raises(UnsafePath):
+            delete(Place(str(tmp_path), path), "a")
+    with pytest.raises(UnsafePath):
+        Place("mem://bucket", "p").below(path)
+    assert (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("anchor", ["", "/", "//", "file:///", "file:/", "/tmp/.."])
+def test_the_root_is_no_place(anchor: str) -> None:
+    with pytest.raises(UnsafePath, match="never the root"):
+        delete(Place(anchor), "distop-no-such-folder")
+
+
+def test_a_refusal_is_one_sentence_about_an_argument() -> None:
+    assert issubclass(UnsafePath, InvalidArgument)
+    assert UnsafePath.exit_code == 2
+
+
+def test_a_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "target" / "inner").mkdir(parents=True)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "link").symlink_to(tmp_path / "target")
+    place = Place(str(tmp_path), "p")
+    with pytest.raises(UnsafePath, match="p/link is a symbolic link, which is not followed"):
+        delete(place, "link/inner")
+    with pytest.raises(UnsafePath):
+        check_unlinked(place.below("link"))
+    with pytest.raises(UnsafePath):
+        names(place.below("link"))
+    assert delete(place, "link")
+    assert not delete(place, "link")
+    assert (tmp_path / "target" / "inner").is_dir()
+
+
+def test_a_folder_that_is_not_empty_stays_if_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    place = Place(str(tmp_path))
+    assert not delete(place, "a", only_empty=True)
+    assert delete(place, "a/b", only_empty=True)
+    assert delete(place, "a", only_empty=True)
+    assert not delete(place, "a", only_empty=True)
+
+
+def test_what_is_not_there_or_is_no_folder_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, path in (
+        (Place(str(tmp_path / "none")), "a"),
+        (Place(str(tmp_path), "x"), "a"),
+        (Place(str(tmp_path)), "file/a"),
+    ):
+        assert not delete(place, path)
+    assert names(Place(str(tmp_path), "file")) == names(Place(str(tmp_path), "none/x")) == []
+    assert (tmp_path / "file").exists()
+
+
+def test_only_a_regular_file_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "f").touch()
+    (tmp_path / "p" / "link").symlink_to(tmp_path / "p" / "f")
+    os.mkfifo(tmp_path / "p" / "pipe")
+    place = Place(str(tmp_path), "p")
+    assert regular_file(place, "f") == tmp_path / "p" / "f"
+    for name in ("link", "pipe"):
+        with pytest.raises(UnsafePath, match="is not a regular file"):
+            regular_file(place, name)
+    for name in ("none", "none/f"):
+        with pytest.raises(FileNotFoundError):
+            regular_file(place, name)
+
+
+def test_nobody_moves_the_path_elsewhere_meanwhile(tmp_path: Path) -> None:
+    """A folder on the way is replaced by a link to what is not ours, and back, as fast as that can be done."""
+    outside = tmp_path / "outside" / "q"
+    outside.mkdir(parents=True)
+    (outside / "kept").touch()
+    (tmp_path / "p").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            (tmp_path / "p").rename(tmp_path / "aside")
+            (tmp_path / "link").rename(tmp_path / "p")
+            (tmp_path / "p").rename(tmp_path / "link")
+            (tmp_path / "aside").rename(tmp_path / "p")
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(3000):
+            delete_or_log(Place(str(tmp_path), "p"), "q", logging.getLogger("tests.quiet"))
+            delete_or_log(Place(str(tmp_path)), "p/q/kept", logging.getLogger("tests.quiet"))
+            assert (outside / "kept").exists()
+    finally:
+        stop.set()
+        swapping.join()
+
+
+def test_two_that_remove_the_same_both_end_well(tmp_path: Path) -> None:
+    for n in range(20):
+        for m in range(50):
+            path = tmp_path / str(n) / str(m)
+            path.mkdir(parents=True)
+            (path / "f").touch()
+        wrong: list[BaseException] = []
+
+        def run(name: str, wrong: list[BaseException] = wrong) -> None:
+            try:
+                delete(Place(str(tmp_path)), name)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=run, args=(str(n),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert not (tmp_path / str(n)).exists()
+
+
+# ---------------------------------------------------------------------- generated layouts
+
+NAMES = [
+    *("1", "2", "17", "a", "ab", "b", "stage", "plans", "_distop", "data", "index", "p=1", "%2E%2E", "..x", "...", " "),
+    *("ä", "a\u0308", "日本", "a\nb", "a%2Fb", "-rf", "*", "~", "\udcff", "CON", "x" * 200),
+]
+
+
+def snapshot(root: Path, but: Path) -> dict[str, Any]:
+    """Everything below a folder, without what lies below another one: bytes, folders, and where links lead."""
+    found: dict[str, Any] = {}
+    for path in root.iterdir() if root != but else ():
+        if path.is_symlink():
+            found[str(path)] = ("link", path.readlink())
+        elif path.is_dir():
+            found |= {str(path): "folder"} if path != but else {}
+            found |= snapshot(path, but)
+        else:
+            found[str(path)] = path.read_bytes()
+    return found
+
+
+def grow(rng: random.Random, folder: Path, root: Path, depth: int) -> None:
+    for name in rng.sample(NAMES, rng.randint(1, 4)):
+        path = folder / name
+        if path.exists() or path.is_symlink():
+            continue
+        kind = rng.random()
+        if kind < 0.15:
+            target = rng.choice([root, root / "outside", folder, Path("/nowhere"), Path(".."), Path("../../outside")])
+            path.symlink_to(target)
+        elif kind < 0.4 or not depth:
+            path.write_bytes(rng.randbytes(3))
+        else:
+            path.mkdir()
+            grow(rng, path, root, depth - 1)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> None:
+    """Layouts with nested tables, names that begin alike, odd encodings, and links at each level of the way."""
+    for seed in range(block * 50, block * 50 + 50):
+        rng = random.Random(seed)
+        root = tmp_path / str(seed)
+        outside = root / "outside"
+        outside.mkdir(parents=True)
+        grow(rng, outside, root, 2)
+        way = [root / "tables", *(Path(n) for n in rng.sample(NAMES, 4))]
+        path = way[0]
+        path.mkdir()
+        linked = rng.randrange(1, 8)
+        for level, part in enumerate(way[1:], 1):
+            grow(rng, path, root, 1)
+            path = path / part
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif level == linked and path.exists():
+                shutil.rmtree(path)
+            if level == linked:
+                path.symlink_to(outside)
+            else:
+                path.mkdir(exist_ok=True)
+        if not path.is_symlink():
+            grow(rng, path, root, 2)
+        place = Place(str(way[0]), "/".join(str(part) for part in way[1:]))
+        own = Path(place.location)
+        before = snapshot(root, own if linked > 4 else root / "none")
+        try:
+            there = names(place)
+        except UnsafePath:
+            there = []
+            assert linked <= 4, seed
+        for name in [
+            *there,
+            *rng.sample(NAMES, 5),
+            "../ab",
+            "/etc",
+            "..",
+            "",
+            f"{rng.choice(NAMES)}/{rng.choice(NAMES)}",
+        ]:
+            try:
+                delete(place, name, only_empty=rng.random() < 0.1)
+            except (UnsafePath, OSError):
+                continue
+        assert snapshot(root, own if linked > 4 else root / "none") == before, seed
+        if linked > 4:
+            for name in names(place):
+                delete(place, name)
+            assert list(own.iterdir()) == [], seed
+
+
+# ---------------------------------------------------------------------- object stores
+
+
+class Bucket:
+    """An object store in memory, as pyarrow has one for its own tests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.filesystem = fs._MockFileSystem()
+        monkeypatch.setattr(deletion, "open_filesystem", lambda url: (self.filesystem, url.partition("://")[2]))
+
+    def put(self, *paths: str) -> None:
+        for path in paths:
+            self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(b"x")
+
+    def files(self) -> list[str]:
+        selector = fs.FileSelector("", recursive=True)
+        return sorted(i.path for i in self.filesystem.get_file_info(selector) if i.type == fs.FileType.File)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket(monkeypatch)
+
+
+def test_a_prefix_is_no_folder(bucket: Bucket) -> None:
+    bucket.put("b/a/b/1", "b/a/b/c/2", "b/a/bc/3", "b/a/b.4")
+    place = Place("s3://b", "a")
+    assert not delete(place, "bcd")
+    assert delete(place, "b")
+    assert bucket.files() == ["b/a/b.4", "b/a/bc/3"]
+    assert delete(place, "b.4")
+    assert not delete(place, "bc", only_empty=True)
+    assert names(place) == ["bc"]
+    assert bucket.files() == ["b/a/bc/3"]
+
+
+@pytest.mark.parametrize("anchor", ["s3://", "s3:///", "s3:////"])
+def test_a_store_without_a_bucket_is_no_place(anchor: str, bucket: Bucket) -> None:
+    bucket.put("b/1")
+    with pytest.raises(UnsafePath, match="names no bucket"):
+        delete(Place(anchor), "b")
+    assert bucket.files() == ["b/1"]
+
+
+@pytest.mark.parametrize("anchor", ["s3://b/../c", "s3://b//c", "s3://b/./c"])
+def test_an_odd_url_is_no_place(anchor: str, bucket: Bucket) -> None:
+    with pytest.raises(UnsafePath):
+        delete(Place(anchor), "x")
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) -> None:
+    rng = random.Random(seed)
+    plain = [n for n in NAMES if "\udcff" not in n and "\n" not in n]
+    for _ in range(25):
+        path = "/".join(rng.sample(plain, rng.randint(1, 4)))
+        if not any(path == f or path.startswith(f"{f}/") or f.startswith(f"b/{path}/") for f in bucket.files()):
+            try:
+                bucket.put(f"b/{path}")
+            except OSError:
+                continue  # a folder has that name
+    place = Place("s3://b", "/".join(rng.sample(plain, rng.randint(1, 2))))
+    own = f"b/{place.path}/"
+    before = [f for f in bucket.files() if not f.startswith(own)]
+    for name in [*names(place), *rng.sample(plain, 5), "..", "", "../a"]:
+        try:
+            delete(place, name)
+        except (UnsafePath, OSError):
+            continue
+    assert bucket.files() == before, "what was there below the place is gone, and nothing else"
+
+
+# ---------------------------------------------------------------------- places
+
+
+def test_clusters_and_namespaces_have_folders_of_their_own() -> None:
+    found = {space(0xABC, ""), space(0xABC, "a"), space(0xAB, "a"), space(0xAB, "c-a"), space(0xABC, "A")}
+    assert len(found) == 5
+    table = TableRecord("t", "parquet", "/tables/t")
+    assert shared_of("", space(0xABC, "ns"), table) == Place("/tables/t", "_distop/abc-ns")
+    assert shared_of("/shared/", space(0xABC, ""), table) == Place("/shared", "abc")
+    assert shared_of("", "abc", TableRecord("t", "spark", "db.t")) is None
+
+
+def test_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_path: Path) -> None:
+    table = TableRecord("t", "parquet", str(tmp_path))
+    places = [shared_of("", space(7, name), table) for name in ("", "a", "b")]
+    for n in range(1, 4):
+        for place in places:
+            assert place is not None
+            op = f"t/sample/{n}"
+            stage = Path(stage_of(place, Attempt(op, 0, 5, "inc")).location)
+            stage.mkdir(parents=True)
+            (stage / "f").touch()
+            result = result_of(place, Attempt(op, 0, 5, "inc"))
+            for name in (result.location, f"{place.location}/plans/{operation_path(op)}/x"):
+                Path(name).parent.mkdir(parents=True)
+                Path(name).touch()
+    one, two, three = places
+    assert one is not None
+    before = [snapshot(Path(place.location), tmp_path / "none") for place in (two, three) if place is not None]
+    assert shared.with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
+    for op in ("t/sample/1", "t/sample/2"):
+        shared.remove_results(one, op)
+        shared.remove_plans(one, op)
+    remove_stages(one, "t/sample/2", LOG)
+    assert instances(series_of(one, "t/sample/9"), 9) == [3]
+    assert len([path for path in Path(one.location).rglob("*") if path.is_file()]) == 3
+    assert [snapshot(Path(p.location), tmp_path / "none") for p in (two, three) if p is not None] == before
+
+
+def test_a_plan_names_no_list_of_files_of_another_operation(tmp_path: Path) -> None:
+    from distop.core.plan import PartitionPlan
+
+    place = Place(str(tmp_path))
+    (tmp_path / "plans" / "t" / "sample" / "1").mkdir(parents=True)
+    (tmp_path / "plans" / "t" / "sample" / "1" / "l.json").write_text('[["/f", 1, 2]]')
+    (tmp_path / "plans" / "t" / "sample" / "1" / "link.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text('[["/secret", 1, 2]]')
+    read = PartitionPlan(0, "p", files_at="plans/t/sample/1/l.json")
+    assert shared.with_files(read, place, "t/sample/1").files == (("/f", 1, 2),)
+    for at in (
+        *("secret", "../secret", "/etc/passwd", "plans/t/sample/1/../../../../secret", "plans/t/sample/1/link.json"),
+        *("plans/t/sample/1/..", "plans/t/sample/1/"),
+    ):
+        with pytest.raises(UnsafePath):
+            shared.with_files(PartitionPlan(0, "p", files_at=at), place, "t/sample/1")
+    with pytest.raises(UnsafePath, match="which is no list of files of this operation"):
+        shared.with_files(read, place, "t/sample/2")
