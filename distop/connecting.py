@@ -52,7 +52,7 @@ def configure(
         "connect_timeout": connect_timeout,
     }
     names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
-    return client_config(Settings(flags, file=False, names={name: names.get(name, name) for name in flags}))
+    return client_config(Settings(flags, names={name: names.get(name, name) for name in flags}))
 
 
 def _address_of(client: Any, user: bool, tls: bool) -> str:

@@ -30,7 +30,7 @@ class WorkerConfig:
     shared_dir: str = ""
     """A path or URL that every node reaches; "": ``<table location>/_distop``."""
     spark_master: str = "local[*]"
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the user: they win over distop's own."""
     ttl: float = 10.0
     """Of the session that the jobs are claimed in, in seconds: Spark executors on other nodes stop within it."""

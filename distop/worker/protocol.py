@@ -58,6 +58,8 @@ class ConfigMessage(TypedDict):
     ttl: float
     executor: str
     log_level: str
+    environment: dict[str, str]
+    """Variables that the child sets by itself: /proc shows those that a process was started with."""
 
 
 class RunMessage(TypedDict):
