@@ -1,6 +1,6 @@
-"""Settings: a flag, else ``DISTOP_<NAME>``, else ``./distop.toml``, else the default.
+"""Settings: a flag, else ``DISTOP_<NAME>``, else the settings file, else the default.
 
-One table, :data:`SETTINGS`, says of each setting how its text is read and what it defaults to. In ``distop.toml`` the
+One table, :data:`SETTINGS`, says of each setting how its text is read and what it defaults to. In the file the
 settings stand at the top level under the same names (``spark-master`` or ``spark_master``)::
 
     etcd = ["etcd1:2379", "etcd2:2379"]
@@ -20,18 +20,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop import private
 from distop.core import heartbeats, verifier_urls
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, encode
 from distop.core.limits import DEFAULT, Limits
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
+from distop.settings_file import NO_FILE
 from distop.store.config import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-FILE = "distop.toml"
+    from distop.settings_file import SettingsFile
+
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
 SHORTEST_HISTORY_AGE = 3600.0
@@ -63,7 +66,7 @@ class ExecutorConfig:
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
-    completed. ``limits``: no setting; the simulator gives others.
+    completed. ``source``: which settings file was used, for people. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -73,7 +76,7 @@ class ExecutorConfig:
     shared_dir: str = ""
     slots: int = 1
     spark_master: str = "local[*]"
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     ttl: float = 10.0
     poll: float = 30.0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class ExecutorConfig:
     """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
     signed so; empty: neither.
     """
+    source: str = ""
     limits: Limits = DEFAULT
 
 
@@ -267,7 +271,7 @@ SETTINGS: Mapping[str, Setting] = {
     "shared_dir": Setting(_text, ""),
     "slots": Setting(_count),
     "spark_master": Setting(_text, "local[*]"),
-    "spark_conf": Setting(pairs, {}),
+    "spark_conf": Setting(pairs, {}, secret=True),
     "ttl": Setting(_ttl, 10.0),
     "poll": Setting(_number, 30.0),
     "label": Setting(pairs, {}),
@@ -284,25 +288,30 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 class Settings:
-    """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file`` False leaves
-    distop.toml out: a library does not read what lies in the current folder. ``names``: what flags are called where
-    they are no options of a command line.
+    """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file``: the settings file; a
+    library reads none. ``names``: what flags are called where they are no options of a command line.
+
+    Raises InvalidArgument where the file has a setting that is not known.
     """
 
     def __init__(
         self,
         flags: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-        folder: Path | None = None,
         *,
-        file: bool = True,
+        file: SettingsFile = NO_FILE,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self._flags = {k: v for k, v in (flags or {}).items() if v is not None}
         self._env = os.environ if env is None else env
-        self._path = (folder or Path()) / FILE
         self._names = names or {}
-        self._file: dict[str, Any] | None = None if file else {}
+        self.file = file
+        self._values = {key.replace("-", "_"): value for key, value in file.values.items()}
+        unknown = sorted(key for key in file.values if key.replace("-", "_") not in SETTINGS)
+        if unknown:
+            raise InvalidArgument(
+                f"{file.path} has unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(SETTINGS))})"
+            )
 
     def get(self, name: str) -> Any:
         """The value of a setting. Raises InvalidArgument, which says where the wrong value stands."""
@@ -314,14 +323,18 @@ class Settings:
         ):
             if source is not None:
                 return self._read(setting, source, where)
-        source = self._from_file().get(name)
+        source = self._values.get(name)
         if source is not None:
-            return self._read(setting, source, f"{name} in {self._path}")
+            return self._read(setting, source, f"{name} in {self.file.path}")
         return setting.default
 
     def given(self, name: str) -> bool:
         """The setting stands somewhere, and so is not the default."""
-        return bool(name in self._flags or self._env.get(f"DISTOP_{name.upper()}") or name in self._from_file())
+        return bool(name in self._flags or self._env.get(f"DISTOP_{name.upper()}") or name in self._values)
+
+    def by_flag(self, name: str) -> bool:
+        """The setting stands in the command line."""
+        return name in self._flags
 
     @staticmethod
     def _read(setting: Setting, value: Any, where: str) -> Any:
@@ -334,37 +347,10 @@ class Settings:
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
 
-    def _from_file(self) -> Mapping[str, Any]:
-        if self._file is None:
-            self._file = _read_file(self._path)
-        return self._file
-
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
     """Why a file cannot be read, for people: without the error's number, and without what stands in the file."""
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "it is not UTF-8"
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} cannot be read: {_reason(error)}") from None
-    import tomllib
-
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidArgument(f"{path} is not valid TOML: {error}") from None
-    named = {key.replace("-", "_"): value for key, value in data.items()}
-    unknown = sorted(key for key in data if key.replace("-", "_") not in SETTINGS)
-    if unknown:
-        raise InvalidArgument(
-            f"{path} has unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(SETTINGS))})"
-        )
-    return named
 
 
 # ---------------------------------------------------------------- the records
@@ -456,8 +442,19 @@ def check_heartbeats(master: str, ttl: float, spark_conf: Mapping[str, str]) -> 
         )
 
 
+def check_arguments(settings: Settings) -> None:
+    """Refuse secrets among Spark's settings on the command line. Raises InvalidArgument."""
+    for name in settings.get("spark_conf") if settings.by_flag("spark_conf") else ():
+        if private.is_secret(name):
+            raise InvalidArgument(
+                f"--spark-conf {name}=… may be a secret, and all users of this machine can read a command line: "
+                "give it as spark-conf in the file of --config, or in DISTOP_SPARK_CONF"
+            )
+
+
 def executor_config(settings: Settings, env: Mapping[str, str] | None = None) -> ExecutorConfig:
     """What an executor daemon is told. Raises InvalidArgument."""
+    check_arguments(settings)
     executor_id = settings.get("id")
     work_dir = settings.get("work_dir")
     check_heartbeats(settings.get("spark_master"), settings.get("ttl"), settings.get("spark_conf"))
@@ -482,4 +479,5 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         call_limit=settings.get("call_limit"),
         verifier_urls=settings.get("verifier_url"),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
+        source=settings.file.text,
     )

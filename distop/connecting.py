@@ -54,7 +54,7 @@ def configure(
         "shared_dir": shared_dir,
     }
     names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
-    return client_config(Settings(flags, file=False, names={name: names.get(name, name) for name in flags}))
+    return client_config(Settings(flags, names={name: names.get(name, name) for name in flags}))
 
 
 def _address_of(client: Any, user: bool, tls: bool) -> str:

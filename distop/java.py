@@ -25,7 +25,9 @@ def judge(environment: Mapping[str, str]) -> Judgement:
         where = f"JAVA_HOME is {home}, where no bin/java can be run" if home else "no java is on the PATH"
         return Judgement("error", f"{_NEEDED}: {where}")
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_LIMIT, check=False)
+        done = subprocess.run(
+            [java, "-version"], env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Judgement("error", f"{_NEEDED}: {java} cannot be run ({error})")
     judged = judge_java(done.stderr + done.stdout)

@@ -10,6 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from distop import private
 from distop.core.codec import rfc3339
 from distop.core.texts import one_line
 
@@ -90,6 +91,9 @@ class ContextLogger(logging.LoggerAdapter[logging.Logger]):
 
 class _Stderr(logging.StreamHandler[TextIO]):
     """Where this process logs: known by its class, to be replaced."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return private.redact(super().format(record))
 
 
 def get(name: str = "distop", **fields: Any) -> ContextLogger:

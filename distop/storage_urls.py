@@ -55,7 +55,7 @@ def check_place(what: str, place: str) -> None:
         raise InvalidArgument(
             f"{what} with a password, a key or a token in it does not belong into a table record: leave that out, and "
             "give it to the executors, in their environment (AWS_ACCESS_KEY_ID and the like) and in Spark's settings "
-            "(--spark-conf spark.hadoop.…)"
+            "(spark.hadoop.… as spark-conf in the settings file)"
         )
     if _URI.match(place):
         _check_url(what, place)

@@ -7,10 +7,12 @@ before.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from distop import private
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Unreadable
 
@@ -50,7 +52,12 @@ def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[
     command = [sys.executable, "-P", "-m", "distop_behaviors.reading.footer_probe"]
     asked = json.dumps([list(files), sorted(wanted)])
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=private.environment(os.environ),
     ) as process:
         told = ""
         try:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from distop import private
 from distop.core.codec import shorten
 from distop.jvm import thrown
 from distop_behaviors.reading.facts import Unreadable
@@ -154,7 +155,9 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     """
     # What follows in further lines, a schema mostly, is announced at the end of the first.
     causes = [
-        (name, text.strip().split("\n")[0].rstrip(" {:")) for name, text in causes if _READING.search(text) is None
+        (name, private.redact(text.strip().split("\n")[0].rstrip(" {:")))
+        for name, text in causes
+        if _READING.search(text) is None
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
@@ -194,7 +197,7 @@ def sentence_of(error: Exception) -> str:
             text = _of_java(error.java_exception)
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
     line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
-    return shorten(re.sub(r"\s*SQLSTATE: \w+.*$", "", line), MAX_SENTENCE)
+    return shorten(private.redact(re.sub(r"\s*SQLSTATE: \w+.*$", "", line)), MAX_SENTENCE)
 
 
 def _of_java(thrown: Any) -> str:

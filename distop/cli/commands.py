@@ -12,7 +12,7 @@ from distop.cli.reading import Command, Group
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVERYWHERE = "The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else ./distop.toml."
+EVERYWHERE = "The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else a file."
 MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
 DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
 OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
@@ -29,6 +29,7 @@ TABLE = "table"
 def _globals(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
+    config: Annotated[str, typer.Option(metavar="FILE", help="Settings (./distop.toml, if it is yours alone).")] = "",
     etcd: Annotated[str, typer.Option(metavar="ENDPOINTS", help="host:port, several with commas between.")] = "",
     namespace: Annotated[str, typer.Option(metavar="NS", help="What stands before all of distop's keys.")] = "",
     user: Annotated[str, typer.Option(metavar="NAME", help="etcd's user; the password: DISTOP_PASSWORD.")] = "",

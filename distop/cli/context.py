@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
+from distop.settings_file import NO_FILE, SettingsFile
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VALUES = (
+    "config",
     "etcd",
     "namespace",
     "user",
@@ -43,12 +45,13 @@ class Context:
     json: bool = False
     debug: bool = False
     given: dict[str, str] = field(default_factory=dict)
+    file: SettingsFile = NO_FILE
 
     def settings(self, **flags: Any) -> Settings:
         """The settings, with these flags of the command."""
         from distop.config import Settings
 
-        return Settings({**self.given, **flags})
+        return Settings({**self.given, **flags}, file=self.file)
 
     def with_client(self, work: Callable[[Client], Awaitable[T]], **flags: Any) -> T:
         """Connect, do the work, disconnect. Raises what either raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -91,7 +92,7 @@ def executor(
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
     from distop.daemon.process import run_executor
 
-    hardening.forget_password()
+    hardening.forget_credentials()
     try:
         code = asyncio.run(run_executor(config))
     except DistopError as error:
@@ -121,6 +122,9 @@ def dev(
     certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
+    from distop.daemon import hardening
+
+    hardening.shut()
     from pathlib import Path
 
     from distop.cli.dev import Dev
@@ -158,4 +162,6 @@ def _passed_on(context: Context) -> list[str]:
     """The global options that concern the executor's child process too."""
     kept = [f"--{name.replace('_', '-')}={context.given[name]}" for name in ("namespace", "log_level", "log_format")
             if name in context.given]  # fmt: skip
+    # The same file, or none: it was judged once.
+    kept.append(f"--config={context.file.path or os.devnull}")
     return [*kept, "--debug"] if context.debug else kept

@@ -69,7 +69,7 @@ class Dev:
         if self._stopping.is_set():
             return 0
         command = [
-            *(sys.executable, "-c", _CHILD, str(os.getpid())),
+            *child_command(os.getpid()),
             *("executor", "--id", "dev", "--work-dir", str(self._work_dir), *self._options),
             f"--etcd={etcd.endpoint}",
         ]
@@ -131,6 +131,11 @@ class Dev:
         if not _free(self._port):
             raise InvalidArgument(f"the port {self._port} is in use: choose another one with --port, or leave it out")
         return self._port
+
+
+def child_command(parent: int) -> list[str]:
+    """What becomes ``distop`` and ends with ``parent``; its arguments follow."""
+    return [sys.executable, "-P", "-c", _CHILD, str(parent)]  # -P: no module of the current folder is imported
 
 
 def _free(port: int) -> bool:

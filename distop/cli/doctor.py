@@ -41,7 +41,7 @@ class Finding:
 
 def doctor() -> None:
     """Check etcd, this machine and the executors. Exits with 1 when something is wrong."""
-    findings = [_boot_clock(), _java(), _spark()]
+    findings = [_settings(), _boot_clock(), _java(), _spark()]
     unreachable = 0
     try:
         findings = [*current.with_client(_store), *findings]
@@ -61,6 +61,10 @@ def doctor() -> None:
 
 
 # ------------------------------------------------------------------ this machine
+
+
+def _settings() -> Finding:
+    return Finding("settings", "warning" if current.file.ignored else "ok", current.file.text)
 
 
 def _boot_clock() -> Finding:
@@ -144,9 +148,13 @@ def judge_space(size: int, quota: int) -> Finding:
 
 
 def _authentication(client: Client) -> list[Finding]:
+    from distop.store.config import password_in_plain
+
     user = client.config.etcd.username
     if not user:
         return []
+    if plain := password_in_plain(client.config.etcd):
+        return [Finding("users", "warning", plain)]
     if client.etcd.transport.users_off:
         text = (
             f"authentication is off: etcd did not look at the password of {user!r}, and everybody who reaches it may "

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from distop import garbage
+from distop import garbage, settings_file
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import note
 from distop.core.codec import shorten
@@ -31,6 +31,7 @@ def run(argv: Sequence[str]) -> int:
     use(Context(debug="--debug" in argv))
     try:
         context, rest = take_globals(argv)
+        context.file = settings_file.find(context.given.pop("config", "") or os.environ.get("DISTOP_CONFIG", ""))
         use(context)
         _configure_logs()
         code = commands(*rest[:1])(args=rest, prog_name="distop", standalone_mode=False)
@@ -83,6 +84,11 @@ def _configure_logs() -> None:
     from distop import logs
 
     logs.configure("debug" if current.debug else level, settings.get("log_format"))
+    log = logs.get("distop.settings")
+    if current.file.ignored:
+        log.warning("%s", current.file.ignored)
+    else:
+        log.debug("%s", current.file.text)
 
 
 def _chosen(name: str) -> bool:

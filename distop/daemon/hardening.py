@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 
+from distop import private
 from distop.errors import describe
 
 log = logging.getLogger("distop.executor")
@@ -29,6 +30,7 @@ def shut() -> None:
         log.warning("other processes of this user can read what this one knows: %s", describe(error))
 
 
-def forget_password() -> None:
-    """Take the password out of this process's variables, once it has been read: nothing started from here has it."""
-    os.environ.pop("DISTOP_PASSWORD", None)
+def forget_credentials() -> None:
+    """Take credentials, once they have been read, out of this process's variables: nothing started here has them."""
+    for name in private.CREDENTIALS:
+        os.environ.pop(name, None)

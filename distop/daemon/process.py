@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import os
 import re
 import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
 
-from distop import garbage, logs
+from distop import garbage, logs, private
 from distop.backoff import Backoff
 from distop.clock import time, uuid
 from distop.core import keys as K
@@ -119,10 +120,13 @@ async def run_executor(config: ExecutorConfig) -> int:
     for signum in ending_signals():
         loop.add_signal_handler(signum, stop.set)
     certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
+    private.hide([config.etcd.password or ""])
+    private.hide_settings(config.spark_conf)
+    private.hide_settings(private.of_catalogs(os.environ))
     with locked(config.work_dir):
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")
-        log.info("executor %s, work directory %s", executor_id, config.work_dir)
+        log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
         garbage.settle(look=False)
         metrics = _metrics(config, executor_id, log)

@@ -24,6 +24,23 @@ class Certificates:
     cert: bytes | None
 
 
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""Of each file (inode, size, time of its last change), None where it cannot be read."""
+
+
+def stamp(config: EtcdConfig) -> Stamp:
+    """What differs once a file was replaced or written."""
+    return tuple(_stamp(path) for path in (config.ca_cert, config.key, config.cert) if path)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 def read(config: EtcdConfig) -> Certificates:
     """Read the files, and check that they hold certificates, and a key that fits. Raises InvalidArgument, which names
     the file.

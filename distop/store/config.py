@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -32,6 +33,14 @@ class Endpoint:
         """``host:port`` as gRPC takes it."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def loopback(self) -> bool:
+        """Whether it is on this machine."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
 
 def parse_endpoint(text: str) -> Endpoint:
     """``host:port``, ``http://host:port`` or ``https://host:port``; an IPv6 host stands in brackets.
@@ -55,6 +64,17 @@ def split_endpoints(text: str | Iterable[str]) -> tuple[str, ...]:
     """The endpoints of a comma list, or of several of them; blanks and empty parts are dropped."""
     parts = [text] if isinstance(text, str) else list(text)
     return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
+
+
+def password_in_plain(config: EtcdConfig) -> str:
+    """What to say where a password crosses a network without TLS; "" where it does not."""
+    far = [endpoint.address for endpoint in config.members if not endpoint.loopback]
+    if not config.username or config.secure or not far:
+        return ""
+    return (
+        f"the password of {config.username!r} is sent to {', '.join(far)} without TLS, and whoever sees the network "
+        "reads it: name the endpoints with https:// or give --cacert"
+    )
 
 
 @frozen

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from distop import private
 from distop.errors import DistopError, InvalidArgument
 from distop.store import ports
 
@@ -288,7 +289,9 @@ class EmbeddedEtcd:
             command += ["--auto-compaction-mode", mode, "--auto-compaction-retention", self._compaction]
         command += self._arguments
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        environment = {
+            name: value for name, value in private.environment(os.environ).items() if not name.startswith("ETCD_")
+        }
         with self.log_file.open("wb") as output:
             starting = _launching_thread().submit(
                 subprocess.Popen,

@@ -284,9 +284,10 @@ class Session:
             self._drop_stream()
             return
         except asyncio.CancelledError:
-            if self.lost.done() and not being_cancelled():
-                return
-            raise
+            if being_cancelled():
+                raise
+            self._drop_stream()  # the call was cancelled: by a loss, or its channel was closed
+            return
         if not isinstance(answer, rpc.LeaseKeepAliveResponse):  # a clean end of the stream
             self._drop_stream()
             return

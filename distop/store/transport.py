@@ -9,6 +9,7 @@ import asyncio
 import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -16,9 +17,10 @@ import grpc.aio
 
 from distop.core.frozen import frozen
 from distop.core.keys import OP
-from distop.errors import EtcdRejected, EtcdUnavailable, PermissionDenied
+from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, PermissionDenied
 from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
+from distop.store.config import password_in_plain
 from distop.store.failures import Failure, Fate, classify, rejection
 from distop.store.identity import Identity
 
@@ -161,7 +163,14 @@ class _Member:
 
     address: str
     channel: grpc.aio.Channel
+    credentials: grpc.ChannelCredentials | None
     calls: dict[str, Any] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=64)
+def _warn_of(text: str) -> None:
+    """Log a warning once in this process: a daemon connects again and again."""
+    log.warning("%s", text)
 
 
 class Transport:
@@ -173,6 +182,10 @@ class Transport:
     def __init__(self, config: EtcdConfig, identity: Identity | None = None) -> None:
         self._config = config
         self._members: list[_Member] = []
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._stamp: certificates.Stamp | None = None
+        """The certificate files that were read last, whether they were of use or not."""
+        self._retiring: set[asyncio.Task[None]] = set()
         self._current = 0
         self._token: str | None = None
         self._token_lock = asyncio.Lock()
@@ -187,13 +200,47 @@ class Transport:
         """Make the channels (they connect when first used). Raises InvalidArgument for unusable certificates."""
         if self._members:
             return
-        credentials = self._credentials() if self._config.secure else None
-        for endpoint in self._config.members:
-            self._members.append(_Member(endpoint.address, channels.get()(endpoint.address, credentials)))
+        if plain := password_in_plain(self._config):
+            _warn_of(plain)
+        if self._config.secure:
+            self._stamp = certificates.stamp(self._config)
+            self._read_certificates()
+        self._members = [self._connect(endpoint.address) for endpoint in self._config.members]
 
-    def _credentials(self) -> grpc.ChannelCredentials:
+    def _connect(self, address: str) -> _Member:
+        return _Member(address, channels.get()(address, self._credentials), self._credentials)
+
+    def _read_certificates(self) -> None:
         found = certificates.read(self._config)
-        return grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
+        self._credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
+
+    def _renew(self, address: str) -> None:
+        """A connection failed: where the certificate files were replaced since it was made, the next one has the new
+        ones. gRPC itself keeps those that a channel was made with.
+        """
+        if not self._config.secure or self._closed:
+            return
+        if (stamp := certificates.stamp(self._config)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._read_certificates()
+            except InvalidArgument as error:
+                log.warning("the certificate files have changed and are of no use; keeping the former ones: %s", error)
+            else:
+                log.info("the certificate files have changed: new connections use them")
+        for n, member in enumerate(self._members):
+            stale = member.address == address and member.credentials is not self._credentials
+            # Where it is connected, streams live on it, and nothing fails for want of certificates.
+            if stale and member.channel.get_state() is not grpc.ChannelConnectivity.READY:
+                self._members[n] = self._connect(address)
+                self._retire(member)
+
+    def _retire(self, member: _Member) -> None:
+        """Close a channel once the requests on it have ended."""
+        # Twice the time of a request, and of an attempt to renew a lease: nothing is waited for longer.
+        closing = asyncio.ensure_future(member.channel.close(2 * self._config.request_timeout))
+        self._retiring.add(closing)
+        closing.add_done_callback(self._retiring.discard)
 
     @property
     def size(self) -> int:
@@ -224,6 +271,9 @@ class Transport:
         members, self._members = self._members, []
         for member in members:
             await member.channel.close(None)
+        for closing in self._retiring:
+            closing.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
 
     def check(self) -> None:
         """Raise what bars every use: closed, or another cluster seen."""
@@ -273,6 +323,7 @@ class Transport:
         """The failure that a gRPC error stands for; moves to another endpoint where that may help."""
         failure = classify(error.code().name, error.details() or "")
         if failure.elsewhere:
+            self._renew(address)
             self.move_on(address)
         return RequestFailed(failure, token)
 

@@ -111,9 +111,9 @@ class WatchStream:
         except grpc.aio.AioRpcError as error:
             raise transport.failed(error, self.address) from None
         except asyncio.CancelledError:
-            if self._cut and not being_cancelled():
-                return None
-            raise
+            if being_cancelled():
+                raise
+            return None  # the call was cancelled: it was cut, or its channel was closed
         if not isinstance(message, rpc.WatchResponse):  # the end of the stream
             return None
         transport.see(message.header)
@@ -126,7 +126,7 @@ class WatchStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.debug("progress could not be asked for: %s", error)
         except asyncio.CancelledError:
-            if not self._cut or being_cancelled():
+            if being_cancelled():
                 raise
 
     def cut(self, *, elsewhere: bool = False) -> None:

@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop import garbage, logs
-from distop.worker import protocol
+from distop import garbage, logs, private
+from distop.worker import protocol, redacted
 from distop.worker.calls import Call
 from distop.worker.context import Environment
 from distop.worker.explain import headline
@@ -52,6 +52,11 @@ class Child:
         config = next(messages, None)
         if config is None:
             return protocol.EXIT_DAEMON_GONE
+        os.environ.update(config["environment"])
+        private.hide_settings(config["environment"])
+        private.hide_settings(config["spark_conf"])
+        if private.hides():
+            sys.stdout, sys.stderr = redacted.stream(sys.stdout), redacted.stream(sys.stderr)
         logging.basicConfig(
             level=config["log_level"].upper(),
             stream=sys.stderr,

@@ -11,25 +11,17 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distop import private
 from distop.core.declaration import Declaration
 from distop.errors import describe
-from distop.worker import guardian, logs, oom_kills, protocol
+from distop.worker import guardian, logs, oom_kills, protocol, spark_settings
 from distop.worker.model import Death, WorkerError, no_history
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from distop.logs import Log
     from distop.worker.model import FindHistory, WorkerConfig
-
-CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
-"""What the daemon proves itself to etcd with. The child needs none of it, and what it runs can ask for its environment:
-a CHECK, for one, by Spark's ``java_method``."""
-
-
-def environment(own: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """The environment of guardian and child."""
-    return {name: value for name, value in {**own, **added}.items() if name not in CREDENTIALS}
 
 
 class Sink(Protocol):
@@ -105,6 +97,7 @@ class Child:
                 executor=config.executor,
                 log_level=config.log_level,
                 verifier_urls=list(config.verifier_urls),
+                environment=private.of_catalogs({**os.environ, **config.env}),
             )
         )
         try:
@@ -141,13 +134,15 @@ class Child:
                     *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
                 ]
                 added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+                # Spark starts Python workers with -m, which alone would import modules of the current folder.
+                added["PYTHONSAFEPATH"] = "1"
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *command,
                         stdin=subprocess.DEVNULL,
                         stdout=log_file,
                         stderr=log_file,
-                        env=environment(os.environ, added),
+                        env=private.environment({**os.environ, **added}),
                         pass_fds=(control.fileno(), theirs.fileno()),
                         start_new_session=True,
                     )
@@ -285,6 +280,8 @@ class Child:
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing
         self._close()
+        with contextlib.suppress(OSError):
+            spark_settings.remove(self._config.work_dir)
         if not self.died.done():
             runs, calls = tuple(self.runs), tuple(self.calls)
             self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from distop import private
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -31,12 +33,12 @@ def new_log(work_dir: Path) -> Path:
 
 
 def tail(path: Path, characters: int = TAIL) -> str:
-    """The end of a log, or "" where it cannot be read."""
+    """The end of a log without secret values, or "" where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 4 * characters))
-            return file.read().decode(errors="replace")[-characters:].strip()
+            return private.redact(file.read().decode(errors="replace"))[-characters:].strip()
     except OSError:
         return ""
 

@@ -41,7 +41,7 @@ class WorkerConfig:
     space: str = ""
     """The folder in it of this etcd cluster and namespace (:func:`distop.places.space`); "": none of its own."""
     spark_master: str = "local[*]"
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the user: they win over distop's own."""
     ttl: float = 10.0
     """Of the session that the jobs are claimed in, in seconds: Spark executors on other nodes stop within it."""

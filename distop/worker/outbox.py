@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from distop import private
 from distop.core.claiming import REPORTS_PER_TXN
 from distop.worker import protocol
 
@@ -23,6 +24,20 @@ FLUSH_COUNT = REPORTS_PER_TXN
 """Ends that fill a transaction."""
 FLUSH_SECONDS = 0.02
 FLUSH_BYTES = 1024 * 1024
+
+
+_TEXTS = ("text", "message", "trouble")
+"""Fields of messages that people read, in records and logs."""
+
+
+def _redacted(message: protocol.FromChild) -> Any:
+    """The message without secret values in the texts for people. Data passes as it is: a job goes on by it."""
+    changed: dict[str, Any] = {
+        name: private.redact(text) for name in _TEXTS if isinstance(text := message.get(name), str) and text
+    }
+    if message["t"] == "hello":
+        changed["skipped"] = {name: private.redact(why) for name, why in message["skipped"].items()}
+    return {**message, **changed} if changed else message
 
 
 class Outbox:
@@ -45,11 +60,11 @@ class Outbox:
 
     def send(self, message: protocol.FromChild) -> None:
         """Send now. What the run ended before goes first."""
-        self._write(protocol.encode(message), first=message.get("run"))
+        self._write(protocol.encode(_redacted(message)), first=message.get("run"))
 
     def ended(self, run: int, partition: int, kind: str, result: bytes, error: str, started: float) -> None:
         """A job's end; ``result`` is JSON already. Sent a little later, with others."""
-        text = json.dumps(error, ensure_ascii=False).encode() if error else b'""'
+        text = json.dumps(private.redact(error), ensure_ascii=False).encode() if error else b'""'
         row = b'[%d,"%b",%b,%b,%.6f,%.6f]' % (partition, kind.encode(), result, text, started, time.time())
         with self._lock:
             rows = self._ended.setdefault(run, [])
@@ -64,7 +79,7 @@ class Outbox:
     def send_later(self, message: protocol.FromChild) -> None:
         """Send with the ends that wait, after them."""
         with self._lock:
-            self._later.append(protocol.encode(message))
+            self._later.append(protocol.encode(_redacted(message)))
         if not self._waiting.is_set():
             self._waiting.set()
 

@@ -13,9 +13,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distop import garbage, java
+from distop import garbage, java, private
 from distop.core import heartbeats
 from distop.errors import UsageError
+from distop.worker import spark_settings, spark_submit
 from distop.worker.bounded_wait import answer_within
 from distop.worker.explain import headline
 from distop.worker.pools import Pools
@@ -102,6 +103,9 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
             "spark.executor.heartbeatInterval": f"{int(heartbeats.interval(ttl) * 1000)}ms",
             "spark.executor.heartbeat.maxFailures": str(heartbeats.FAILURES),
         }
+    if pattern := user.get(private.PATTERN_SETTING):
+        # Spark's own default pattern stays: a setting of the user's would take its place.
+        user = {**user, private.PATTERN_SETTING: f"{private.PATTERN}|(?:{pattern})"}
     # Of two that contradict each other Java takes the last.
     return {**conf, **user, JAVA_OPTIONS: f"{java} {user.get(JAVA_OPTIONS, '')}".rstrip()}
 
@@ -134,6 +138,7 @@ class SparkHolder:
         self._start_limit = _seconds(user, START_SETTING, START_SECONDS)
         self._starting = False
         self._log = logging.getLogger("distop.child")
+        spark_settings.remove(work_dir)
 
     @property
     def started(self) -> bool:
@@ -299,12 +304,14 @@ class SparkHolder:
         """
         if self.not_started:
             raise SparkNotStarted(self.not_started)
-        check_java(os.environ)
+        check_java(private.environment(os.environ))
         self._starting = True
         try:
             return self._build()
         except SparkUnavailable:
             raise
+        except spark_submit.OtherFile as error:
+            raise SparkUnavailable(str(error)) from None
         except Exception as error:
             self.not_started = f"its Spark session did not start: {headline(error)}"
             raise SparkNotStarted(self.not_started) from error
@@ -322,6 +329,10 @@ class SparkHolder:
             from pyspark.sql import SparkSession
         except ImportError as error:
             raise SparkUnavailable(f"PySpark is needed and cannot be imported: {error}") from error
+        conf = {"spark.master": self._master, **self._settings}
+        spark_submit.launch(conf, self._work_dir)
+        # The file has these settings for the start of the JVM. Here the session gets them as they are: Spark trims
+        # what it reads from a file.
         builder = SparkSession.builder.master(self._master)
         for key, value in self._settings.items():
             builder = builder.config(key, value)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from distop.core.codec import MAX_ERROR_TEXT
+from distop.private import CREDENTIALS
 from distop.worker import protocol
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.launch import CREDENTIALS
 from distop.worker.model import Listener
 from distop.worker.sinks import RunSink
 from tests.integration.test_worker_guardian import second_of

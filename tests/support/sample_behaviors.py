@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -96,6 +97,19 @@ class Sample(Behavior):
         if action == "spark":
             row = ctx.spark.sql("select current_timezone() as zone, count(*) as n from range(10)").first()
             return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx), "fair": has_pool(ctx, pool(ctx))}
+        if action == "variables":
+            names = (arg.options["variable"], "DISTOP_PASSWORD", "DISTOP_SPARK_CONF")
+            return {name: len(os.environ.get(name, "")) for name in names}
+        if action == "spark-setting":
+            return {"value": ctx.spark.conf.get(arg.options["read"])}
+        if action == "spark-python":
+            rows = ctx.spark.sparkContext.parallelize(range(2), 2)
+            return {"paths": sorted(rows.map(python_worker).collect())}
+        if action == "spark-quote":
+            text = f"[{ctx.spark.conf.get(arg.options['read'])}]"
+            ctx.log.error("it says %s", text)
+            ctx.status(f"with {text}")
+            ctx.spark.sql(f"select raise_error('{text}')").collect()
         if action == "spark-user":
             jvm: Any = ctx.spark.sparkContext._jvm
             return {"option": jvm.java.lang.System.getProperty("of.the.user")}
@@ -238,6 +252,12 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         ctx.spark.range(0, 100, 1, 2).repartition(3).count()
     if action == "spark-error":
         ctx.spark.sql("select no_such_column from range(1)").count()
+
+
+def python_worker(_: int) -> str:
+    """Run in a Python worker of Spark: its import path, and the folder that it runs in."""
+    time.sleep(1)
+    return f"{Path.cwd()} {os.pathsep.join(sys.path)}"
 
 
 def gateway_of(ctx: JobContext) -> Any:

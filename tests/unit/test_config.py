@@ -9,19 +9,21 @@ import pytest
 from distop.config import Settings, client_config, executor_config, pairs
 from distop.connecting import configure
 from distop.errors import InvalidArgument
+from distop.settings_file import find
 
 
 def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text('etcd = ["f:1"]\nnamespace = "file"\nttl = 7\n')
+    file = find(folder=tmp_path)
     settings = Settings(
-        {"etcd": "flag:1", "namespace": None}, {"DISTOP_ETCD": "v:1", "DISTOP_NAMESPACE": "var"}, tmp_path
+        {"etcd": "flag:1", "namespace": None}, {"DISTOP_ETCD": "v:1", "DISTOP_NAMESPACE": "var"}, file=file
     )
     assert settings.get("etcd") == ("flag:1",)
     assert settings.get("namespace") == "var"
     assert settings.get("ttl") == 7
     assert settings.get("poll") == 30
-    assert Settings({}, {"DISTOP_ETCD": ""}, tmp_path).get("etcd") == ("f:1",), "an empty variable is none"
-    assert Settings({}, {}, tmp_path, file=False).get("namespace") == ""
+    assert Settings({}, {"DISTOP_ETCD": ""}, file=file).get("etcd") == ("f:1",), "an empty variable is none"
+    assert Settings({}, {}).get("namespace") == ""
     assert settings.given("ttl")
     assert not settings.given("poll")
 
@@ -50,7 +52,7 @@ def test_a_wrong_setting_is_named(
     flags: dict[str, object], variables: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
-        executor_config(Settings(flags, variables, tmp_path), {})
+        executor_config(Settings(flags, variables, file=find(folder=tmp_path)), {})
     assert "\n" not in str(caught.value)
 
 
@@ -62,7 +64,7 @@ def test_a_wrong_setting_is_named(
         ("slots = true", "slots in .*distop.toml must be a whole number"),
         ("log-level = 'loud'", "log_level in .*must be one of debug"),
         ("etcd = 5", "must be one endpoint or a list"),
-        ("spark_conf = 5", "spark_conf in .*must be K=V pairs or a table, not 5"),
+        ("spark_conf = 5", "spark_conf in .*must be K=V pairs or a table$"),
         ("spark-conf = [5]", "must be written as K=V"),
         ("label = true", "label in .*must be K=V pairs or a table"),
     ],
@@ -70,14 +72,15 @@ def test_a_wrong_setting_is_named(
 def test_a_wrong_file_is_named(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=words):
-        executor_config(Settings({}, {}, tmp_path), {})
+        executor_config(Settings({}, {}, file=find(folder=tmp_path)), {})
 
 
 def test_a_whole_executor(tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text('[spark-conf]\n"spark.ui.enabled" = false\n"spark.driver.memory" = "2g"\n')
     (tmp_path / "secret").write_text("pass word\n")
     flags = {"id": "e1", "label": ["zone=a", "rack=1=2"], "user": "me", "password_file": str(tmp_path / "secret")}
-    config = executor_config(Settings(flags, {"DISTOP_ETCD": "a:1, b:2"}, tmp_path), {"XDG_STATE_HOME": str(tmp_path)})
+    settings = Settings(flags, {"DISTOP_ETCD": "a:1, b:2"}, file=find(folder=tmp_path))
+    config = executor_config(settings, {"XDG_STATE_HOME": str(tmp_path)})
     assert config.etcd.endpoints == ("a:1", "b:2")
     assert config.etcd.password == "pass word"
     assert "pass word" not in repr(config)
@@ -89,7 +92,7 @@ def test_a_whole_executor(tmp_path: Path) -> None:
 
 
 def test_a_client_waits_as_long_as_it_is_told() -> None:
-    config = client_config(Settings({"connect_timeout": "0.5", "namespace": "n"}, {}, file=False))
+    config = client_config(Settings({"connect_timeout": "0.5", "namespace": "n"}, {}))
     assert (config.etcd.connect_timeout, config.etcd.read_timeout, config.namespace) == (0.5, 0.5, "n")
 
 
@@ -123,10 +126,14 @@ def test_a_client_configured_with_wrong_types(arguments: dict[str, object], word
 
 
 def test_of_several_pairs_the_wrong_one_is_shown() -> None:
-    for name, value in (("label", ["zone=a", "foo"]), ("spark_conf", "a=1,foo")):
-        with pytest.raises(InvalidArgument) as caught:
-            Settings({name: value}, env={}, file=False).get(name)
-        assert str(caught.value) == f"--{name.replace('_', '-')} must be written as K=V, not 'foo'"
+    with pytest.raises(InvalidArgument, match="^--label must be written as K=V, not 'foo'$"):
+        Settings({"label": ["zone=a", "foo"]}, env={}).get("label")
+
+
+def test_a_spark_setting_that_is_no_pair_is_not_shown() -> None:
+    """It may be the rest of a secret with a comma in it."""
+    with pytest.raises(InvalidArgument, match="^DISTOP_SPARK_CONF must be written as K=V$"):
+        Settings({}, env={"DISTOP_SPARK_CONF": "spark.a.password=1,foo"}).get("spark_conf")
 
 
 REMOTE = "spark://h:7077"
@@ -136,10 +143,25 @@ OWN = ["spark.executor.heartbeatInterval=200ms", "spark.executor.heartbeat.maxFa
 def test_a_ttl_too_short_for_spark_on_other_nodes_is_refused(tmp_path: Path) -> None:
     flags = {"work_dir": str(tmp_path), "spark_master": REMOTE}
     with pytest.raises(InvalidArgument, match=r"with the Spark master spark://h:7077 a ttl of 5 s is too short"):
-        executor_config(Settings({**flags, "ttl": "5"}, {}, file=False))
-    assert executor_config(Settings({**flags, "ttl": "6"}, {}, file=False)).ttl == 6
+        executor_config(Settings({**flags, "ttl": "5"}, {}))
+    assert executor_config(Settings({**flags, "ttl": "6"}, {})).ttl == 6
     # Whoever sets both answers for them.
     with pytest.raises(InvalidArgument, match="too short"):
-        executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN[:1]}, {}, file=False))
-    assert executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN}, {}, file=False)).ttl == 2
-    assert executor_config(Settings({**flags, "ttl": "2", "spark_master": "local[4]"}, {}, file=False)).ttl == 2
+        executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN[:1]}, {}))
+    assert executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN}, {})).ttl == 2
+    assert executor_config(Settings({**flags, "ttl": "2", "spark_master": "local[4]"}, {})).ttl == 2
+
+
+def test_a_secret_among_sparks_settings_is_refused_on_the_command_line_alone(tmp_path: Path) -> None:
+    name = "spark.hadoop.fs.s3a.secret.key"
+    with pytest.raises(InvalidArgument, match=rf"^--spark-conf {name}=… may be a secret") as caught:
+        executor_config(Settings({"spark_conf": ["spark.ui.enabled=true", f"{name}=wasp"]}, {}))
+    assert "wasp" not in str(caught.value)
+    (tmp_path / "distop.toml").write_text(f'[spark-conf]\n"{name}" = "wasp"\n')
+    for settings in (
+        Settings({}, {"DISTOP_SPARK_CONF": f"{name}=wasp"}),
+        Settings({}, {}, file=find(folder=tmp_path)),
+    ):
+        config = executor_config(settings)
+        assert config.spark_conf == {name: "wasp"}
+        assert "wasp" not in repr(config)

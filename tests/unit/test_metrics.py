@@ -94,15 +94,15 @@ def test_nothing_is_loaded_or_counted_where_nobody_asked() -> None:
     ("text", "place"), [("127.0.0.1:9464", ("127.0.0.1", 9464)), ("[::1]:0", ("::1", 0)), ("host:1", ("host", 1))]
 )
 def test_where_metrics_are_served(text: str, place: tuple[str, int], tmp_path: Path) -> None:
-    settings = Settings({"metrics": text, "work_dir": str(tmp_path)}, env={}, file=False)
+    settings = Settings({"metrics": text, "work_dir": str(tmp_path)}, env={})
     assert executor_config(settings).metrics == place
-    assert executor_config(Settings({"work_dir": str(tmp_path)}, env={}, file=False)).metrics is None
+    assert executor_config(Settings({"work_dir": str(tmp_path)}, env={})).metrics is None
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "host:", "host:65536", "host:-1", "host:x", ""])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--metrics must be HOST:PORT"):
-        Settings({"metrics": text}, env={}, file=False).get("metrics")
+        Settings({"metrics": text}, env={}).get("metrics")
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_times_as_people_write_them(text: object, seconds: float) -> None:
 )
 def test_how_long_a_history_may_be_kept_at_least(text: object) -> None:
     with pytest.raises(InvalidArgument, match="--history-age must be"):
-        Settings({"history_age": text if text is not None else [1]}, env={}, file=False).get("history_age")
+        Settings({"history_age": text if text is not None else [1]}, env={}).get("history_age")

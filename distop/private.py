@@ -1,0 +1,83 @@
+"""Which settings and environment variables are secret, and how their values stay out of environments and texts.
+
+Secret is decided by name, with Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1). A setting may
+widen the pattern, never narrow it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PATTERN = "(?i)secret|password|token|access[.]?key|credential"
+"""Names that match are secret."""
+PATTERN_SETTING = "spark.redaction.regex"
+REPLACEMENT = "*********(redacted)"
+"""Spark's own."""
+SHORTEST = 4
+"""Characters of the shortest value that is replaced in texts: a shorter one occurs everywhere."""
+
+CREDENTIALS = frozenset(
+    {"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY", "DISTOP_SPARK_CONF"}
+)
+"""Variables that no started program gets: what the daemon proves itself to etcd with, and Spark's settings."""
+_CATALOGS = "PYICEBERG_"
+"""Prefix of the variables of Iceberg catalogs. The process that runs behaviors needs them; Spark does not."""
+_IN_URI = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
+"""The password in a URI."""
+_NO_SECRET = frozenset({"true", "false"})
+
+_hidden: set[str] = set()
+_any_hidden: re.Pattern[str] | None = None
+
+
+def is_secret(name: str, pattern: str = "") -> bool:
+    """Whether the value of a setting or a variable of this name is secret. ``pattern``: names that are, besides."""
+    found = re.search(PATTERN, re.sub("[_-]", ".", name))
+    if found is None and pattern:
+        try:
+            found = re.search(pattern, name)
+        except re.error:  # a pattern of Java's that Python does not read: Spark itself obeys it
+            found = None
+    return found is not None
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that is started here: without credentials and the variables of catalogs."""
+    return {name: value for name, value in own.items() if name not in CREDENTIALS and not name.startswith(_CATALOGS)}
+
+
+def of_catalogs(own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of catalogs. The child gets them over its connection, because /proc shows an environment."""
+    return {name: value for name, value in own.items() if name.startswith(_CATALOGS)}
+
+
+def hide_settings(settings: Mapping[str, str]) -> None:
+    """Replace the values of secret settings, or variables, in all texts that :func:`redact` sees from now on."""
+    pattern = settings.get(PATTERN_SETTING, "")
+    hide(value for name, value in settings.items() if is_secret(name, pattern))
+    hide(found[1] for value in settings.values() for found in _IN_URI.finditer(value))
+
+
+def hide(values: Iterable[str]) -> None:
+    """Replace these values in all texts that :func:`redact` sees from now on."""
+    global _any_hidden
+    # Logs are redacted line by line, and a key has several.
+    parts = (part.strip() for value in values for part in (value, *value.splitlines()))
+    _hidden.update(part for part in parts if len(part) >= SHORTEST and part.lower() not in _NO_SECRET)
+    # The longest first: one may be part of another.
+    ordered = sorted(_hidden, key=len, reverse=True)
+    _any_hidden = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def hides() -> bool:
+    """Whether any value is hidden."""
+    return _any_hidden is not None
+
+
+def redact(text: str) -> str:
+    """The text without the values that are hidden."""
+    return _any_hidden.sub(REPLACEMENT, text) if _any_hidden is not None else text

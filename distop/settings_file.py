@@ -1,0 +1,127 @@
+"""The file of settings: the one that ``--config`` names, or ``./distop.toml`` where nobody else can have written it.
+
+The file names servers, credentials and, in ``spark-conf``, code. One that merely lies in the current folder is used
+only if it belongs to this process's user or to root and neither the file nor its folder can be written by anybody else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = "distop.toml"
+_LINKS = 40
+"""Links that are followed, as the kernel does."""
+
+
+@frozen
+class SettingsFile:
+    """``path`` "": no file is used. ``ignored``: why the file of the current folder is not, in a sentence."""
+
+    path: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    ignored: str = ""
+
+    @property
+    def text(self) -> str:
+        """Which file is used, for people."""
+        return self.ignored or (f"settings file: {self.path}" if self.path else f"no settings file (./{NAME})")
+
+
+NO_FILE = SettingsFile()
+
+
+class _Untrusted(Exception):
+    """Somebody else may have written the file; the message says who and where."""
+
+
+def find(explicit: str = "", folder: Path | None = None) -> SettingsFile:
+    """The file to use. ``explicit``: the path that was given. ``folder``: the current one.
+
+    Raises InvalidArgument where the explicit file does not exist, or a file is not readable or no TOML.
+    """
+    if explicit:
+        path = Path(explicit)
+        try:
+            return _parsed(path, path.read_bytes())
+        except OSError as error:
+            raise _unreadable(path, error) from None
+    path = (folder or Path()) / NAME
+    try:
+        data = _trusted(path)
+    except FileNotFoundError:
+        return NO_FILE
+    except _Untrusted as error:
+        return SettingsFile(
+            ignored=f"{path.absolute()} is ignored: {error}. Name it with --config {path} if you trust it"
+        )
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return _parsed(path, data)
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"the settings file {path} cannot be read: {error.strerror or type(error).__name__}")
+
+
+def _parsed(path: Path, data: bytes) -> SettingsFile:
+    import tomllib
+
+    try:
+        values = tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"the settings file {path} cannot be read: it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is not valid TOML: {error}") from None
+    return SettingsFile(str(path.absolute()), values)
+
+
+def _trusted(path: Path) -> bytes:
+    """What stands in the file. Raises OSError, and _Untrusted.
+
+    Judged is the file that was opened, and the folder of each link on the way to it: who can write there can have the
+    name stand for another file of ours.
+    """
+    # O_NONBLOCK: a named pipe must not hold us up.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        opened = os.fstat(descriptor)
+        if not stat.S_ISREG(opened.st_mode):
+            raise _Untrusted("it is not a regular file")
+        _check(opened, "it")
+        place = path.absolute()
+        for _ in range(_LINKS):
+            # The folder's own links are resolved: it is what they lead to that holds the name.
+            place = Path(os.path.realpath(place.parent)) / place.name
+            _check(place.parent.stat(), f"its folder {place.parent}")
+            found = place.lstat()
+            if not stat.S_ISLNK(found.st_mode):
+                break
+            _check_owner(found, f"the link {place}")
+            place = place.parent / place.readlink()
+        if (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino):
+            raise _Untrusted("it was replaced while it was read")
+        return file.read()
+
+
+def _check(found: os.stat_result, what: str) -> None:
+    _check_owner(found, what)
+    # Of sticky folders, too: others cannot replace a file of ours there, but they can put a hard link to one of our
+    # files under this name before we have a file there.
+    for bit, who in ((stat.S_IWGRP, "the group"), (stat.S_IWOTH, "everybody")):
+        if found.st_mode & bit:
+            raise _Untrusted(f"{what} can be written by {who}")
+
+
+def _check_owner(found: os.stat_result, what: str) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise _Untrusted(f"{what} belongs to another user (uid {found.st_uid})")

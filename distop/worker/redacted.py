@@ -1,0 +1,48 @@
+"""What this process and its JVM print, without the values of secret settings."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import threading
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+from distop import private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOM = 1024 * 1024
+"""Bytes that a program may print while nothing is copied, as long as a job holds the GIL; also the longest line."""
+
+
+class _Stream(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        super().write(private.redact(text))
+        return len(text)
+
+
+def stream(to: TextIO) -> TextIO:
+    """A stream that prints to the same file."""
+    return _Stream(to.buffer, encoding=to.encoding, errors=to.errors, write_through=True)
+
+
+def copy(printed: BinaryIO) -> None:
+    """Copy what a program prints to our standard error, in a thread, until it ends."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(printed.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
+    threading.Thread(target=_copy, args=(printed,), name="printed", daemon=True).start()
+
+
+def _copy(printed: BinaryIO) -> None:
+    for line in _lines(printed):
+        text = private.redact(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        # A program whose output nobody takes stands still, so this goes on where a disk is full.
+        with contextlib.suppress(OSError):
+            os.write(2, text)
+
+
+def _lines(printed: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: printed.readline(_ROOM), b"")

@@ -1,0 +1,73 @@
+"""Certificates are replaced on disk while a session lives, and etcd with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.store.client import EtcdClient
+from distop.store.config import EtcdConfig
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.session import Session
+from tests.support.certificates import make_certificates
+from tests.support.etcd import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+async def mutual(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedEtcd, EtcdConfig]]:
+    """An etcd that wants client certificates, and the files that both sides read."""
+    made = make_certificates(tmp_path)
+    etcd = EmbeddedEtcd(tmp_path / "etcd", scheme="https", arguments=made.mutual_arguments)
+    files = {"ca_cert": made.ca, "cert": made.client_cert, "key": made.client_key}
+    await asyncio.to_thread(etcd.start)
+    try:
+        yield etcd, EtcdConfig((etcd.endpoint,), **files)  # type: ignore[arg-type]
+    finally:
+        await asyncio.to_thread(etcd.stop)
+
+
+async def test_a_session_goes_on_with_certificates_that_were_replaced(
+    mutual: tuple[EmbeddedEtcd, EtcdConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    etcd, config = mutual
+    caplog.set_level("INFO", "distop.store")
+    async with EtcdClient(config) as client:
+        session = Session(client, "node", b"here", ttl=20)
+        await session.start()
+        make_certificates(tmp_path)  # another authority, under the names of the former one
+        await asyncio.to_thread(etcd.restart)
+        assert await client.get("node") is not None
+        moved = session.deadline
+        await until(lambda: session.deadline > moved or session.lost.done())
+        assert session.alive
+        assert "new connections use them" in caplog.text
+        await session.close()
+
+
+async def test_files_that_do_not_fit_leave_the_former_certificates_in_use(
+    mutual: tuple[EmbeddedEtcd, EtcdConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written one after the other, and an etcd may restart between."""
+    etcd, config = mutual
+    assert config.key is not None
+    async with EtcdClient(config) as client:
+        key = Path(config.key)
+        good = key.read_bytes()
+        key.write_bytes(Path(etcd.folder.parent / "server-key.pem").read_bytes())
+        await asyncio.to_thread(etcd.halt)
+        reading = asyncio.ensure_future(client.get("node"))
+        await until(lambda: "keeping the former ones" in caplog.text)
+        await asyncio.to_thread(etcd.restart)
+        assert await reading is None
+        key.write_bytes(good)
+        await asyncio.to_thread(etcd.restart)
+        assert await client.get("node") is None
+    assert caplog.text.count("keeping the former ones") == 1

@@ -1,0 +1,158 @@
+"""No secret of an executor's settings stands where others can read it, during a whole life with Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.private import REPLACEMENT
+from distop.worker import spark_settings
+from tests.support.behaviors import sample_env  # noqa: F401
+from tests.support.daemons import distop_process
+from tests.support.localspark import FRUGAL
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+UNCAPPED = (sys.executable, "-P", "-m", "tests.support.uncapped")
+SETTING = "spark.hadoop.fs.s3a.secret.key"
+TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
+SECRETS = {"setting": "wasp-in-a-jar", "password": "hornet-in-a-box", "token": "bee-in-a-bonnet"}
+TRIMMED = "  kept as it is  "
+SHOWN = (("--html", "-"), ("--json",), ())
+
+
+class Watch(threading.Thread):
+    """Reads the arguments and environments of all processes again and again.
+
+    ``found``: where a secret stood. ``programs``: what was seen at work below the daemon.
+    """
+
+    def __init__(self, daemon: int, work_dir: Path) -> None:
+        super().__init__(daemon=True)
+        self.daemon_pid = daemon
+        self.found: set[str] = set()
+        self.programs: set[str] = set()
+        self.modes: set[int] = set()
+        self._file = work_dir / spark_settings.FILE
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            for folder in Path("/proc").glob("[0-9]*"):
+                self._look(folder)
+            with contextlib.suppress(OSError):
+                self.modes.add(stat.S_IMODE(self._file.lstat().st_mode))
+
+    def _look(self, folder: Path) -> None:
+        try:
+            arguments = (folder / "cmdline").read_bytes()
+            # The daemon bars others from its environment (test_credentials.py); only root sees it here.
+            own = int(folder.name) in (self.daemon_pid, os.getpid())
+            environment = b"" if own else (folder / "environ").read_bytes()
+        except OSError:
+            return
+        for name, secret in SECRETS.items():
+            if secret.encode() in arguments + environment:
+                where = "arguments" if secret.encode() in arguments else "environment"
+                self.found.add(f"the {name} in the {where} of {arguments[:80]!r}")
+        if b"DISTOP_CHILD=" in environment:
+            self.programs |= {word for word in ("java", "pyspark.daemon", "guardian.py") if word.encode() in arguments}
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(10)
+
+
+def holding(folder: Path) -> list[str]:
+    """Files below a folder in which a secret stands."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            held = path.read_bytes()
+            found += [f"{name} in {path}" for name, secret in SECRETS.items() if secret.encode() in held]
+    return found
+
+
+def test_secrets_stand_nowhere_during_a_whole_life(
+    group: Daemons,
+    etcd: EmbeddedEtcd,
+    sample_env: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    conf = {
+        SETTING: SECRETS["setting"],
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": FRUGAL,
+        "spark.my.text": TRIMMED,
+    }
+    env = {
+        **sample_env,
+        "DISTOP_USER": "worker",
+        "DISTOP_PASSWORD": SECRETS["password"],
+        "DISTOP_SPARK_CONF": json.dumps(conf),
+        TOKEN: SECRETS["token"],
+    }
+    current = tmp_path / "current"
+    current.mkdir()
+    for name in ("ctypes", "json", "queue", "shutil"):
+        (current / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
+    stale = tmp_path / "ann" / spark_settings.FILE
+    stale.parent.mkdir()
+    stale.write_text(f"left by a JVM that was killed: {SECRETS['setting']}")
+    stale.chmod(0o600)
+    with contextlib.chdir(current):
+        ann = group.spawn("ann", "--spark-master", "local[2]", "--log-level", "debug", env=env, through=UNCAPPED)
+    watch = Watch(ann.pid, tmp_path / "ann")
+    watch.start()
+    try:
+        group.await_ready("ann")
+        assert not stale.exists(), "removed at the next start"
+        does = {name: name for name in ("variables", "spark-python", "spark-setting")}
+        arg = {"names": list(does), "does": does, "options": {"read": "spark.my.text", "variable": TOKEN}}
+        worked = group.client.start_operation("sample", "t", arg)
+        assert worked.wait(200).state == "success", group.tails()
+        results = {job.name: job.result for job in worked.results()}
+        arg = {"names": ["a"], "does": {"a": "spark-quote"}, "options": {"read": SETTING}}
+        failed = group.client.start_operation("sample", "t", arg, retry_attempts=1)
+        assert failed.wait(100).state == "failed", group.tails()
+        (error,) = [job.error for job in failed.results()]
+        pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, failed) for words in SHOWN]
+        assert ann.stop() == 0
+    finally:
+        watch.end()
+
+    # What has them can use them; Spark has its settings letter by letter.
+    assert results["variables"] == {TOKEN: len(SECRETS["token"]), "DISTOP_PASSWORD": 0, "DISTOP_SPARK_CONF": 0}
+    assert results["spark-setting"] == {"value": TRIMMED}
+    for told in results["spark-python"]["paths"]:
+        folder, path = told.split(" ", 1)
+        assert folder == str(current)
+        assert not {str(current), ""} & set(path.split(os.pathsep))
+    assert not list(current.glob("imported-*")), "no process imports a module of the current folder"
+
+    assert {"java", "pyspark.daemon", "guardian.py"} <= watch.programs, "they were at work while it looked"
+    assert watch.modes == {0o600}, "the file was there while the JVM started, for its owner alone"
+    assert not watch.found
+    assert REPLACEMENT in error
+    assert all(pages)
+    texts = {"error": error, **{f"page {n}": page for n, page in enumerate(pages)}}
+    assert not [(name, where) for where, text in texts.items() for name, value in SECRETS.items() if value in text]
+    log = (tmp_path / "ann" / "logs" / "child-1.log").read_text()
+    assert f"it says [{REPLACEMENT}]" in log
+    assert not holding(tmp_path), "logs and work directory"
+    assert not holding(etcd.folder), "the whole content of etcd, its log and its history"
