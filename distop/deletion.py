@@ -130,7 +130,12 @@ def read_regular(place: Place, path: str, limit: int) -> bytes:
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.below(path).location)
         # A pipe would hold up who opens it.
-        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UnsafePath(f"{place.below(path).location} is a symbolic link, which is not followed") from None
     with os.fdopen(file, "rb") as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise UnsafePath(f"{place.below(path).location} is not a regular file: it is a folder or a device")

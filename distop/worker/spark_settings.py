@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from distop import deletion
+from distop.deletion import Place
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -15,8 +18,8 @@ _ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 
 def remove(work_dir: Path) -> None:
-    """Remove the file: the JVM has read it, or was killed while it started."""
-    (work_dir / FILE).unlink(missing_ok=True)
+    """Remove the file: the JVM has read it, or was killed while it started. Raises OSError."""
+    deletion.delete(Place(str(work_dir)), FILE)
 
 
 def write(work_dir: Path, settings: Mapping[str, str]) -> Path:

@@ -18,7 +18,7 @@ from distop.places import Attempt, stage_of
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.constraints import Narrowed, iceberg_type, wanted
 from distop_behaviors.apply.publishing import Narrowing
-from distop_behaviors.apply.report import Argument, Staged
+from distop_behaviors.apply.report import Request, Staged
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
@@ -217,9 +217,9 @@ def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narro
     ctx = FakeContext(layout.table.parent, table)
     ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
     monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
-    argument = Argument(certificate=certificate({"fits": {"column": "n", "type": "int"}}))
+    request = Request(certificate({"fits": {"column": "n", "type": "int"}}), 10.0)
     target: Any = None
-    return Narrowing(argument, table, target, ctx)
+    return Narrowing(request, table, target, ctx)
 
 
 def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,14 @@ def key_file(folder: Path, data: bytes = KEY, mode: int = 0o600) -> str:
 
 
 def configured(path: str) -> bytes:
-    return executor_config(Settings({"certificate_key_file": path, "work_dir": "w"}, {}, file=False)).certificate_key
+    return executor_config(Settings({"certificate_key_file": path, "work_dir": "w"}, {})).certificate_key
 
 
 def test_hole_8_the_key_is_read_from_a_private_file(tmp_path: Path) -> None:
     assert configured(key_file(tmp_path)) == KEY
-    config = executor_config(Settings({"certificate_key_file": key_file(tmp_path)}, {}, file=False))
+    config = executor_config(Settings({"certificate_key_file": key_file(tmp_path)}, {}))
     assert "kkkk" not in repr(config)
-    assert executor_config(Settings({}, {}, file=False)).certificate_key == b""
+    assert executor_config(Settings({}, {})).certificate_key == b""
 
 
 @pytest.mark.timeout(10)

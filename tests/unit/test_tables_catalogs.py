@@ -343,11 +343,11 @@ def test_a_location_that_is_no_name_in_a_catalog_is_refused(location: str) -> No
 
 def test_a_name_in_a_catalog_is_no_folder() -> None:
     assert shared_of("", "abc", record()) is None
-    for told, place in {
-        ("/shared", record()): "/shared/abc",
-        ("", TableRecord("t", "parquet", "s3://bucket/t/")): "s3://bucket/t/_distop/abc",
-        ("", TableRecord("t", "parquet", "/data/t")): "/data/t/_distop/abc",
-    }.items():
-        found = shared_of(told[0], "abc", told[1])
+    for configured, table, place in (
+        ("/shared", record(), "/shared/abc"),
+        ("", TableRecord("t", "parquet", "s3://bucket/t/"), "s3://bucket/t/_distop/abc"),
+        ("", TableRecord("t", "parquet", "/data/t"), "/data/t/_distop/abc"),
+    ):
+        found = shared_of(configured, "abc", table)
         assert found is not None
         assert found.location == place
