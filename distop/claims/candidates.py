@@ -227,7 +227,7 @@ def takings(
         if taken >= size:
             break
         claim, mod, over = decide.claim_for(seen, actor, "", lost, rules)
-        if over and rules.code and rules.cleans:
+        if decide.only_ends(claim, rules):
             continue  # an executor ends it, after the cleanup that no actor has code for
         old = seen.value
         dead = old.incarnation if lost else ""

@@ -441,6 +441,23 @@ def claim_for(
     return claim, seen.mod, over
 
 
+def only_ends(claim: Claim, rules: Rules) -> bool:
+    """The job was lost once too often before this claim: it is not run under it, but ends, after a cleanup."""
+    if not (rules.code and rules.cleans and rules.can_fail):
+        return False
+    lost = bool(claim.tried) and claim.tried[-1].text in (LOST, EXPIRED)
+    return rules.at_limit(claim.failures) or (lost and rules.lost == "fail")
+
+
+def ends_under_a_claim(old: Claim, claim: Claim, rules: Rules) -> bool:
+    """A job that was lost once too often is claimed before it ends. ``old``: the claim that was lost.
+
+    An actor whose time is up may come back as long as nobody else has its claim, and the cleanup must not come upon a
+    job that runs. A lost executor stays gone: its job ends without another claim.
+    """
+    return bool(old.actor) and only_ends(claim, rules)
+
+
 LOST = "the executor was lost while it ran the job"
 EXPIRED = "the worker did not extend its claim in time"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core import decide
 from distop.core.codec import UNREADABLE
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import State
@@ -93,6 +94,8 @@ def _ended_faults(
         return
     if delta.claim is None or not delta.claim.deleted:
         yield 2, key, "the job has ended and its claim remains"
+    if word == JobState.SUCCESS and not claim.actor and decide.only_ends(claim, op.rules):
+        yield 10, key, "the job was lost once too often, and was run again"
     if outcome is None or (outcome.holder, outcome.attempt) == (claim.holder, claim.attempt):
         return
     lost = word == JobState.FAILED and (not outcome.grant if claim.actor else claim.incarnation not in live)
@@ -123,7 +126,7 @@ def _claim_faults(
         yield 2, key, "a job that has ended was claimed"
     if new.attempt < job.attempt:
         yield 10, key, f"the attempt went back from {job.attempt} to {new.attempt}"
-    if new.failures and op.rules.at_limit(new.failures):
+    if new.failures and op.rules.at_limit(new.failures) and not _only_ends(op, old, new):
         yield 10, key, f"{new.failures} failures, where the job fails at {op.rules.retry.attempts}"
     if new.waiting:
         yield from _waiting_faults(key, old, new)
@@ -147,8 +150,15 @@ def _claim_faults(
         yield 2, key, f"taken from {old.incarnation}, which was alive, by {new.holder}"
     if new.failures != old.failures + 1:
         yield 10, key, f"a takeover counted {new.failures} failures after {old.failures}"
-    if op.rules.can_fail and op.rules.lost == "fail":
+    if op.rules.can_fail and op.rules.lost == "fail" and not _only_ends(op, old, new):
         yield 10, key, "taken over, where a lost job fails"
+
+
+def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
+    """An executor has claimed an actor's lost job to clean up and fail it; or such a claim is released, or lost."""
+    if old is None or new.actor or not (op.rules.code and op.rules.cleans):
+        return False
+    return bool(old.actor) or decide.only_ends(old, op.rules)
 
 
 def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:

@@ -64,7 +64,7 @@ class Claimer:
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p, seen, lost in again:
             claim, mod, at_limit = decide.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
-            if at_limit:
+            if at_limit and not decide.ends_under_a_claim(seen.value, claim, rules):
                 over.append((p, seen, claim))
                 continue
             wants.append(claiming.Want(p, claim, mod))

@@ -77,7 +77,12 @@ class Jobs:
         have not ended are released.
         """
         ctx = self._ctx
+        ending = [p for p in block if p in op.held and decide.only_ends(op.held[p].claim, op.spec.rules)]
         try:
+            self._end_lost(op, ending)
+            block = [p for p in block if p not in ending]
+            if not block:
+                return
             checkpoints = await self._prepare(op, block)
             if self._stopping(op):
                 self.release(op, block)
@@ -115,6 +120,8 @@ class Jobs:
             for op in ops:
                 if self._stopping(op):
                     self.release(op, [0])
+                elif 0 in op.held and decide.only_ends(op.held[0].claim, op.spec.rules):
+                    self._end_lost(op, [0])
                 elif 0 in op.held:
                     asked.append((op, *self._asked(op, [0], checkpoints.get(op.ref, {}), ends)))
 
@@ -335,6 +342,17 @@ class Jobs:
         waiting = decide.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
         self._released()
         return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
+
+    def _end_lost(self, op: OpenOperation, partitions: Iterable[int]) -> None:
+        """Held jobs that were lost once too often: they are not run again."""
+        now = time.time()
+        for p in partitions:
+            held = self._begin_end(op, p)
+            if held is not None:
+                last = held.claim.tried[-1]
+                text = f"{last.executor} had attempt {last.attempt}: {last.text} ({held.claim.failures} failures)"
+                self._ctx.meter.jobs_lost(op.ref.type, 1)
+                self._fail_after_cleanup(op, held, JobEnded(p, "fatal", None, text, now, now))
 
     def _fail_after_cleanup(self, op: OpenOperation, held: Held, event: JobEnded) -> None:
         """The limit is reached: nobody will come after this attempt and clean up, so that is done before the report."""

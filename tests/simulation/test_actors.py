@@ -45,6 +45,20 @@ def test_a_claim_that_is_taken_before_its_time_is_seen(monkeypatch: pytest.Monke
     assert kinds(SEEDS)["taken too early"]
 
 
+LATE_ACTOR = 108_297
+"""The first schedule in which an actor gave its job back after an executor had cleaned up to fail the job: of 20,000
+schedules the only one.
+"""
+
+
+def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the actor cannot give it back meanwhile, for another attempt to go on from what was removed."""
+    assert simulate(LATE_ACTOR, wanted=scenario(LATE_ACTOR)).breaches == []
+    monkeypatch.setattr(decide, "ends_under_a_claim", lambda old, claim, rules: False)
+    found = simulate(LATE_ACTOR, wanted=scenario(LATE_ACTOR)).breaches
+    assert "had been cleaned up" in found[0].text
+
+
 def test_a_take_over_that_does_not_compare_the_fence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     former = owning._take
 

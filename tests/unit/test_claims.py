@@ -114,6 +114,41 @@ def test_an_actor_fails_no_lost_job_that_has_cleanup_code(cleans: bool, code: bo
     assert (0 in op.again) == (not taken), "it is left to whoever cleans up"
 
 
+def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -> None:
+    """An executor claimed it from a lost actor to clean up, and gave it back."""
+    ref, spec = OperationRef("t", "x", "", 1), Spec("request", "", "", Rules(lost="fail"))
+    op = OpenOperation(ref, 5, spec, {}, Plan(1, "", "", 1), chunked([PartitionPlan(0, "0")]), [0])
+    op.reopened(7, Gate(1))
+    lost = Claim("w", "", 1, 0, actor="w", duration=1.0)
+    claim, _, over = decide.claim_for(Seen(lost, 6), "e", "inc", True, spec.rules)
+    assert over
+    assert decide.ends_under_a_claim(lost, claim, spec.rules)
+    op.again = {0: (Seen(decide.released(claim, "e"), 8), False)}
+    assert takings(op, "v", 1, 9.0, lambda claim, p: True) == []
+    again, _, over = decide.claim_for(op.again[0][0], "f", "inc2", False, spec.rules)
+    assert not over
+    assert decide.only_ends(again, spec.rules)
+
+
+@pytest.mark.parametrize(
+    ("rules", "ends"),
+    [
+        (Rules(retry=Retry(attempts=1)), True),
+        (Rules(retry=Retry(attempts=2)), False),
+        (Rules(retry=Retry(attempts=2), lost="fail"), True),
+        (Rules(retry=Retry(attempts=1), cleans=False), False),
+        (Rules(retry=Retry(attempts=1), code=False), False),
+        (Rules(retry=Retry(attempts=1), can_fail=False), False),
+    ],
+)
+def test_a_job_of_an_actor_ends_under_a_claim_where_there_is_something_to_clean_up(rules: Rules, ends: bool) -> None:
+    actor, executor = Claim("w", "", 1, 0, actor="w", duration=1.0), Claim("e", "gone", 1, 0)
+    for lost in (actor, executor):
+        claim, _, _ = decide.claim_for(Seen(lost, 6), "f", "inc", True, rules)
+        assert decide.only_ends(claim, rules) == ends
+        assert decide.ends_under_a_claim(lost, claim, rules) == (ends and lost is actor)
+
+
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
     op = OperationView(REF)
     op.claims = {3: SeenClaim(CLAIM.encode(), 5)}
