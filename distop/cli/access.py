@@ -21,7 +21,7 @@ def access(
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Make the roles so in etcd, as its root.")] = False,
 ) -> None:
-    """Print the etcd roles of a viewer, an executor and submitters; with --apply create or correct them."""
+    """Print the etcd roles of viewers, executors and submitters, or create them."""
     from distop.core.access import roles
     from distop.core.keys import Keys
 

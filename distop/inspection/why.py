@@ -81,7 +81,8 @@ async def _elsewhere(etcd: EtcdClient, keys: Keys, ref: OperationRef, nodes: Map
     try:
         found = (await etcd.read(Get(*keys.family(K.OPEN), limit=MOST_GATES, keys_only=True)))[0]
     except PermissionDenied:  # a submitter sees its own table alone
-        found = (await etcd.read(Get(*catalog.table_family(keys, K.OPEN, ref.table), limit=MOST_GATES, keys_only=True)))[0]
+        gates = catalog.table_family(keys, K.OPEN, ref.table)
+        found = (await etcd.read(Get(*gates, limit=MOST_GATES, keys_only=True)))[0]
     others = [one for one in catalog.refs(keys, found.kvs) if one != ref and one.type in beside]
     held: dict[str, int] = {}
     for n in range(0, len(others), _PAGE):

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 _STATUS = Method(
     "/etcdserverpb.Auth/AuthStatus", rpc.AuthStatusRequest.SerializeToString, rpc.AuthStatusResponse.FromString
 )
-_ADD = Method("/etcdserverpb.Auth/RoleAdd", rpc.AuthRoleAddRequest.SerializeToString, rpc.AuthRoleAddResponse.FromString)
-_GET = Method("/etcdserverpb.Auth/RoleGet", rpc.AuthRoleGetRequest.SerializeToString, rpc.AuthRoleGetResponse.FromString)
+_ADD = Method(
+    "/etcdserverpb.Auth/RoleAdd", rpc.AuthRoleAddRequest.SerializeToString, rpc.AuthRoleAddResponse.FromString
+)
+_GET = Method(
+    "/etcdserverpb.Auth/RoleGet", rpc.AuthRoleGetRequest.SerializeToString, rpc.AuthRoleGetResponse.FromString
+)
 _GRANT = Method(
     "/etcdserverpb.Auth/RoleGrantPermission",
     rpc.AuthRoleGrantPermissionRequest.SerializeToString,
@@ -60,7 +64,7 @@ class Change:
 
 async def enabled(client: EtcdClient) -> bool:
     """Whether etcd asks for users. Raises PermissionDenied unless our user is root."""
-    return (await _ask(client, _STATUS, rpc.AuthStatusRequest())).enabled
+    return bool((await _ask(client, _STATUS, rpc.AuthStatusRequest())).enabled)
 
 
 async def apply(client: EtcdClient, roles: Sequence[Role]) -> list[Change]:

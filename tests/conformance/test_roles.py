@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from distop.blocking import Client
     from distop.store.embedded import EmbeddedEtcd
 
 __all__ = ["distop_command"]
@@ -41,7 +42,7 @@ ROLES = {role.kind: role for role in access.roles(KEYS, [MINE])}
 OUTSIDE = ("distOp.a.noop.1.arg", "prod2/distOp.a.noop.1.arg", "prod/other", "prod/distOq", "z")
 
 
-def login(kind: str) -> dict[str, str]:
+def login(kind: str) -> dict[str, Any]:
     """The user of a role."""
     return ROOT if kind == "root" else {"username": kind, "password": f"of {kind}"}
 
@@ -60,7 +61,7 @@ async def enable(endpoint: str) -> None:
             await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=kind, role=role.name))
 
 
-def as_user(endpoint: str, kind: str) -> distop.Client:
+def as_user(endpoint: str, kind: str) -> Client:
     """A client of this user."""
     return distop.connect(endpoint, namespace=NS, **login(kind))
 
