@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import audit, catalog, daemons, doctor, operations, preparing, starting
+from distop.cli import access, audit, catalog, daemons, doctor, operations, preparing, starting
 from distop.cli.reading import Command, Group
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ OTHERS: tuple[Callable[..., None], ...] = (
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.alter, operations.history),
     *(catalog.nodes, catalog.drain, catalog.behaviors),
-    *(audit.audit, doctor.doctor),
+    *(access.access, audit.audit, doctor.doctor),
 )
 TABLE = "table"
 

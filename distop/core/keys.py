@@ -125,6 +125,8 @@ def check_namespace(name: str) -> str:
     """The namespace itself ("" is none). Raises InvalidArgument where it is none."""
     if name and not _NAMESPACE.fullmatch(name):
         raise InvalidArgument(f"{name!r} is not a namespace: letters, digits, _ and - only")
+    if name.startswith(OP):  # its keys would lie among those of no namespace, and be in the range of their roles
+        raise InvalidArgument(f"{name!r} is not a namespace: the name must not begin with {OP}")
     return name
 
 

@@ -12,6 +12,7 @@ from distop.core import keys as K
 from distop.core.frozen import frozen
 from distop.core.states import Stage
 from distop.core.txn import Get
+from distop.errors import PermissionDenied
 from distop.inspection.reasons import Reason, reasons
 from distop.inspection.status import alarms, illegible, judge, live_nodes, take, view_of
 
@@ -77,7 +78,11 @@ async def _elsewhere(etcd: EtcdClient, keys: Keys, ref: OperationRef, nodes: Map
     """
     capable = [node for node in nodes.values() if ref.type in node.behaviors]
     beside = {name for node in capable for name in node.behaviors}
-    found = (await etcd.read(Get(*keys.family(K.OPEN), limit=MOST_GATES, keys_only=True)))[0]
+    try:
+        found = (await etcd.read(Get(*keys.family(K.OPEN), limit=MOST_GATES, keys_only=True)))[0]
+    except PermissionDenied:  # a submitter sees its own table alone
+        gates = catalog.table_family(keys, K.OPEN, ref.table)
+        found = (await etcd.read(Get(*gates, limit=MOST_GATES, keys_only=True)))[0]
     others = [one for one in catalog.refs(keys, found.kvs) if one != ref and one.type in beside]
     held: dict[str, int] = {}
     for n in range(0, len(others), _PAGE):

@@ -472,6 +472,11 @@ class EtcdClient:
             for member in response.members
         )
 
+    async def administer(self, method: Method[Request, Response], request: Request) -> Response:
+        """A change of users or roles, sent until it is answered: a second copy of it changes nothing."""
+        attempts = Attempts("change of roles", self.config.read_timeout, harmless=True)
+        return await self._repeater.send(method, request, attempts)
+
     async def _read(self, method: Method[Request, Response], request: Request) -> Response:
         """A request that may be repeated freely."""
         return await self._repeater.send(method, request, Attempts("read", self.config.read_timeout, harmless=True))

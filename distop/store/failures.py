@@ -82,8 +82,8 @@ def rejection(
     if "permission denied" in failure.detail.lower():
         return PermissionDenied(
             f"etcd does not permit {f'the user {user!r}' if user else 'us'} {what}: a role of "
-            f"{'that' if user else 'our'} user needs read and write on all keys that begin with {keys} "
-            f"(`etcdctl role grant-permission ROLE readwrite {keys} --prefix`)",
+            f"{'that' if user else 'our'} user needs it; executors need read and write on all keys that begin with "
+            f"{keys} (`distop access` prints and creates the roles)",
             code=failure.code,
             detail=failure.detail,
         )

@@ -82,7 +82,7 @@ def test_what_is_refused_to_the_end_stays_unknown(denied: World) -> None:
     """It said that etcd did not answer, and not which rights are missing; and a plain refusal was its own cause."""
 
     async def work(client: EtcdClient) -> None:
-        with pytest.raises(OutcomeUnknown, match=r"was refused: etcd does not permit the user 'me' .*grant-permission"):
+        with pytest.raises(OutcomeUnknown, match=r"was refused: etcd does not permit the user 'me' .*distop access"):
             await client.commit(write("a"), deadline=5.0)
         with pytest.raises(PermissionDenied) as refused:
             await client.commit(write("b"), deadline=5.0)  # no copy of this one may have been applied
@@ -116,7 +116,7 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
     for record in told():
         said = record.getMessage()
         assert said.startswith("the transaction waits: etcd does not permit the user 'me' the transaction: ")
-        assert "grant-permission" in said
+        assert "distop access" in said
 
 
 def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> None:

@@ -238,7 +238,7 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
 
 COMMANDS = (
     *("dev executor start apply rerun prepare confirm abandon ls show why watch cancel pause resume alter").split(),
-    *("history nodes drain behaviors audit doctor").split(),
+    *("history nodes drain behaviors access audit doctor").split(),
     *("table add", "table ls", "table rm"),
 )
 

@@ -14,11 +14,12 @@ import yaml
 from distop.cli.commands import commands
 from distop.cli.context import take_globals
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "deploy.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDE, SECURITY = ((DOCS / name).read_text() for name in ("deploy.md", "security.md"))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = GUIDE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def executors(manifests: dict[str, dict[str, Any]]) -> list[list[str]]:
     found = [[*container["command"], *container["args"]]]
     for text in blocks("sh"):
         found += [shlex.split(line) for line in text.replace("\\\n", "").splitlines() if "distop executor" in line]
-    (unit,) = blocks("ini")
+    (unit,) = blocks("ini", SECURITY)
     found += [shlex.split(line.removeprefix("ExecStart=")) for line in unit.splitlines() if "ExecStart=" in line]
     return [words[words.index("executor") :] for words in found]
 

@@ -64,8 +64,8 @@ def test_a_denied_permission_says_who_needs_what() -> None:
     error = rejection(denied, "the read", user="worker", keys="prod/distOp")
     assert type(error) is PermissionDenied
     assert str(error) == (
-        "etcd does not permit the user 'worker' the read: a role of that user needs read and write on all keys that "
-        "begin with prod/distOp (`etcdctl role grant-permission ROLE readwrite prod/distOp --prefix`)"
+        "etcd does not permit the user 'worker' the read: a role of that user needs it; executors need read and "
+        "write on all keys that begin with prod/distOp (`distop access` prints and creates the roles)"
     )
     assert "permit us" in str(rejection(denied))
     assert error.detail == "etcdserver: permission denied"

@@ -22,7 +22,7 @@ from tests.unit.test_odd_values import OPEN, beforehand, check_store
 
 EXIT_CODES = range(7)
 """Those of docs/contract.md but for an interrupt."""
-ELSEWHERE = {"dev", "executor", "doctor", "audit", "show", "why", "watch"}
+ELSEWHERE = {"dev", "executor", "doctor", "audit", "show", "why", "watch", "access"}
 """They start processes, or read what the model does not hold."""
 WAITING = {"wait", "timeout", "help"}
 

@@ -1,0 +1,60 @@
+"""``distop access``: the roles of etcd that viewers, executors and submitters need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import current
+
+if TYPE_CHECKING:
+    from distop.client import Client
+    from distop.core.access import Role
+    from distop.store.access import Change
+
+
+def access(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="A submitter's role for each of these tables.")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Make the roles so in etcd, as its root.")] = False,
+) -> None:
+    """Print the etcd roles of viewers, executors and submitters, or create them."""
+    from distop.core.access import roles
+    from distop.core.keys import Keys
+
+    found = roles(Keys(current.settings().get("namespace")), tables or ())
+    if not apply:
+        _show(found)
+        return
+
+    async def work(client: Client) -> tuple[list[Change], bool]:
+        from distop.store import access as store
+
+        return await store.apply(client.etcd, found), await store.enabled(client.etcd)
+
+    _changed(found, *current.with_client(work))
+
+
+def _show(found: tuple[Role, ...]) -> None:
+    if current.json:
+        output.write_json([role.to_json() for role in found])
+        return
+    rows = [(role.name, one.access, one.first, one.after) for role in found for one in role.permissions]
+    output.table(("role", "access", "key", "range end"), rows, "")
+
+
+def _changed(found: tuple[Role, ...], changes: list[Change], enabled: bool) -> None:
+    if current.json:
+        document: dict[str, Any] = {"roles": [role.to_json() for role in found]}
+        document |= {"changes": [change.to_json() for change in changes], "enabled": enabled}
+        output.write_json(document)
+    for change in changes if not current.json else ():
+        where = f" {change.access} on {change.key} … {change.range_end}".rstrip(" …") if change.access else ""
+        output.say(f"{change.role}: {change.change}{where}")
+    if not changes and not current.json:
+        output.say(f"nothing changed: {len(found)} roles were right")
+    if not enabled:
+        output.note("warning: etcd asks for no users, so roles have no effect: `etcdctl auth enable`")

@@ -1,0 +1,293 @@
+"""Each role of ``distop access`` does its work on an etcd with users, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distop
+from distop.core import access
+from distop.core.keys import Keys
+from distop.core.model import OperationRef, TableRecord
+from distop.core.txn import Delete, Put, Txn
+from distop.errors import EtcdRejected, PermissionDenied
+from distop.store import access as store
+from distop.store import transport as wire
+from distop.store._proto import auth_pb2
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.session import new_lease_id
+from distop.testing.simulation.users import checks_renewals
+from tests.support.command import Ran, distop_command
+from tests.support.daemons import Daemons, daemons
+from tests.support.etcd import connected
+from tests.support.users import ROOT, admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from distop.blocking import Client
+    from distop.store.embedded import EmbeddedEtcd
+
+__all__ = ["distop_command"]
+
+pytestmark = pytest.mark.etcd
+NS = "prod"
+MINE, OTHERS = "a", ("a.b", "ab")
+KEYS = Keys(NS)
+ROLES = {role.kind: role for role in access.roles(KEYS, [MINE])}
+OUTSIDE = ("distOp.a.noop.1.arg", "prod2/distOp.a.noop.1.arg", "prod/other", "prod/distOq", "z")
+
+
+def login(kind: str) -> dict[str, Any]:
+    """The user of a role."""
+    return ROOT if kind == "root" else {"username": kind, "password": f"of {kind}"}
+
+
+async def enable(endpoint: str) -> None:
+    """Users with the roles that distop makes."""
+    async with connected(endpoint) as client:
+        await admin(client, "UserAdd", rpc.AuthUserAddRequest(name="root", password=ROOT["password"]))
+        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="root"))
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        await admin(client, "AuthEnable", rpc.AuthEnableRequest())
+    async with connected(endpoint, **ROOT) as root:
+        await store.apply(root, tuple(ROLES.values()))
+        for kind, role in ROLES.items():
+            await admin(root, "UserAdd", rpc.AuthUserAddRequest(name=kind, password=login(kind)["password"]))
+            await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=kind, role=role.name))
+
+
+def as_user(endpoint: str, kind: str) -> Client:
+    """A client of this user."""
+    return distop.connect(endpoint, namespace=NS, **login(kind))
+
+
+@pytest.fixture
+def etcd(own_etcd: EmbeddedEtcd) -> EmbeddedEtcd:
+    """An etcd with users and tables."""
+    asyncio.run(enable(own_etcd.endpoint))
+    with as_user(own_etcd.endpoint, "root") as root:
+        for table in (MINE, *OTHERS):
+            root.add_table(TableRecord(table, "parquet", "/tmp"), check=False)
+    return own_etcd
+
+
+@pytest.fixture
+def group(etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemons]:
+    """An executor with its role; ``group.client`` is root's."""
+    monkeypatch.setenv("DISTOP_NAMESPACE", NS)
+    monkeypatch.setenv("DISTOP_USER", ROOT["username"])
+    monkeypatch.setenv("DISTOP_PASSWORD", ROOT["password"])
+    with daemons(etcd.endpoint, tmp_path) as found:
+        mine = {"DISTOP_USER": "executor", "DISTOP_PASSWORD": login("executor")["password"]}
+        found.start("ann", options=("--history-age", "1h"), env=mine)
+        yield found
+
+
+def every_key(table: str) -> list[str]:
+    """A key of each family, of a table."""
+    ref = OperationRef(table, "noop", "", 999)
+    return [
+        *(KEYS.run_ops(table), KEYS.next_instance(table, "noop"), KEYS.of(ref, "arg"), KEYS.of(ref, "decision")),
+        *(KEYS.job(ref, 0, "outcome"), KEYS.gate(ref), KEYS.pending(ref), KEYS.unique(table, "noop", "i")),
+        *(KEYS.request(table, "noop", "r"), KEYS.claim(ref, 0), KEYS.permit(ref, 0), KEYS.coordinator(table, "noop")),
+        *(KEYS.history(ref), KEYS.beside_history(ref, "arg"), KEYS.table(table), KEYS.behavior("noop")),
+        *(KEYS.node("n"), KEYS.drain("e"), KEYS.hold("h"), KEYS.watermark(1), KEYS.young_watermark(1)),
+    ]
+
+
+async def allowed(request: Any) -> bool:
+    """Whether etcd permits it."""
+    try:
+        await request
+    except PermissionDenied:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", ["viewer", "submitter", "executor"])
+def test_etcd_permits_exactly_what_the_role_says(etcd: EmbeddedEtcd, kind: str) -> None:
+    async def check() -> None:
+        role = ROLES[kind]
+        async with connected(etcd.endpoint, **login(kind)) as client:
+            for key in [*OUTSIDE, *(key for table in (MINE, *OTHERS) for key in every_key(table))]:
+                lease = new_lease_id()
+                await client.transport.unary(wire.GRANT, rpc.LeaseGrantRequest(ID=lease, TTL=60), 5.0)
+                told = [
+                    await allowed(client.get(key)),
+                    await allowed(client.commit(Txn((), (Put(key, b"x"),)))),
+                    await allowed(client.commit(Txn((), (Put(key, b"x", lease),)))),
+                    await allowed(client.commit(Txn((), (Delete(key),)))),
+                ]
+                assert told == [role.may_read(key), *[role.may_write(key)] * 3], key
+
+    asyncio.run(check())
+
+
+def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
+    theirs = group.client.start_operation("noop", "a.b", {"jobs": 1, "sleep": 30.0})
+    with as_user(group.endpoint, "submitter") as client:
+        done = client.start_operation("noop", MINE, {"jobs": 3}, request_id="r1", labels={"k": "v"})
+        assert done.wait(60).state == "success"
+        assert len(list(done.results())) == 3
+        assert client.start_operation("noop", MINE, {"jobs": 3}, request_id="r1").ref == done.ref
+        assert [one.op for one in client.history(MINE)] == [done.ref]
+        after = client.start_operation("noop", MINE, {"jobs": 1}, after=[done.ref], id="mine", priority=3)
+        assert after.wait(60).state == "success"
+        running = client.start_operation("noop", MINE, {"jobs": 20, "sleep": 30.0})
+        group.eventually(lambda: running.status().jobs.get("running"), "it runs")
+        assert [one.op for one in client.operations(MINE)] == [running.ref]
+        assert client.counts(MINE)[0].operations == 1
+        running.alter(priority=7)
+        running.pause()
+        assert running.why().status.state == "paused"
+        running.resume()
+        running.cancel("enough")
+        assert list(running.watch())[-1].state == "cancelled"
+        refused: list[Callable[[], Any]] = [
+            lambda: client.start_operation("noop", "a.b", {"jobs": 1}),
+            lambda: client.start_operation("noop", MINE, {"jobs": 1}, after=[theirs.ref]),
+            lambda: client.operation(theirs.ref).cancel(),
+            lambda: client.operation(theirs.ref).status(),
+            lambda: client.history("a.b"),
+            lambda: client.operations(),
+            client.tables,
+            lambda: client.add_table(TableRecord(MINE, "parquet", "/etc"), replace=True, check=False),
+            lambda: client.remove_table(MINE),
+            lambda: client.drain("ann"),
+            lambda: client.register_type("copy"),
+            lambda: client.own_jobs("me", ["noop"]),
+            lambda: client.prepare_operation("noop", MINE, {"jobs": 1}, external_id="x"),
+        ]
+        for call in refused:
+            with pytest.raises(PermissionDenied):
+                call()
+        # Its end is a history record, which only executors and operators write.
+        waits = client.start_operation("noop", MINE, {"jobs": 1}, delay=3600)
+        with pytest.raises(PermissionDenied):
+            waits.cancel()
+    group.client.operation(waits.ref).cancel()
+    theirs.cancel()
+
+
+def test_an_executor_does_all_of_its_work(group: Daemons) -> None:
+    """It plans, claims, runs, completes, follows a series, prunes and drains."""
+    for _ in range(3):
+        assert group.client.start_operation("noop", MINE, {"jobs": 2}).wait(60).state == "success"
+    every = distop.Every(0.1, times=2)
+    first = group.client.start_operation("noop", "ab", {"jobs": 1}, every=every)
+    assert first.wait(60).state == "success"
+    group.eventually(lambda: len(group.client.history("ab")) == 2, "the series")
+
+    async def watermarks() -> int:
+        async with connected(group.endpoint, **login("viewer")) as viewer:
+            return await viewer.count(*KEYS.family("distOpWatermark"))
+
+    group.eventually(lambda: asyncio.run(watermarks()), "it measures the age of history")
+    assert group.client.drain("ann", wait=True, timeout=30) == "drained"
+    assert not [line for line in group.lines() if "does not permit" in line or "permission denied" in line]
+
+
+def test_a_viewer_sees_all_and_changes_nothing(group: Daemons, distop_command: Callable[..., Ran]) -> None:
+    running = group.client.start_operation("noop", MINE, {"jobs": 2, "sleep": 30.0})
+    done = group.client.start_operation("noop", "ab", {"jobs": 1})
+    assert done.wait(60).state == "success"
+    with as_user(group.endpoint, "viewer") as client:
+        assert [one.op for one in client.operations()] == [running.ref]
+        assert [one.op for one in client.history()] == [done.ref]
+        assert len(client.tables()) == 3
+        assert len(client.nodes()) == 1
+        assert client.behaviors()
+        assert client.operation(done.ref).wait(5).state == "success"
+        assert len(list(client.operation(done.ref).results())) == 1
+        client.operation(running.ref).why()
+        refused: list[Callable[[], Any]] = [
+            lambda: client.start_operation("noop", MINE, {"jobs": 1}),
+            lambda: client.operation(running.ref).cancel(),
+            lambda: client.operation(running.ref).pause(),
+            lambda: client.operation(running.ref).alter(priority=1),
+            lambda: client.remove_table("ab"),
+            lambda: client.drain("ann"),
+            lambda: client.register_type("copy"),
+            lambda: client.prepare_operation("noop", MINE, {"jobs": 1}, external_id="x"),
+        ]
+        for call in refused:
+            with pytest.raises(PermissionDenied):
+                call()
+    running.cancel()
+
+
+def test_what_no_range_bounds(etcd: EmbeddedEtcd) -> None:
+    """What any user may do whose role has no key at all: docs/security.md tells of it."""
+
+    async def check() -> None:
+        async with connected(etcd.endpoint, **ROOT) as root:
+            version = await root.version()
+            await admin(root, "UserAdd", rpc.AuthUserAddRequest(name="nobody", password="n"))
+            theirs = new_lease_id()
+            await root.transport.unary(wire.GRANT, rpc.LeaseGrantRequest(ID=theirs, TTL=600), 5.0)
+            await root.commit(Txn((), (Put(KEYS.node("n"), b"x", theirs),)))
+        async with connected(etcd.endpoint, username="nobody", password="n") as nobody:
+
+            async def may(method: Any, request: Any) -> bool:
+                try:
+                    await nobody.transport.unary(method, request, 5.0)
+                except (wire.RequestFailed, EtcdRejected):
+                    return False
+                return True
+
+            assert await may(wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
+            assert not await may(wire.REVOKE, rpc.LeaseRevokeRequest(ID=theirs))
+            # Raising an alarm would stop all writes; compaction drops results of ended operations.
+            bounded = checks_renewals(version)
+            assert await may(wire.COMPACT, rpc.CompactionRequest(revision=1)) is not bounded
+            alarm = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc.NOSPACE)
+            assert await may(wire.ALARM, alarm) is not bounded
+
+    asyncio.run(check())
+
+
+def test_apply_creates_corrects_and_changes_nothing_again(
+    etcd: EmbeddedEtcd, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["access", "--apply", MINE, "a.b", "--namespace", NS, "--etcd", etcd.endpoint]
+    monkeypatch.setenv("DISTOP_PASSWORD", ROOT["password"])
+    first = distop_command(*words, "--json", "--user", "root").json
+    (created,) = [change["role"] for change in first["changes"] if change["change"] == "created"]
+    assert created == "prod/distop.submitter.a%2Eb"
+    assert {change["role"] for change in first["changes"]} == {created}
+    again = distop_command(*words, "--user", "root")
+    assert (again.code, again.out) == (0, "nothing changed: 4 roles were right\n")
+
+    async def disturb() -> None:
+        async with connected(etcd.endpoint, **ROOT) as root:
+            much = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"\0", range_end=b"\0")
+            name = "prod/distop.viewer"
+            await admin(root, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=name, perm=much))
+
+    asyncio.run(disturb())
+    corrected = distop_command(*words, "--json", "--user", "root").json["changes"]
+    assert corrected == [
+        {
+            "role": "prod/distop.viewer",
+            "change": "revoked",
+            "access": "readwrite",
+            "key": "\x00",
+            "range_end": "\x00",
+        }
+    ]
+    monkeypatch.setenv("DISTOP_PASSWORD", login("executor")["password"])
+    refused = distop_command(*words, "--user", "executor")
+    assert refused.code == 3
+    assert "only etcd's root may" in refused.sentence
+
+
+def test_apply_says_where_etcd_asks_for_no_users(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+    ran = distop_command("access", "--apply", "--json", "--etcd", own_etcd.endpoint)
+    assert ran.code == 0
+    assert json.loads(ran.out)["enabled"] is False
+    assert "roles have no effect" in ran.err
