@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from distop.core.declaration import Declaration, Retry
+from distop.core.declaration import Declaration, Retry, check_time_limit
 from distop.core.ids import RULES
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
@@ -250,6 +250,10 @@ class Behavior(ABC):
     lost: ClassVar[Literal["retry", "fail"]] = "retry"
     failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
     resumable: ClassVar[bool] = False
+    time_limit: ClassVar[float | None] = None
+    """Seconds for one attempt of a job. One that takes longer is stopped, and is an unexpected error. None: no limit,
+    unless a start gives one: how long a job may take depends on the data, which only its caller knows.
+    """
     large_results: ClassVar[Literal["refuse", "file"]] = "refuse"
     """What becomes of a job's result that is too large for etcd (63 KiB of JSON): the job fails and says so, or the
     result goes to a file below ``shared_dir``, which the outcome names with its size and checksum; completion code and
@@ -351,6 +355,8 @@ class Behavior(ABC):
             check_type_name(other)
         if cls.retry.attempts < 1:
             raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, it must be at least 1")
+        if cls.time_limit is not None:
+            check_time_limit(cls.time_limit, f"behavior {name}: time_limit")
         if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
             raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
         schema = cls.Arg.model_json_schema()
@@ -390,6 +396,7 @@ class Behavior(ABC):
             needs_table=cls.needs_table,
             id_fields=id_fields,
             combine=dict(cls.combine),
+            time_limit=float(cls.time_limit or 0.0),
             to_file=cls.large_results == "file",
         )
 

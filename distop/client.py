@@ -135,6 +135,7 @@ class Client:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
@@ -156,7 +157,8 @@ class Client:
         ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of some
         (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one gives
         the operation that the first call started (as long as its history is kept); with another argument or other
-        partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
+        partitions it is refused. ``failure_policy``, ``retry_attempts`` and ``time_limit`` (seconds for one attempt
+        of a job) override what the behavior declares.
         ``labels``: texts by which lists and the history find it (``core.labels`` has the bounds); those of the call
         that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
 
@@ -203,6 +205,7 @@ class Client:
             id=id,
             one_off=one_off,
             on_duplicate=on_duplicate,
+            time_limit=time_limit,
         )
         if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
             (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
@@ -338,6 +341,7 @@ class Client:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Operation:
@@ -347,6 +351,7 @@ class Client:
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            time_limit=time_limit,
             submitter=submitter,
             labels=labels,
         )

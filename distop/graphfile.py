@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     *("partitions", "request_id", "failure_policy", "retry_attempts", "labels", "not_before", "delay", "every"),
     *("priority", "max_jobs", "max_jobs_per_executor", "max_failed", "where", "id", "one_off", "on_duplicate"),
+    "time_limit",
 )
 """Of ``start_operation``, by the same names."""
 _OF_OPERATION = ("name", "type", "table", "arg", "after", *OPTIONS)

@@ -451,13 +451,14 @@ class Operation:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
         ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
-        that files are read as they are by now. The other parameters are those of a start; policy, attempts
-        and labels stay as they were, unless given.
+        that files are read as they are by now. The other parameters are those of a start; policy, attempts,
+        time limit and labels stay as they were, unless given.
 
         Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
         """
@@ -471,6 +472,7 @@ class Operation:
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            time_limit=time_limit,
             submitter=submitter if submitter is not None else whoami(),
             labels=labels,
         )

@@ -92,6 +92,7 @@ class Client:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
@@ -120,6 +121,7 @@ class Client:
                 request_id=request_id,
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
+                time_limit=time_limit,
                 submitter=submitter,
                 labels=labels,
                 not_before=not_before,
@@ -193,6 +195,7 @@ class Client:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Operation:
@@ -202,6 +205,7 @@ class Client:
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            time_limit=time_limit,
             submitter=submitter,
             labels=labels,
         )

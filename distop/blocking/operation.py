@@ -148,6 +148,7 @@ class Operation:
         request_id: str | None = None,
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
+        time_limit: float | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Operation:
@@ -160,6 +161,7 @@ class Operation:
                 request_id=request_id,
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
+                time_limit=time_limit,
                 submitter=submitter,
                 labels=labels,
             )

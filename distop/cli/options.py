@@ -100,6 +100,10 @@ OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/insta
 TIMEOUT = Annotated[
     float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
 ]
+TIME_LIMIT = Annotated[
+    float | None,
+    typer.Option(metavar="S", parser=seconds("--time-limit"), help="Seconds for one attempt of a job."),
+]
 ATTEMPTS = Annotated[
     int | None,
     typer.Option(metavar="N", parser=count("--retry-attempts"), help="Tries of a job that meets unexpected errors."),

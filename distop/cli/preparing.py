@@ -19,6 +19,7 @@ from distop.cli.options import (
     MAX_JOBS,
     MAX_JOBS_PER_EXECUTOR,
     PRIORITY,
+    TIME_LIMIT,
     WHERE,
     count,
     labels,
@@ -59,6 +60,7 @@ def prepare(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    time_limit: TIME_LIMIT = None,
     label: LABEL = None,
     at: AT = None,
     delay: DELAY = None,
@@ -91,6 +93,7 @@ def prepare(
         "max_jobs": max_jobs,
         "max_jobs_per_executor": max_jobs_per_executor,
         "max_failed": max_failed,
+        "time_limit": time_limit,
         "where": selected(where),
         "id": id_,
         "one_off": one_off,

@@ -22,6 +22,7 @@ from distop.cli.options import (
     MAX_JOBS_PER_EXECUTOR,
     OP,
     PRIORITY,
+    TIME_LIMIT,
     TIMEOUT,
     WHERE,
     check_waiting,
@@ -84,6 +85,7 @@ def start(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    time_limit: TIME_LIMIT = None,
     label: LABEL = None,
     at: AT = None,
     delay: DELAY = None,
@@ -144,6 +146,7 @@ def start(
         "max_jobs": max_jobs,
         "max_jobs_per_executor": max_jobs_per_executor,
         "max_failed": max_failed,
+        "time_limit": time_limit,
         "where": selected(where),
     }
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
@@ -330,6 +333,7 @@ def rerun(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    time_limit: TIME_LIMIT = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="A label, instead of the former (repeatable).")
     ] = None,
@@ -337,7 +341,7 @@ def rerun(
     """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
     check_waiting(wait, timeout)
     ref = parse(op)
-    _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
+    _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts, time_limit=time_limit)
     given = labels(label)
 
     async def work(client: Client) -> Operation:
@@ -349,6 +353,7 @@ def rerun(
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            time_limit=time_limit,
             labels=given,
         )
         left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0

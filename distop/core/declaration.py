@@ -7,9 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
+from distop.core.texts import shown
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+LONGEST_TIME_LIMIT = 100 * 365.25 * 86_400
+"""Seconds."""
+
+
+def check_time_limit(value: Any, what: str) -> float:
+    """The time limit of one attempt of a job, which must be a number of seconds above 0. Raises InvalidArgument."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LONGEST_TIME_LIMIT:
+        raise InvalidArgument(f"{what} must be a number of seconds above 0, such as 600, not {shown(value)}")
+    return float(value)
+
+
+def over_time_limit(limit: float) -> str:
+    """The error of a job that ran longer than its time limit."""
+    return f"the job ran longer than its time limit of {limit:g} s"
 
 
 @frozen
@@ -69,6 +86,8 @@ class Declaration:
     """The fields of the argument from whose values an operation's id is computed (``core.ids``); None: it has none."""
     combine: Mapping[str, str] = field(default_factory=dict)
     """Field of the argument → the rule by which two values of it become one (``core.ids.RULES``)."""
+    time_limit: float = 0.0
+    """Seconds for one attempt of a job; 0: no limit."""
     to_file: bool = False
     """Results that are too large for etcd go to files, which are removed when the history forgets their operation."""
 
@@ -119,6 +138,7 @@ class Declaration:
             rules.code,
             tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
             data.get("combine") or {},
+            rules.time_limit,
             data.get("large_results") == "file",
         )
 
@@ -136,6 +156,7 @@ class Declaration:
             self.reports_only,
             self.joins,
             self.code,
+            self.time_limit,
         )
 
 
@@ -154,6 +175,7 @@ class Rules:
     reports_only: bool = False
     joins: bool = False
     code: bool = True
+    time_limit: float = 0.0
 
     @property
     def leaves_something(self) -> bool:
@@ -173,6 +195,7 @@ class Rules:
             "reports_only": self.reports_only,
             **({"joins": True} if self.joins else {}),
             **({} if self.code else {"code": False}),
+            **({"time_limit": self.time_limit} if self.time_limit else {}),
         }
 
     @classmethod
@@ -189,6 +212,7 @@ class Rules:
             bool(data.get("reports_only", False)),
             bool(data.get("joins", False)),
             bool(data.get("code", True)),
+            float(data.get("time_limit", 0.0)),
         )
 
     def at_limit(self, failures: int) -> bool:

@@ -172,6 +172,7 @@ class Jobs:
             batch=op.spec.rules.batch,
             cleanup_first=any(h.claim.attempt > 1 for _, h in held),
             resumable=op.spec.rules.resumable,
+            time_limit=op.spec.rules.time_limit,
             deadline=ctx.session.deadline,
         )
 

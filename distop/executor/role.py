@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from distop.node.context import Context
 
 
+STUCK_PAUSE = 1.0
+"""Seconds between two looks whether a child in which a job does not stop has been replaced."""
+
+
 class Executor:
     """Serves the open operations whose type this node offers, with ``slots`` runs at once."""
 
@@ -171,6 +175,8 @@ class Executor:
             return None
         if (disk := self._jobs.disk_pause()) > 0:
             return disk
+        if self._ctx.worker.stuck:
+            return STUCK_PAUSE  # what is claimed now would wait here, and others may run it
         if self._quiet.waits and self._alone():
             self._quiet.fall(lambda ref: ref in self._operations and self._wait(ref) <= 0)
         if self._quiet.ref is not None and not self._quiet.running and self._wait(self._quiet.ref) > 0:
@@ -372,6 +378,7 @@ class Executor:
         ``commit`` does. ``make`` is called where it may take something.
         """
         ready = not self._leaving and not self._ctx.draining and self._jobs.disk_pause() <= 0
+        ready = ready and not self._ctx.worker.stuck
         ready = ready and self._free_slots > 0 and self._quiet.ref is None and self._wait(ref) <= 0
         known = ref in self._operations or ref in self._serving or ref in self._troubles
         op = make() if ready and not known else None

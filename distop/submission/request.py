@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.codec import rfc3339
+from distop.core.declaration import check_time_limit
 from distop.core.frozen import frozen
 from distop.core.ids import COMPUTED
 from distop.core.labels import labels as check_labels
@@ -98,6 +99,8 @@ class Request:
     """It has no id."""
     on_duplicate: str = ""
     """What is done where an operation of its id goes on; "": it is joined."""
+    time_limit: float | None = None
+    """Seconds for one attempt of a job; None: what the behavior declares."""
 
     @property
     def keyed(self) -> bool:
@@ -179,12 +182,13 @@ def request(
     id: str | None = None,  # noqa: A002
     one_off: bool = False,
     on_duplicate: str | None = None,
+    time_limit: float | None = None,
     **options: Any,
 ) -> Request:
     """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
     operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. ``where`` and
-    ``options``: see ``submission.options``. ``id``, ``one_off``, ``on_duplicate``: as in :class:`Request`. Raises
-    InvalidArgument.
+    ``options``: see ``submission.options``. ``id``, ``one_off``, ``on_duplicate``, ``time_limit``: as in
+    :class:`Request`. Raises InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
@@ -195,6 +199,8 @@ def request(
         raise InvalidArgument(f"the failure policy {shown(failure_policy)} must be one of {', '.join(_POLICIES)}")
     if retry_attempts is not None:
         times(retry_attempts, "the number of attempts must be")
+    if time_limit is not None:
+        time_limit = check_time_limit(time_limit, "the time limit of a job")
     if request_id is not None:
         if not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
             raise InvalidArgument("a request id is a text of 1 to 200 characters")
@@ -215,6 +221,7 @@ def request(
         id=id or "",
         one_off=one_off,
         on_duplicate=on_duplicate or "",
+        time_limit=time_limit,
     )
 
 

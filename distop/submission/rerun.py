@@ -37,13 +37,14 @@ async def rerun(
     retry_attempts: int | None,
     submitter: str,
     labels: Mapping[str, str] | None = None,
+    time_limit: float | None = None,
 ) -> Started:
     """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
     no end; None: the latter where it was cancelled.
 
     It is a start like any other, of the same argument, under the rules that the behavior publishes by now and the
-    policy and attempts that the former start asked for, and with its labels unless others are given. The table is the
-    one that is registered by now, planned anew.
+    policy, attempts and time limit of the former operation, and with its labels unless others are given. The table is
+    the one that is registered by now, planned anew.
 
     Raises NotFound, NotAllowed (it has not ended, it succeeded, nothing is left to do, or what this takes was not
     kept), and what a start raises.
@@ -70,6 +71,7 @@ async def rerun(
         retry_attempts if retry_attempts is not None else rules.retry.attempts,
         submitter,
         labels if labels is not None else found.spec.labels,
+        time_limit=time_limit if time_limit is not None else rules.time_limit or None,
     )
     # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
     id_ = found.spec.id

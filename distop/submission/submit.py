@@ -590,6 +590,8 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         rules = replace(rules, failure_policy=wanted.failure_policy)
     if wanted.retry_attempts is not None:
         rules = replace(rules, retry=replace(rules.retry, attempts=wanted.retry_attempts))
+    if wanted.time_limit is not None:
+        rules = replace(rules, time_limit=wanted.time_limit)
     return Spec(
         wanted.request_id,
         rfc3339(time.time()),
@@ -616,6 +618,11 @@ def object_of(declaration: Declaration, wanted: Request) -> str:
         raise InvalidArgument(
             f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
             f"{CLUSTER_TABLE}, where an operation has one job"
+        )
+    if not declaration.code and wanted.time_limit is not None:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that executors run, so its jobs have no time limit: whoever owns a job says "
+            "how long (duration)"
         )
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
     if declaration.object_field is None:

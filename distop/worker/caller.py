@@ -167,7 +167,7 @@ class Caller:
         """
         sparks_lost = 0
         while True:
-            child = await self._keeper.ready()
+            child = await self._keeper.ready(call=True)
             call = CallSink(next(self._numbers), child, sources)
             child.calls[call.number] = call
             asked.sink = call
@@ -187,6 +187,7 @@ class Caller:
             finally:
                 asked.sink = None
                 child.calls.pop(call.number, None)
+                child.end_if_stuck()
             if call.result.done():
                 return call.result.result(), call.chunks
             death = child.died.result()

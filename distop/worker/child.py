@@ -124,6 +124,8 @@ class Child:
             run = self._runs.get(message["run"])
             stubborn = run is not None and run.stubborn(message["grace"])
             self._outbox.send(protocol.ProbedMessage(t="probed", run=message["run"], stubborn=stubborn))
+        elif kind == "ping":
+            self._outbox.send(protocol.PongMessage(t="pong"))
         elif kind == "deadline":
             env.deadline = message["boottime"]
         elif kind == "reply":
@@ -155,7 +157,15 @@ class Child:
         while not pause.wait(INTERRUPT_SECONDS):
             at_work: list[Run | Call] = [*self._runs.values(), *self._calls.values()]
             for work in at_work:
+                if isinstance(work, Run) and work.enforce_limit():
+                    self._give_up(work)
                 work.interrupt()
+
+    def _give_up(self, run: Run) -> None:
+        """A run whose job does not stop: what waits behind it in its thread does not wait for it."""
+        self._runs.pop(run.number, None)
+        for other in self._lines.take_all(run.line):
+            self._start(f"run-{other.number}", other, self._runs)
 
     def _track(self) -> None:
         """Apart from all else: a JVM that hangs does not answer."""

@@ -48,6 +48,8 @@ class Environment:
             config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
         )
         self.log = logging.getLogger("distop.child")
+        self.stuck = False
+        """Work that was told to stop goes on here: no job begins in this process any more."""
         self.stopping = False
         """The child was told to end: errors of jobs say nothing about them any more."""
         self.deadline = 0.0

@@ -114,6 +114,12 @@ class Worker(Asking):
         child = self._keeper.child
         return child.trouble if child is not None else ""
 
+    @property
+    def stuck(self) -> str:
+        """What does not stop in the child, which takes no new jobs and is replaced once the others end; "": nothing."""
+        child = self._keeper.child
+        return child.stuck if child is not None else ""
+
     def on_trouble(self, changed: Callable[[], None]) -> None:
         """Set the callback for changes of :attr:`trouble`."""
         self._keeper.on_trouble = changed
@@ -251,11 +257,22 @@ class Worker(Asking):
 
     async def _drive(self, run: RunSink, *, again: bool = False) -> None:
         cleanup = run.request.cleanup_first or again
+        groups: deque[Sequence[int]] = deque([list(run.pending)])
         while run.pending:
+            group = [p for p in (groups.popleft() if groups else list(run.pending)) if p in run.pending]
+            if not group:
+                continue
             async with self._gate.shared():
-                death = await self._in_child(run, list(run.pending), cleanup=cleanup)
-                if death is None or await self._settle(run, death):
+                death = await self._in_child(run, group, cleanup=cleanup)
+                if death is None:
+                    if left := [p for p in group if p in run.pending]:
+                        # One of a batch did not stop: which one is found in halves, in the next child.
+                        groups.extendleft(reversed(halves(left)))
+                        cleanup = True
+                    continue
+                if await self._settle(run, death):
                     return
+            groups.clear()
             cleanup = True
             if death.crashed:
                 alone = len(death.runs) == 1 and not death.calls
@@ -278,6 +295,8 @@ class Worker(Asking):
                 continue
             death = await self._in_child(run, group, cleanup=True, careful=True)
             if death is None:
+                if left := [p for p in group if p in run.pending]:
+                    groups.extendleft(reversed(halves(left)))
                 continue
             if await self._settle(run, death):
                 return
@@ -331,12 +350,16 @@ class Worker(Asking):
                 # Many jobs take long to encode; the daemon has a lease to keep.
                 await asyncio.sleep(0)
             self._enforce(run)
+            self._watch(run, child)
             await first(run.done, child.died)
         finally:
             child.runs.pop(run.number, None)
             run.child = None
+            child.end_if_stuck()
         if not run.done.done():
             return child.died.result()
+        if run.given_up and run.request.batch:
+            return None
         run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())
         return None
 
@@ -351,6 +374,7 @@ class Worker(Asking):
             child.send_frame(b"".join(frames))
             for run in runs:
                 self._enforce(run)
+                self._watch(run, child)
             for run in runs:
                 if not run.done.done():
                     await first(run.done, child.died)
@@ -360,6 +384,7 @@ class Worker(Asking):
             for run in runs:
                 child.runs.pop(run.number, None)
                 run.child = None
+            child.end_if_stuck()
         for run in runs:
             run.end_rest("error", "the worker gave no outcome for this partition")
         return None
@@ -371,6 +396,7 @@ class Worker(Asking):
         request, number = run.request, next(self._numbers)
         run.child, run.number = child, number
         run.done = asyncio.get_running_loop().create_future()
+        run.given_up = False
         child.runs[number] = run
         message = protocol.RunMessage(
             t="run",
@@ -392,6 +418,8 @@ class Worker(Asking):
         )
         if line:
             message["line"] = line
+        if request.time_limit:
+            message["limit"], message["grace"] = request.time_limit, self.config.grace
         return message
 
     # ------------------------------------------------------------------ cancel
@@ -433,6 +461,24 @@ class Worker(Asking):
     def _enforce(self, run: RunSink) -> None:
         if run.cancelled and run.child is not None and (run.enforcer is None or run.enforcer.done()):
             run.enforcer = self._spawn(self._enforce_run(run))
+
+    def _watch(self, run: RunSink, child: Child) -> None:
+        if run.request.time_limit and not run.done.done():
+            self._spawn(self._watch_run(run, child, run.done))
+
+    async def _watch_run(self, run: RunSink, child: Child, done: asyncio.Future[None]) -> None:
+        """The child itself stops a job that is over its time limit; kill a child that cannot, because a job lets no
+        other thread of it run. Which job that is is found out as after a crash."""
+        grace, limit = self.config.grace, run.request.time_limit
+        while True:
+            await first(done, child.died, timeout=limit + grace)
+            if done.done() or child.died.done():
+                return
+            if not await child.answers(max(grace, 1.0)) and not done.done():
+                said = "the worker process does not answer, and a job may be over its time limit of %g s: it is killed"
+                self._log.warning(said, limit, extra=run.where)
+                child.kill("frozen")
+                return
 
     async def _enforce_run(self, run: RunSink) -> None:
         """Kill the child when what it runs has been told to stop for longer than the grace, or when it does not

@@ -100,10 +100,17 @@ class Keeper:
             child.kill(reason)
             await asyncio.shield(child.died)
 
-    async def ready(self) -> Child:
-        """The child, started if there is none. Raises WorkerError when it cannot be, or was aborted meanwhile, or after
-        stop."""
+    async def ready(self, *, call: bool = False) -> Child:
+        """The child, started if there is none. One in which something is stuck takes no more jobs, and calls only as
+        long as it has jobs. Raises WorkerError when it cannot be started, or was aborted meanwhile, or after stop."""
         aborts = self._aborts
+        while True:
+            child = await self._alive(aborts)
+            if not child.stuck or (call and child.runs):
+                return child
+            await first(child.died)
+
+    async def _alive(self, aborts: int) -> Child:
         async with self._starting:
             while True:
                 if self.stopping:

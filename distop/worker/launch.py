@@ -61,6 +61,9 @@ class Child:
         self._asked: set[asyncio.Task[None]] = set()
         self.hung_up = False
         """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
+        self.stuck = ""
+        """What does not stop in it: it takes no new jobs, and is replaced once those that it has have ended."""
+        self._pong: asyncio.Future[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._control: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -176,6 +179,27 @@ class Child:
             self._killing = reason
             self._tell(f"K {reason}")
 
+    def _retire(self, why: str) -> None:
+        if not self.stuck:
+            self._log.warning("%s: the worker process takes no new jobs, and is replaced when the others end", why)
+            self.stuck = why
+        self.end_if_stuck()
+
+    def end_if_stuck(self) -> None:
+        """Kill it where something is stuck in it, and nothing else goes on there."""
+        if self.stuck and not self.runs and not self.calls:
+            self.kill("replaced")
+
+    async def answers(self, limit: float) -> bool:
+        """Whether it answers within ``limit`` seconds."""
+        if self._pong is None or self._pong.done():
+            self._pong = asyncio.get_running_loop().create_future()
+            self.send(protocol.PingMessage(t="ping"))
+        pong = self._pong
+        either: set[asyncio.Future[Any]] = {pong, self.died}
+        await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        return pong.done() or self.died.done()
+
     def _tell(self, line: str) -> None:
         if self._control is not None:
             # Should the guardian be gone, `died` tells; should it read nothing, its deadline passes.
@@ -234,6 +258,13 @@ class Child:
             self._asked.add(task)
             task.add_done_callback(self._asked.discard)
             return
+        if message["t"] == "stuck":
+            self._retire(message["why"])
+            return
+        if message["t"] == "pong":
+            if self._pong is not None and not self._pong.done():
+                self._pong.set_result(None)
+            return
         if message["t"] == "spark":
             self.trouble = message["trouble"]
             self.on_trouble()
@@ -276,6 +307,8 @@ class Child:
             detail = self.trouble if code in _REASONS and self.trouble else _status_text(code)
         if killed := oom_kills.describe(self._oom_kills, oom_kills.read_oom_kills()):
             detail = f"{detail}; {killed}" if detail else killed
+        if self._killing == "frozen":
+            detail = "it answered nothing while a job ran longer than its time limit"
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing

@@ -40,6 +40,15 @@ class Lines:
             waiting.remove(run)
             return True
 
+    def take_all(self, line: int) -> list[Run]:
+        """The runs of a line that have not begun; they will not be begun here."""
+        with self._lock:
+            waiting = self._waiting.get(line)
+            taken = list(waiting or ())
+            if waiting is not None:
+                waiting.clear()
+            return taken
+
     def _serve(self, line: int) -> None:
         while True:
             with self._lock:

@@ -93,6 +93,8 @@ class RunRequest:
     where the job goes on from a checkpoint."""
     resumable: bool = False
     """Its jobs go on from their checkpoints: what those speak of is cleaned up only when the job is given up."""
+    time_limit: float = 0.0
+    """Seconds for one job; of a batch: until its next outcome. 0: no limit."""
     deadline: float = 0.0
     """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job, unless the deadline was renewed after
     the request arrived there (Worker.set_deadline); 0: none."""
@@ -190,7 +192,9 @@ class Death:
     """The end of a child, after which none of its processes is left.
 
     ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
-    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``; ``no-spark`` (its Spark session did not start),
+    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``;
+    ``frozen`` (it answered nothing while a job was over its time limit); ``replaced`` (a job did not stop, and the
+    others have ended); ``no-spark`` (its Spark session did not start),
     ``spark-stalled`` (its Spark session completed no tasks).
     """
 
@@ -205,7 +209,7 @@ class Death:
     @property
     def crashed(self) -> bool:
         """Something inside ended it: what was running is suspect."""
-        return self.reason in ("exited", "guardian-died", "protocol-error")
+        return self.reason in ("exited", "guardian-died", "protocol-error", "frozen")
 
     @property
     def final(self) -> bool:

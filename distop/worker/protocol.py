@@ -88,8 +88,18 @@ class RunMessage(TypedDict):
     """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: none."""
     incarnation: str
     more: bool
+    limit: NotRequired[float]
+    """Seconds for one job; none where it is left out."""
+    grace: NotRequired[float]
+    """With ``limit``: seconds for a job to stop."""
     line: NotRequired[int]
     """It takes its turn among the runs of the same line, in one thread; their ends may be told a little later."""
+
+
+class PingMessage(TypedDict):
+    """Does the child answer at all?"""
+
+    t: Literal["ping"]
 
 
 class DeadlineMessage(TypedDict):
@@ -240,6 +250,7 @@ ToChild = (
     | PauseMessage
     | CancelMessage
     | ProbeMessage
+    | PingMessage
     | PlanMessage
     | CompleteMessage
     | CleanupMessage
@@ -271,10 +282,25 @@ class EndedMessage(TypedDict):
 
 
 class DoneMessage(TypedDict):
-    """The run is over: every item has got its end before."""
+    """The run is over: every item has got its end before, unless it was given up."""
 
     t: Literal["done"]
     run: int
+    given_up: NotRequired[bool]
+    """The child has to be replaced before its other items can run."""
+
+
+class StuckMessage(TypedDict):
+    """Work that was told to stop goes on in the child, which is to be replaced once its other jobs have ended."""
+
+    t: Literal["stuck"]
+    why: str
+
+
+class PongMessage(TypedDict):
+    """The answer to a ping."""
+
+    t: Literal["pong"]
 
 
 class StatusMessage(TypedDict):
@@ -379,6 +405,8 @@ FromChild = (
     | HistoryMessage
     | SparkMessage
     | ProbedMessage
+    | StuckMessage
+    | PongMessage
     | ChunkMessage
     | ResultMessage
     | FailedMessage

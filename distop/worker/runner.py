@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop import large
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop.core.declaration import over_time_limit
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
@@ -41,6 +42,11 @@ OUTCOME_MARGIN = 1024
 NOT_BEGUN = "the operation was paused before the job began"
 
 
+STUCK = "a job that does not stop runs on in this worker process, which is replaced before others begin"
+LINGER_SECONDS = 0.1
+"""How often Spark is asked whether tasks that were told to stop have ended."""
+
+
 class Refused(Exception):
     """The run was not started, and its jobs are not to blame."""
 
@@ -63,6 +69,13 @@ class Run:
         self._deadline: float = message["deadline"]
         self._incarnation: str = message["incarnation"]
         self.line: int = message.get("line", 0)
+        self._limit: float = message.get("limit", 0.0)
+        self._grace: float = message.get("grace", 0.0)
+        self._overdue: set[int] = set()
+        """What ran longer than its time limit, and was told to stop."""
+        self._overdue_at = 0.0
+        self._given_up = False
+        """It did not stop: what its thread still does counts no more."""
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
@@ -110,7 +123,8 @@ class Run:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of what runs now, if all of it is to stop."""
         with self._lock:
-            tag = self._context.tag if self._context is not None and self._all_told() else ""
+            told = self._all_told() or self._overdue.intersection(p for p in self._current if p in self._open)
+            tag = self._context.tag if self._context is not None and told else ""
         if tag and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
 
@@ -136,9 +150,54 @@ class Run:
         return bool(told) and time.monotonic() - last >= grace
 
     def _all_told(self) -> list[int]:
-        """What runs now, if all of it was told to stop."""
+        """What runs now, if all of it was told to stop by a cancel."""
         running = [p for p in self._current if p in self._open]
         return running if all(p in self._cancelled for p in running) else []
+
+    # ------------------------------------------------------------------ the time limit, by a thread of its own
+
+    def enforce_limit(self) -> bool:
+        """Stop what runs longer than the time limit. True once it has not stopped for the grace: the run was given up,
+        and has said so."""
+        if not self._limit:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            running = [p for p in self._current if p in self._open]
+            if not running or self._given_up:
+                return False
+            if not self._overdue.intersection(running):
+                if now - self._since >= self._limit and not self._all_told():
+                    self._overdue_at = now
+                    self._overdue.update(running)
+                return False
+            if now - self._overdue_at < self._grace:
+                return False
+            self._given_up = True
+            alone = len(self._current) == 1
+        self._env.log.error("a job of %s does not stop, and is given up: %s", self.op, over_time_limit(self._limit))
+        self._give_up(running[0] if alone else None)
+        return True
+
+    def _give_up(self, guilty: int | None) -> None:
+        """End the run, whose thread or Spark tasks run on. ``guilty``: the job that ran alone; a batch leaves what has
+        no end to the daemon, which finds the guilty one in halves."""
+        self._env.stuck = True
+        self._env.outbox.send(protocol.StuckMessage(t="stuck", why=f"a job of {self.op} does not stop"))
+        if guilty is not None:
+            self._end(guilty, "error", None, over_time_limit(self._limit), time.time())
+        if not self._batch:
+            self._end_all("refused", STUCK)
+        self._env.outbox.send(protocol.DoneMessage(t="done", run=self.number, given_up=True))
+
+    def _lingers(self) -> bool:
+        """Spark tasks of a job that was over its time limit run on, although it was told to stop a while ago."""
+        until = time.monotonic() + self._grace
+        while self._env.spark.started and self._env.spark.lingers():
+            if time.monotonic() >= until:
+                return True
+            time.sleep(LINGER_SECONDS)
+        return False
 
     # ------------------------------------------------------------------ the thread
 
@@ -154,8 +213,8 @@ class Run:
             self._env.log.exception("run %d of %s broke", self.number, self.op)
             self._check_spark(error)
             self._end_all("error", explain(error))
-        if self._env.stopping:
-            return  # whatever has no end yet was stopped with the child
+        if self._env.stopping or self._given_up:
+            return  # whatever has no end yet was stopped with the child, or has been told of
         done = protocol.DoneMessage(t="done", run=self.number)
         (self._env.outbox.send_later if self.line else self._env.outbox.send)(done)
 
@@ -181,11 +240,15 @@ class Run:
                 self._env.spark.unbind()
 
     def _begin(self, group: list[int]) -> list[int]:
-        """Those of a group that are to begin now; of a run that was paused: those that were cancelled before."""
-        if not self._paused:
+        """Those of a group that are to begin now; of a run that was paused, or where something is stuck: those that
+        were cancelled before."""
+        if self._given_up:
+            return []
+        if not self._paused and not self._env.stuck:
             return group
+        why = NOT_BEGUN if self._paused else STUCK
         for ordinal in [p for p in group if p not in self._cancelled]:
-            self._end(ordinal, "refused", None, NOT_BEGUN, time.time())
+            self._end(ordinal, "refused", None, why, time.time())
         return [p for p in group if p in self._cancelled]
 
     def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
@@ -223,8 +286,21 @@ class Run:
                 self._set_current(())
                 self._env.spark.unbind()
             left = [p for p in group if p in self._open]
+            if self._given_up:
+                return
+            overdue = bool(self._overdue.intersection(group))
+            if overdue and self._lingers():
+                with self._lock:
+                    self._given_up = True
+                self._give_up(left[0] if len(group) == len(left) == 1 else None)
+                return
             if error is None or not left:
                 continue
+            if overdue and len(group) == 1:
+                self._end(left[0], "error", None, over_time_limit(self._limit), started)
+                continue
+            # What is left has its own clock from now on.
+            self._overdue.difference_update(group)
             if len(left) == 1 and len(group) == 1:
                 self._end_alone(behavior, self._items[left[0]][0], error, started)
                 continue
@@ -264,23 +340,29 @@ class Run:
                 for partition, value in yielded:
                     if partition.partition not in self._open or partition.partition not in loaded:
                         continue
+                    if isinstance(value, BaseException) and self._is_overdue(partition.partition):
+                        continue  # it comes of being told to stop, and tells nothing of this job alone
                     if isinstance(value, BaseException):
                         partition = loaded[partition.partition]
                         own = self._job_context(partition, ctx)
                         self._end_with_error(behavior, own, partition, cleans, value, started)
                     else:
                         self._end(partition.partition, "success", value, "", started)
-                    if self._cancelled and ctx.cancelled:
+                    if (self._cancelled or self._overdue) and ctx.cancelled:
                         break  # all that is left was cancelled: do not wait for the generator to notice
         except BaseException as error:
             self._check_spark(error)
             broke = error
-        if self._env.stopping:
+        if self._env.stopping or self._given_up:
             return None, started
+        if broke is None and self._overdue.intersection(group):
+            broke = JobCancelled(over_time_limit(self._limit))
         for ordinal in [p for p in group if p in self._open]:
             if ordinal in self._cancelled:
                 own = self._job_context(loaded[ordinal], ctx)
                 self._end_cancelled(behavior, own, loaded[ordinal], cleans, started)
+            elif self._is_overdue(ordinal):
+                pass
             elif broke is None:
                 self._end(ordinal, "error", None, "run_batch gave no outcome for this partition", started)
             elif kind_of(broke) == "unable":
@@ -316,7 +398,7 @@ class Run:
         def cancelled(ordinal: int | None) -> bool:
             if ordinal is not None:
                 return self._is_cancelled(ordinal)
-            return all(p in self._cancelled for p in group if p in self._open)
+            return all(self._is_cancelled(p) for p in group if p in self._open)
 
         return self._with_again(
             Context(
@@ -338,7 +420,11 @@ class Run:
     # ------------------------------------------------------------------ ends
 
     def _is_cancelled(self, ordinal: int | None) -> bool:
-        return ordinal in self._cancelled
+        return ordinal in self._cancelled or ordinal in self._overdue
+
+    def _is_overdue(self, ordinal: int) -> bool:
+        """It is over its time limit, and was not cancelled before."""
+        return ordinal in self._overdue and ordinal not in self._cancelled
 
     def _late(self) -> bool:
         """No job may be started. A run that came in time lives on with its session: only the deadline as renewed
@@ -354,7 +440,7 @@ class Run:
 
     def _check_spark(self, error: BaseException) -> None:
         """Leave the process when the error may come from a dead Spark: no job is to blame before it ran alone."""
-        if why := self._env.spark.lost(error, expected=self._env.stopping or bool(self._cancelled)):
+        if why := self._env.spark.lost(error, expected=self._env.stopping or bool(self._cancelled or self._overdue)):
             self._on_spark_died(why)
 
     def _end_with_error(
@@ -368,6 +454,8 @@ class Run:
     ) -> None:
         ordinal = partition.partition
         self._check_spark(error)
+        if self._given_up:
+            return
         if self._env.stopping:
             return  # it may come of Spark being stopped under it; the daemon knows that it stopped the job
         if isinstance(error, JobFailed) and behavior.can_fail:
@@ -379,6 +467,12 @@ class Run:
                 self._end(ordinal, "verdict", error.result, str(error) or "the job failed", started)
         elif ordinal in self._cancelled:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
+        elif ordinal in self._overdue:
+            self._end(ordinal, "error", None, over_time_limit(self._limit), started)
+            if self._lingers():
+                self._env.stuck = True
+                why = f"Spark tasks of {partition.name} of {self.op} do not stop"
+                self._env.outbox.send(protocol.StuckMessage(t="stuck", why=why))
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
         else:
@@ -413,6 +507,11 @@ class Run:
         return ""
 
     def _end(self, ordinal: int, kind: protocol.Kind, result: Any, error: str, started: float) -> None:
+        with self._lock:
+            if ordinal not in self._open:
+                return  # the run was given up meanwhile
+            self._open.discard(ordinal)
+            self._since = time.monotonic()
         text = b"null"
         name = self._items[ordinal][0].name
         # A lone surrogate (from a file name, say) is no UTF-8, and etcd's records are.
@@ -433,10 +532,8 @@ class Run:
                 # The disk, or what it is reached through: another attempt may do better.
                 kind, text = "error", b"null"
                 error = f"the result of partition {name} could not be written to a file: {headline(problem)}"
-        with self._lock:
-            self._open.discard(ordinal)
         self._env.outbox.ended(self.number, ordinal, kind, text, error, started)
-        if self._careful:
+        if self._careful or self._limit:
             self._env.outbox.flush()
 
     def _in_file(self, ordinal: int, text: bytes) -> bytes:

@@ -51,6 +51,8 @@ class RunSink:
         self.sparks_lost = 0
         """How many of its children had an unusable Spark session."""
         self.child: Child | None = None
+        self.given_up = False
+        """The child gave it up, with what is still pending: that needs another child."""
         self.number = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.probed: asyncio.Future[bool] | None = None
@@ -68,6 +70,7 @@ class RunSink:
             self.end(JobEnded(*row) for row in message["jobs"])
         elif kind == "done" and message["run"] == self.number:
             if not self.done.done():
+                self.given_up = message.get("given_up", False)
                 self.done.set_result(None)
         elif kind == "status":
             if self._on_status is not None:

@@ -22,7 +22,7 @@ from distop.worker.explain import headline
 from distop.worker.pools import Pools
 from distop.worker.probing import of_spark, trouble
 from distop.worker.stalling import Activity, Stall, StallCause, activity, longest_examination, stall_cause
-from distop.worker.tracking import tasks_of
+from distop.worker.tracking import lingering, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -195,6 +195,16 @@ class SparkHolder:
         except Exception:  # it is for people alone; what is wrong with the JVM is noticed elsewhere
             self._log.debug("Spark's status could not be read", exc_info=True)
             return None
+
+    def lingers(self) -> bool:
+        """Whether Spark tasks run on that were told to stop. Waits for the JVM's answer."""
+        if self._session is None:
+            return False
+        try:
+            return lingering(self._session)
+        except Exception:  # what is wrong with the JVM is noticed elsewhere
+            self._log.debug("Spark's status could not be read", exc_info=True)
+            return False
 
     def alive(self) -> bool:
         """Whether the session can still run jobs, or a first one may be started."""

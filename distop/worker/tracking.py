@@ -29,3 +29,16 @@ def tasks_of(session: SparkSession, tag: str) -> tuple[int, int] | None:
                 done += seen.get().numCompletedTasks()
                 total += seen.get().numTasks()
     return (done, total) if total else None
+
+
+def lingering(session: SparkSession) -> bool:
+    """Whether more tasks run than those of active stages: Spark was told to stop them, and they do not.
+
+    One look may find a task that is just ending. Raises what the connection to the JVM raises.
+    """
+    tracker: Any = session.sparkContext._jsc.sc().statusTracker()
+    running = sum(executor.numRunningTasks() for executor in tracker.getExecutorInfos())
+    if not running:
+        return False
+    seen = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+    return bool(running > sum(info.get().numActiveTasks() for info in seen if info.isDefined()))

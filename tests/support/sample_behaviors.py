@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -219,6 +220,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         Path(ctx.work_dir, f"deaf-{partition.name}").touch()
         while True:
             time.sleep(0.05)
+    if action == "regex":
+        re.match("^(a+)+$", "a" * 64 + "b")  # holds the interpreter's lock for ages
     if action == "hold":
         while not Path(ctx.work_dir, "go").exists():
             time.sleep(0.005)
@@ -250,6 +253,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
             shutil.rmtree(folder)
     if action in ("spark-unusable", "spark-shuffle"):
         ctx.spark.range(0, 100, 1, 2).repartition(3).count()
+    if action == "spark-pattern":
+        ctx.spark.range(1).selectExpr("concat(repeat('a', 60 + id), 'b') rlike '^(a+)+$'").collect()
     if action == "spark-error":
         ctx.spark.sql("select no_such_column from range(1)").count()
 

@@ -32,6 +32,8 @@ real one waits for a minute, in which a simulated operation is long over.)"""
 
 
 class SimWorker(Calling):
+    stuck = ""
+
     """One incarnation's worker."""
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:

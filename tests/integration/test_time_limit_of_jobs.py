@@ -1,0 +1,94 @@
+"""The time limit of jobs: one that takes longer is stopped, its neighbours in the same child go on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.integration.test_worker_runs import (
+    OP,
+    child_pid,
+    diary,
+    kinds,
+    line,
+    request,
+    run,
+    sample_env,
+    started,
+    until,
+    worker,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distop.worker.host import Worker
+
+__all__ = ["sample_env", "worker"]
+
+SENTENCE = "the job ran longer than its time limit of 0.5 s"
+
+
+async def test_a_job_over_its_time_limit_is_told_to_stop_and_is_an_error(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, request({"a": "wait"}, "ab", tmp_path, time_limit=0.5))
+    assert kinds(ends) == "a:error b:success"
+    assert ends["a"].error == SENTENCE
+    assert worker.deaths == 0
+
+
+async def test_a_loop_that_ignores_its_time_limit_gives_its_slot_back_and_its_neighbour_finishes(
+    worker: Worker, tmp_path: Path
+) -> None:
+    neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
+    beside = asyncio.ensure_future(run(worker, neighbour))
+    await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
+    first = child_pid(worker)
+    ends = await run(worker, request({"a": "deaf"}, "abc", tmp_path, time_limit=0.5))
+    # The slot is free, and what had not begun is released.
+    assert kinds(ends) == "a:error b:refused c:refused"
+    assert ends["a"].error == SENTENCE
+    assert worker.stuck
+    later = asyncio.ensure_future(run(worker, replace(request({}, "z", tmp_path), op="t/sample/3")))
+    await until(lambda: len(worker._runs) == 2, "a new job has a slot, and waits for the next child")
+    assert not beside.done()
+    assert child_pid(worker) == first
+    # Completion and planning do not wait for the neighbour.
+    await worker.cleanup(OP, "sample", neighbour.arg, None, [])
+    (tmp_path / "work/ops/t/sample/2/go").touch()
+    assert kinds(await beside) == "n:success"
+    assert diary(tmp_path).count("start n") == 1
+    assert kinds(await asyncio.wait_for(later, 60)) == "z:success"
+    assert child_pid(worker) != first
+    assert not worker.stuck
+    assert worker.deaths == 1
+
+
+async def test_of_a_batch_that_does_not_stop_only_the_guilty_job_is_blamed(worker: Worker, tmp_path: Path) -> None:
+    what = request({"c": "deaf"}, "abcde", tmp_path, batch=True, time_limit=0.5)
+    ends = await run(worker, what)
+    assert kinds(ends) == "a:success b:success c:error d:success e:success"
+    assert ends["c"].error == SENTENCE
+
+
+async def test_a_batch_that_stops_in_time_is_split_in_the_same_child(worker: Worker, tmp_path: Path) -> None:
+    what = request({"b": "wait"}, "abcd", tmp_path, batch=True, time_limit=0.5)
+    ends = await run(worker, what)
+    assert kinds(ends) == "a:success b:error c:success d:success"
+    assert ends["b"].error == SENTENCE
+    assert worker.deaths == 0
+
+
+async def test_what_waits_behind_a_job_that_does_not_stop_is_released(worker: Worker, tmp_path: Path) -> None:
+    asked, ends = line(tmp_path, "deaf", "", "")
+    limited = [(replace(what, time_limit=0.5), listener) for what, listener in asked]
+    await asyncio.wait_for(worker.run_in_turn(limited), 60)
+    assert kinds(ends) == "a:error b:refused c:refused"
+
+
+async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with started(tmp_path, sample_env) as worker:
+        ends = await run(worker, request({"a": "regex"}, "a", tmp_path, time_limit=0.5))
+        assert kinds(ends) == "a:crash"
+        assert "ran longer than its time limit" in ends["a"].error
+        assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"

@@ -1,0 +1,36 @@
+"""The time limit of a job: what is accepted, and where it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distop.core.declaration import Declaration, Rules
+from distop.errors import InvalidArgument
+from distop.submission.request import request
+from distop.submission.submit import make_spec, object_of
+
+
+def wanted(**options: Any) -> Any:
+    return request("copy", "t", b"{}", ["a"], None, None, None, "me", **options)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "60", True, 10**400])
+def test_an_invalid_time_limit_is_refused_in_one_sentence(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="the time limit of a job must be a number of seconds above 0"):
+        wanted(time_limit=value)
+
+
+def test_the_time_limit_of_a_start_goes_before_the_declared_one_and_is_recorded() -> None:
+    declared = Declaration("copy", time_limit=60.0)
+    assert Declaration.decode(declared.encode()) == declared
+    assert make_spec(wanted(), declared, None).rules.time_limit == 60.0
+    rules = make_spec(wanted(time_limit=5), declared, None).rules
+    assert Rules.from_json(rules.to_json()).time_limit == 5.0
+    assert "time_limit" not in Rules().to_json()
+
+
+def test_a_type_without_code_takes_no_time_limit() -> None:
+    with pytest.raises(InvalidArgument, match="no time limit"):
+        object_of(Declaration("copy", code=False), wanted(time_limit=5))
