@@ -2,7 +2,8 @@
 
 Needs the standard library only: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project
 publishes its source as Go modules; ``go`` fetches them, and refuses each whose hash is not the one in the ``go.sum`` of
-``tests/support/etcd/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share them.
+``tests/support/etcd/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share
+them.
 """
 
 from __future__ import annotations
