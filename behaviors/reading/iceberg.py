@@ -283,7 +283,7 @@ def missing(spark: str, jar: str | None) -> str:
     """What to do where Spark has no Iceberg, or one that does not fit."""
     what = "Spark has no Iceberg" if jar is None else f"the Iceberg of {jar} does not fit Spark {spark}"
     return (
-        f"{what}: start the executors with --spark-conf spark.jars.packages="
+        f"{what}: start the executors with --spark-conf spark.jars=FILE, where FILE is the jar "
         f"org.apache.iceberg:iceberg-spark-runtime-{_minor(spark)}_{_SCALA}:{VERSION}"
     )
 

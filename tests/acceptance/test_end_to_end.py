@@ -312,7 +312,8 @@ def test_a_spark_without_iceberg_fails_an_iceberg_table_with_what_to_do(group: D
     assert result.state == "failed"
     assert result.report["verdict"] == "error"
     said = result.report["checks"][0]["error"]
-    assert "start the executors with --spark-conf spark.jars.packages=org.apache.iceberg:" in said, group.tails()
+    advice = "start the executors with --spark-conf spark.jars=FILE, where FILE is the jar org.apache.iceberg:"
+    assert advice in said, group.tails()
 
 
 def test_files_that_crash_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:

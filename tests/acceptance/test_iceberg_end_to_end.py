@@ -43,11 +43,10 @@ BY_K = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=Identi
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    """An executor that was told the coordinates of Iceberg's jar."""
-    need(jar(), MAVEN)  # first: it keeps several processes from fetching it at once
+    """An executor with Iceberg's jar."""
+    need(jar(), MAVEN)
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path_factory.mktemp("daemons")) as found:
-        packages = f"spark.jars.packages={COORDINATES}"
-        found.start("ann", ttl=10, options=(*SPARK, "--spark-conf", packages))
+        found.start("ann", ttl=10, options=(*SPARK, "--spark-conf", f"spark.jars={jar()}"))
         yield found
 
 

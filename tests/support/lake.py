@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +16,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
 from distop_behaviors.reading.iceberg import VERSION
+from tests.support import jars
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -26,28 +24,16 @@ if TYPE_CHECKING:
 
 ARTIFACT = "iceberg-spark-runtime-4.1_2.13"
 COORDINATES = f"org.apache.iceberg:{ARTIFACT}:{VERSION}"
-MAVEN = f"Iceberg's jar: Spark must reach a Maven repository once, for {COORDINATES}"
+MAVEN = f"Iceberg's jar: scripts/iceberg-jar must reach Maven Central once, for {COORDINATES}"
 
 
 @functools.cache
 def jar(artifact: str = ARTIFACT) -> Path | None:
-    """Iceberg's jar for Spark, as Spark resolves it; None where it cannot. It stays in Spark's cache of this user.
-    ``artifact``: that for another Spark.
-    """
-    import pyspark
+    """Iceberg's jar for Spark, from the user's cache; None where it is not there and cannot be fetched.
 
-    cache = Path.home() / ".ivy2.5.2"
-    found = cache / "jars" / f"org.apache.iceberg_{artifact}-{VERSION}.jar"
-    # Several test processes come here at once, and Ivy's cache is made for one.
-    with (Path(tempfile.gettempdir()) / "distop-iceberg-jar.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-            with tempfile.NamedTemporaryFile(suffix=".py") as nothing:
-                coordinates = COORDINATES.replace(ARTIFACT, artifact)
-                command = [submit, "--packages", coordinates, "--conf", f"spark.jars.ivy={cache}", nothing.name]
-                subprocess.run(command, capture_output=True, timeout=100, check=False)
-    return found if found.exists() else None
+    ``artifact``: that for another Spark. Raises Unverified.
+    """
+    return jars.find(artifact)
 
 
 class Folder(NoopCatalog):

@@ -1,8 +1,9 @@
 """Which etcd servers the tests run on, where they are, and how they are built.
 
 Needs the standard library only: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project
-publishes its source as Go modules; ``go`` fetches and verifies them as it does all modules. The built programs are kept
-in the user's cache, so that all clones on a machine share them.
+publishes its source as Go modules; ``go`` fetches them, and refuses each whose hash is not the one in the ``go.sum`` of
+``tests/support/etcd/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share
+them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ VARIABLE = "DISTOP_TEST_ETCD"
 _PROGRAMS = ("etcd", "etcdctl")
 _MODULES = ("go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3")
 _BUILT_AS = ("server", "etcdctl")  # what `go build` calls the program of each module
+_LOCKS = Path(__file__).resolve().parent / "etcd"
 _WITHOUT_ETCD = ("tests/unit", "tests/simulation")
 _ON_EACH = "tests/conformance"
 _LEAST_GO = "1.26"
@@ -167,12 +169,12 @@ def _build_in(scratch: Path, version: str, go: str) -> None:
     """Build into ``scratch/bin``.
 
     `go install` refuses modules whose go.mod replaces others, as etcd's does. As requirements of a module of ours they
-    can be built.
+    can be built. Its go.mod and go.sum are complete, and `go` may add nothing to them.
     """
-    requirements = "".join(f"require {module} v{version}\n" for module in _MODULES)
-    (scratch / "go.mod").write_text(f"module distop/etcd\n\n{requirements}")
+    for name in ("go.mod", "go.sum"):
+        shutil.copyfile(_LOCKS / version / name, scratch / name)
     (scratch / "bin").mkdir()
-    command = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "bin/", *_MODULES]
+    command = [go, "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", "bin/", *_MODULES]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GO111MODULE": "on"}
     ran = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
@@ -183,6 +185,28 @@ def _build_in(scratch: Path, version: str, go: str) -> None:
     told = subprocess.run([scratch / "bin" / "etcd", "--version"], capture_output=True, text=True, check=False).stdout
     if f"etcd Version: {version}\n" not in told:
         raise Unavailable(f"the build of etcd {version} is another version: {told.strip() or 'it prints none'}")
+
+
+def lock(version: str) -> None:
+    """Write that version's go.mod and go.sum anew. Raises Unavailable.
+
+    The hashes are those that Go's checksum database has, unless Go's settings switch it off.
+    """
+    go = shutil.which("go")
+    if go is None:
+        raise Unavailable(_without_go(version))
+    folder = _LOCKS / version
+    with tempfile.TemporaryDirectory() as made:
+        tools = "".join(f"tool {module}\nrequire {module} v{version}\n" for module in _MODULES)
+        (Path(made) / "go.mod").write_text(f"module distop/etcd\n\ngo {_LEAST_GO}\n\n{tools}")
+        environment = {**os.environ, "GOWORK": "off", "GO111MODULE": "on", "GOFLAGS": "-mod=mod"}
+        command = [go, "mod", "tidy"]
+        ran = subprocess.run(command, cwd=made, env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            raise Unavailable(f"etcd {version} could not be locked with Go: {ran.stderr.strip().splitlines()[-1]}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("go.mod", "go.sum"):
+            shutil.copyfile(Path(made) / name, folder / name)
 
 
 # ---- what runs use
@@ -214,8 +238,16 @@ def main(arguments: Sequence[str]) -> int:
     """``scripts/etcd [VERSION…]``: build these servers, or all.
 
     ``--for-tests`` builds those that a run of pytest with the other arguments needs; outside CI it prints which server
-    is used instead where they cannot be built.
+    is used instead where they cannot be built. ``--lock`` writes the hashes of all versions anew.
     """
+    if arguments == ["--lock"]:
+        try:
+            for name in VERSIONS:
+                lock(name)
+        except Unavailable as error:
+            print(f"distop: {error}", file=sys.stderr)
+            return 1
+        return 0
     if arguments == ["--check"]:
         missing = [name for name in VERSIONS if find(name) is None]
         if missing and shutil.which("go") is None:

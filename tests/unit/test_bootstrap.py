@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("scripts/_bootstrap", "pyproject.toml", "setup.py", "constraints.txt")
+LOCK = ("requirements/build.txt", "requirements/run.txt", "requirements/dev.txt")
+FILES = ("scripts/_bootstrap", "pyproject.toml", "setup.py", *LOCK)
 TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "flock", "head", "mkdir", "sed", "tr")
 
 # What a virtual environment's own interpreter is in these tests: one that runs, and whose pip does as it is told.
@@ -175,9 +176,9 @@ def test_another_system(clone: Clone) -> None:
     assert "run on Linux only" in clone.refusal()
 
 
-@pytest.mark.parametrize("packages", ["pyspark", "--editable"])
+@pytest.mark.parametrize("packages", ["build.txt", "run.txt", "dev.txt", "--editable"])
 def test_an_installation_that_fails_is_not_taken_for_done(clone: Clone, packages: str) -> None:
-    """Of Spark, and of all else once Spark is there."""
+    """Of each step of it."""
     clone.python(pip=packages)
     ran = clone.run()
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -193,8 +194,18 @@ def test_all_is_there_and_the_second_run_installs_nothing(clone: Clone) -> None:
     for _ in range(2):
         ran = clone.run()
         assert (ran.returncode, ran.stdout) == (0, f"ready, by {clone.folder / '.venv/bin'}{os.pathsep}{clone.bin}\n")
-        assert len(clone.pip_calls.read_text().splitlines()) == 2
+        assert len(clone.pip_calls.read_text().splitlines()) == 4
     clone.python(without_venv=True)
-    (clone.folder / "constraints.txt").write_text("other packages\n")
+    (clone.folder / "requirements" / "dev.txt").write_text("other packages\n")
     assert clone.run().returncode == 0, "an environment that is there needs no other"
-    assert len(clone.pip_calls.read_text().splitlines()) == 4
+    assert len(clone.pip_calls.read_text().splitlines()) == 8
+
+
+def test_packages_are_installed_with_hashes_alone_and_built_with_what_is_locked(clone: Clone) -> None:
+    """An editable installation has no hash: it is of the clone itself, and fetches nothing."""
+    assert clone.run().returncode == 0
+    calls = clone.pip_calls.read_text().splitlines()
+    assert ["--require-hashes" in call for call in calls] == [True, True, True, False]
+    assert ["--no-deps" in call for call in calls] == [False, False, False, True]
+    assert [call for call in calls if "--no-build-isolation" not in call] == []
+    assert [call.split("requirements/")[1].split(".txt")[0] for call in calls[:3]] == ["build", "run", "dev"]
