@@ -11,6 +11,7 @@ from distop.claims import model as claims
 from distop.claims import types as declared
 from distop.clock import time, uuid
 from distop.core import keys as K
+from distop.core.actions import Actions
 from distop.core.declaration import Declaration
 from distop.core.keys import Keys
 from distop.core.labels import labels as check_labels
@@ -22,6 +23,7 @@ from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.graphs import Start, requests, steps
 from distop.inspection import asking
 from distop.inspection import history as past
+from distop.inspection.actions import newest_first
 from distop.inspection.status import alarms, judge, live_nodes, take
 from distop.inspection.survey import Filter, counts, open_states, survey
 from distop.operation import Operation, parse_ref
@@ -32,7 +34,7 @@ from distop.submission import prepared, registry
 from distop.submission.dependencies import add_dependencies
 from distop.submission.graph import IN_GRAPHS, start_graph
 from distop.submission.insertion import AFTER_PER_START
-from distop.submission.request import after_one, request, whoami
+from distop.submission.request import acting, after_one, request, started_by
 from distop.submission.starts import Starts
 from distop.submission.within import commit_with, own, submission
 
@@ -61,14 +63,16 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
-def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[Request], list[Link], str]:
+def _once(
+    starts: Step | Iterable[Start], request_id: str | None, who: str
+) -> tuple[list[Request], list[Link], str]:
     """What shall be started, and the request id of all together: where the caller chose none, one that it can be
     told. Those that have one of their own keep it.
     """
     if request_id is not None:
-        return *requests(steps(starts), request_id), request_id
+        return *requests(steps(starts), request_id, who), request_id
     name = f"{MADE}{uuid.uuid4()}"
-    wanted, links = requests(steps(starts), None)
+    wanted, links = requests(steps(starts), None, who)
     named = [one if one.own_id else replace(one, request_id=f"{name}#{n}") for n, one in enumerate(wanted)]
     return named, links, name
 
@@ -183,6 +187,7 @@ class Client:
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
         that the sentence names.
         """
+        who = acting(self._etcd)
         wanted = request(
             type_name,
             table,
@@ -191,7 +196,7 @@ class Client:
             request_id,
             failure_policy,
             retry_attempts,
-            submitter if submitter is not None else whoami(),
+            submitter if submitter is not None else who,
             labels,
             not_before=not_before,
             delay=delay,
@@ -207,6 +212,7 @@ class Client:
             on_duplicate=on_duplicate,
             time_limit=time_limit,
         )
+        wanted = started_by(who, wanted)
         if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
             (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
         else:
@@ -223,7 +229,7 @@ class Client:
         Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
         than 100,000.
         """
-        wanted, links, name = _once(starts, request_id)
+        wanted, links, name = _once(starts, request_id, acting(self._etcd))
         started = await start_graph(self._etcd, self._keys, wanted, links, name)
         return [self._handle(one.ref, already_started=one.earlier) for one in started]
 
@@ -252,7 +258,7 @@ class Client:
         Raises as :meth:`start_operations` does; InvalidArgument for more than one transaction takes;
         OperationStartError where ``request_id`` has started them before.
         """
-        wanted, links, _ = _once(starts, request_id)
+        wanted, links, _ = _once(starts, request_id, acting(self._etcd))
         return await submission(self._etcd, self._keys, wanted, links)
 
     async def transaction(
@@ -274,7 +280,7 @@ class Client:
         answer to the others has ``earlier``; where ``failure`` only reads, a later call may still be committed.
         """
         mine = own(self._keys, compare, success, failure)
-        wanted, links, name = _once(start, request_id)
+        wanted, links, name = _once(start, request_id, acting(self._etcd))
         done = await commit_with(self._etcd, self._keys, wanted, links, mine, name)
         handles = [self._handle(ref, already_started=done.earlier) for ref in done.refs]
         return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
@@ -314,7 +320,8 @@ class Client:
         if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
             raise InvalidArgument(f"after is a list of operations, such as [{shown(after)}]")
         options["request_id"] = prepared.request_id(known)
-        (wanted,), _ = requests([Start(type_name, table, arg, after=tuple(after or ()), options=options)], None)
+        start = Start(type_name, table, arg, after=tuple(after or ()), options=options)
+        (wanted,), _ = requests([start], None, acting(self._etcd))
         terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
         started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
         return self._handle(started.ref, already_started=started.earlier)
@@ -580,6 +587,21 @@ class Client:
     async def jobs_changed(self, version: int, timeout: float) -> None:
         """Wait until there may be more to own than at this version, at most so many seconds."""
         await self._own.candidates.wait(version, timeout)
+
+    async def actions(self, table: str | None = None) -> list[dict[str, Any]]:
+        """Who registered, changed and removed tables, and who drained executors, the newest first; of a ``table`` those
+        on it alone. What was done to an operation stands in its status and its history record. Each is a mapping
+        (docs/contract.md); of each table and executor the last 20 are kept.
+
+        Raises InvalidArgument.
+        """
+        if table is not None:
+            kv = await self._etcd.get(self._keys.table_actions(asking.table_of(table) or ""))
+            return newest_first(readable(self._etcd, Actions.decode, [kv] if kv is not None else []), self._keys)
+        tables = await self._etcd.list(*self._keys.family(K.TABLE_ACTIONS))
+        drains = await self._etcd.list(*self._keys.family(K.NODE_DRAIN))
+        found = readable(self._etcd, Actions.decode, [*tables.kvs, *drains.kvs])
+        return newest_first(found, self._keys)
 
     # ----------------------------------------------------------------- tables
 

@@ -88,6 +88,8 @@ class ExecutorConfig:
     call_limit: float = 3600.0
     verifier_urls: tuple[str, ...] = ()
     certificate_key: bytes = field(default=b"", repr=False)
+    actions_log: str | None = None
+    """A file with a line for each action."""
     """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
     signed so; empty: neither.
     """
@@ -281,6 +283,7 @@ SETTINGS: Mapping[str, Setting] = {
     "call_limit": Setting(duration, 3600.0),
     "verifier_url": Setting(_verifier_urls, ()),
     "certificate_key_file": Setting(_text),
+    "actions_log": Setting(_text),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -479,5 +482,6 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         call_limit=settings.get("call_limit"),
         verifier_urls=settings.get("verifier_url"),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
+        actions_log=settings.get("actions_log"),
         source=settings.file.text,
     )

@@ -13,11 +13,12 @@ from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import NotFound, WaitTimeout
 from distop.inspection.status import live_nodes
-from distop.submission.request import seconds, text, whoami
+from distop.submission.request import acting, seconds, text
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
+    from distop.core.txn import KeyValue
     from distop.store.client import EtcdClient
 
 _LOOK = 0.1
@@ -55,7 +56,7 @@ async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
         if executor not in known:
             alive = f"alive: {', '.join(sorted(known))}" if known else "none is alive"
             raise NotFound(f"there is no executor {shown(executor)} ({alive}); see `distop nodes`")
-        if await _put(etcd, keys, executor, seen.mod_revision if seen is not None else 0, True):
+        if await _put(etcd, keys, executor, seen, True):
             return
 
 
@@ -69,7 +70,7 @@ async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> bool:
             if seen is None and not undone and executor not in await _known(etcd, keys):
                 raise NotFound(f"there is no executor {shown(executor)}; see `distop nodes`")
             return undone
-        if await _put(etcd, keys, executor, seen.mod_revision, False):
+        if await _put(etcd, keys, executor, seen, False):
             return True
         undone = True  # by us, if an earlier copy won; by another, with the same effect
 
@@ -84,6 +85,7 @@ async def _known(etcd: EtcdClient, keys: Keys) -> dict[str, NodeState]:
     return found
 
 
-async def _put(etcd: EtcdClient, keys: Keys, executor: str, seen_mod: int, wanted: bool) -> bool:
-    record = Drain(wanted, rfc3339(time.time()), whoami())
-    return (await etcd.commit(put_drain(keys, executor, seen_mod, record), deadline=WRITE_LIMIT)).succeeded
+async def _put(etcd: EtcdClient, keys: Keys, executor: str, seen: KeyValue | None, wanted: bool) -> bool:
+    before, mod = (read(Drain.decode, seen), seen.mod_revision) if seen is not None else (Drain(False), 0)
+    record = before.then(wanted, rfc3339(time.time()), acting(etcd))
+    return (await etcd.commit(put_drain(keys, executor, mod, record), deadline=WRITE_LIMIT)).succeeded

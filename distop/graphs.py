@@ -14,7 +14,7 @@ from distop.core.model import CLUSTER_TABLE
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.schema import encode_argument
-from distop.submission.request import Request, request, text, whoami
+from distop.submission.request import Request, request, started_by, text, whoami
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,9 +100,11 @@ def _check_fields(one: Start) -> None:
         raise InvalidArgument(f"{one!r}: options is a mapping of options of a start, not {shown(one.options)}")
 
 
-def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Request], list[tuple[int, int, str]]]:
-    """What a graph asks for, and who waits for whom in it, by their places: (waited for, waiting, ``on``). Raises
-    InvalidArgument.
+def requests(
+    starts: Iterable[Start], request_id: str | None, who: str = ""
+) -> tuple[list[Request], list[tuple[int, int, str]]]:
+    """What a graph asks for, and who waits for whom in it, by their places: (waited for, waiting, ``on``). ``who``: who
+    starts them. Raises InvalidArgument.
     """
     try:
         graph = list(dict.fromkeys(starts))
@@ -116,7 +118,7 @@ def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Requ
     places = {id(one): n for n, one in enumerate(graph)}
     wanted: list[Request] = []
     links: dict[tuple[int, int], str] = {}
-    who = whoami()
+    who = who or whoami()
     for n, one in enumerate(graph):
         outside = []
         for pred in one.after:
@@ -144,13 +146,14 @@ def _request(one: Start, after: list[Any], request_id: str | None, options: dict
     partitions, policy, attempts, submitter = (options.pop(name, None) for name in _POSITIONAL)
     arg = encode_argument(one.arg)
     try:
-        return request(
+        wanted = request(
             *(one.type_name, one.table, arg, partitions, request_id, policy, attempts, submitter or who),
             after=after,
             **options,
         )
     except TypeError:
         raise InvalidArgument(f"{', '.join(map(repr, options))}: no such options of a start") from None
+    return started_by(who, wanted)
 
 
 def group(*steps: Step) -> Graph:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 from typing import TYPE_CHECKING, Any, TextIO
 
 from distop import private
 from distop.core.codec import rfc3339
 from distop.core.texts import one_line
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -72,9 +76,35 @@ class _Json(logging.Formatter):
             "message": record.getMessage(),
         }
         data.update({n: getattr(record, n) for n in CONTEXT if getattr(record, n, None) is not None})
+        if action := getattr(record, "action", None):
+            data["action"] = action
         if record.exc_info:
             data["exception"] = self.formatException(record.exc_info)
         return json.dumps(data, default=str)  # in ASCII, which is JSON whatever stderr's encoding is
+
+
+class ActionsFile(WatchedFileHandler):
+    """A file with a line of JSON for each action (``node.actionlog``), for its owner alone. One that was moved away, as
+    logrotate does, is made anew. Raises OSError where it cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, encoding="ascii")
+        self._failed = False
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return TextIOWrapper(os.fdopen(os.open(self.baseFilename, flags, 0o600), "ab"), encoding="ascii")
+
+    def format(self, record: logging.LogRecord) -> str:
+        names = ("executor", "incarnation")
+        logged = {"time": rfc3339(record.created), **{n: getattr(record, n) for n in names if hasattr(record, n)}}
+        return private.redact(json.dumps({**record.action, "logged": logged}, default=str))  # type: ignore[attr-defined]
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error, failed, self._failed = sys.exc_info()[1], self._failed, True
+        if not failed:
+            logging.getLogger("distop.executor").error("Cannot write the file of actions-log: %s", error)
 
 
 class ContextLogger(logging.LoggerAdapter[logging.Logger]):
@@ -112,9 +142,18 @@ def _matters(record: logging.LogRecord) -> bool:
     return not (harmless and record.name == "asyncio" and "PollerCompletionQueue" in record.getMessage())
 
 
-def configure(level: str = "info", style: str = "text") -> None:
+def _actions_file(path: str) -> ActionsFile:
+    try:
+        return ActionsFile(path)
+    except OSError as error:
+        raise InvalidArgument(f"the file {path} of actions-log cannot be written: {error.strerror or error}") from None
+
+
+def configure(level: str = "info", style: str = "text", actions: str | None = None) -> None:
     """Send distop's logs to stderr, and the warnings of libraries, which else would stand there in a form of their own.
-    ``style``: text or json. Tracebacks are shown to people at level debug alone.
+    ``style``: text or json. Tracebacks are shown to people at level debug alone. ``actions``: a file with a line for
+    each action. Without it they stand in the log, if that is JSON. Raises InvalidArgument where the file cannot be
+    written.
     """
     # What no line shows need not be found out for each.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -125,5 +164,9 @@ def configure(level: str = "info", style: str = "text") -> None:
     own.handlers[:] = [sink]
     own.setLevel(level.upper())
     own.propagate = False
+    told = logging.getLogger("distop.actions")
+    told.handlers[:] = [*([_actions_file(actions)] if actions else [])]
+    told.propagate = style == "json" and own.isEnabledFor(logging.INFO)
+    told.setLevel(logging.INFO if told.propagate or actions else logging.CRITICAL)
     others.handlers[:] = [*(handler for handler in others.handlers if not isinstance(handler, _Stderr)), sink]
     logging.captureWarnings(True)

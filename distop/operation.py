@@ -14,6 +14,7 @@ from distop.callbacks import Callbacks
 from distop.clock import time
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.actions import NO_ACTIONS, Action, Actions
 from distop.core.codec import rfc3339, shorten
 from distop.core.due import ended_waiting
 from distop.core.keys import Keys
@@ -25,6 +26,7 @@ from distop.core.prepared import Terms as Prepared
 from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
+from distop.core.sparse import NOTHING
 from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import (
@@ -43,7 +45,7 @@ from distop.results import OperationResult, OperationStatus, check_model
 from distop.submission import prepared, series
 from distop.submission.options import changes
 from distop.submission.prepared import never_ran
-from distop.submission.request import seconds, whoami
+from distop.submission.request import acting, seconds
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
 from distop.submission.submit import WRITE_LIMIT, pause
@@ -285,7 +287,7 @@ class Operation:
 
         Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown.
         """
-        why = Cancel("user", shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
+        why = self._wanted(shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PENDING:
@@ -316,6 +318,22 @@ class Operation:
                 await asyncio.sleep(pause(tries))
         raise NotAllowed(f"the series that began with {first} has ended")
 
+    def _wanted(self, text: str) -> Cancel:
+        """The record of a cancel by this client."""
+        return Cancel("user", text, by=acting(self._etcd), time=rfc3339(time.time()))
+
+    async def _done_so_far(self) -> Actions:
+        """What was done to it. Read after its state: whoever changes that writes the state as well."""
+        kv = await self._etcd.get(self._keys.of(self._ref, "actions"))
+        return read(Actions.decode, kv) if kv is not None else NO_ACTIONS
+
+    async def _with(
+        self, action: str, before: Mapping[str, Any] = NOTHING, after: Mapping[str, Any] = NOTHING
+    ) -> Actions:
+        """What was done to it, with this action of this client's."""
+        new = Action.change(rfc3339(time.time()), action, acting(self._etcd), before, after)
+        return (await self._done_so_far()).and_then(new)
+
     async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
         """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
         (``held``) where its hold is gone.
@@ -334,7 +352,10 @@ class Operation:
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
         terms = Prepared.of(record) if record is not None else None
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
-        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void)
+        actions = await self._done_so_far()
+        history = ended_waiting(
+            ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void, actions=actions
+        )
         end = w.end_waiting(keys, ref, mod, history, why)
         if kv is None or record is None or terms is None or record.state is not HoldState.HELD:
             return end
@@ -353,7 +374,7 @@ class Operation:
 
         Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
         """
-        why = Cancel("user", shorten(check_text(text, "the reason") or "its sender abandoned it", _LONGEST_CANCEL_TEXT))
+        why = self._wanted(shorten(check_text(text, "the reason") or "its sender abandoned it", _LONGEST_CANCEL_TEXT))
         external_id = await prepared.held_by(self._etcd, self._keys, self._ref)
         if external_id is None:
             raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
@@ -384,7 +405,8 @@ class Operation:
             if state not in (State.RUNNING, State.PAUSED):
                 begun = " and has not begun" if state is State.PENDING else ""
                 raise NotAllowed(f"{self.ref} is {state}{begun}: it cannot be paused")
-            return t.pause(self._keys, self._ref, mod, now=now, seen=state)
+            actions = await self._with("pause --now" if now else "pause")
+            return t.pause(self._keys, self._ref, mod, now=now, seen=state, actions=actions)
 
         await self._command("paused", step)
 
@@ -396,7 +418,8 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            return t.resume(self._keys, self._ref, mod, planned, (await self._terms())[0])
+            terms, _ = await self._terms()
+            return t.resume(self._keys, self._ref, mod, planned, terms, await self._with("resume"))
 
         await self._command("resumed", step)
 
@@ -427,7 +450,9 @@ class Operation:
             new = terms.options.altered(wanted)
             if new == terms.options:
                 return None
-            return t.alter(self._keys, self._ref, state, mod, terms, new, opened)
+            before = {name: getattr(terms.options, name) for name in wanted}
+            actions = await self._with("alter", before, wanted)
+            return t.alter(self._keys, self._ref, state, mod, terms, new, opened, actions)
 
         await self._command("altered", step)
 
@@ -473,7 +498,7 @@ class Operation:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             time_limit=time_limit,
-            submitter=submitter if submitter is not None else whoami(),
+            submitter=submitter if submitter is not None else acting(self._etcd),
             labels=labels,
         )
         earlier, shared_dir = started.earlier, self._shared_dir

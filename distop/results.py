@@ -181,6 +181,10 @@ class OperationStatus:
     doing: tuple[Mapping[str, str], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """Priority, limits, failure budget and selector, as far as they were given."""
+    by: str = ""
+    """Who started it, where that is another one than the submitter."""
+    actions: Mapping[str, Any] = field(default_factory=dict)
+    """The fields ``actions`` and ``actions_dropped`` of the record, where anything was done to it."""
 
     @property
     def ended(self) -> bool:
@@ -216,14 +220,14 @@ class OperationStatus:
         }
         if self.failed_truncated:
             data["failed_truncated"] = True
-        for name in ("rerun_of", "id"):
+        for name in ("rerun_of", "id", "by"):
             if value := getattr(self, name):
                 data[name] = value
         if self.options:
             data["options"] = dict(self.options)
         if self.labels:
             data["labels"] = dict(self.labels)
-        return data
+        return {**data, **self.actions}
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,10 @@ class Client:
         """Register a table; see :meth:`distop.aio.Client.add_table`."""
         return self._loop.run(self._inner.add_table(record, replace=replace, check=check))
 
+    def actions(self, table: str | None = None) -> list[dict[str, Any]]:
+        """As :meth:`distop.client.Client.actions`."""
+        return self._loop.run(self._inner.actions(table))
+
     def remove_table(self, name: str) -> None:
         """Remove a table from the registry. Raises NotFound, NotAllowed."""
         self._loop.run(self._inner.remove_table(name))

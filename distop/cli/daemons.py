@@ -34,6 +34,10 @@ VERIFIER_URL = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
 ]
+ACTIONS_LOG = Annotated[
+    str | None,
+    typer.Option("--actions-log", metavar="FILE", help="Append a line of JSON for each action: who did what."),
+]
 KEY_FILE = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
@@ -60,6 +64,7 @@ def executor(
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
     certificate_key_file: KEY_FILE = None,
+    actions_log: ACTIONS_LOG = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -87,9 +92,10 @@ def executor(
             call_limit=call_limit,
             verifier_url=verifier_url or None,
             certificate_key_file=certificate_key_file,
+            actions_log=actions_log,
         )
     )
-    logs.configure("debug" if current.debug else config.log_level, config.log_format)
+    logs.configure("debug" if current.debug else config.log_level, config.log_format, config.actions_log)
     from distop.daemon.process import run_executor
 
     hardening.forget_credentials()
@@ -120,6 +126,7 @@ def dev(
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
     certificate_key_file: KEY_FILE = None,
+    actions_log: ACTIONS_LOG = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from distop.daemon import hardening
@@ -144,6 +151,7 @@ def dev(
         "call_limit": call_limit,
         "verifier_url": verifier_url or None,
         "certificate_key_file": certificate_key_file,
+        "actions_log": actions_log,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ from distop.errors import UsageError
 from distop.suggest import goes_on
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from distop.cli.page.model import Page
     from distop.client import Client
     from distop.core.model import OperationRef
@@ -295,6 +298,46 @@ def pause(
         raise late
 
 
+def _list_actions(
+    ask: Callable[[Client], Awaitable[HistoryPage]],
+    op: OperationRef | None,
+    table: str | None,
+    *,
+    others: bool,
+    since: float | None,
+    until: float | None,
+) -> None:
+    """What was done to the operations that ``ask`` finds, or to ``op``, which may go on; and (``others``) to tables and
+    executors; the newest first.
+    """
+    from distop.cli.report import action_rows
+    from distop.core.actions import of_operation
+    from distop.core.decide import parse_time
+    from distop.errors import NotFound
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        found = await client.actions(table) if others else []
+        first, after = since or 0.0, until if until is not None else math.inf
+        found = [one for one in found if first <= parse_time(one["time"]) < after]
+        try:
+            records = [result.record for result in await ask(client)]
+        except NotFound:
+            if not found:
+                raise
+            records = []
+        if op is not None and not records:
+            records = [(await client.operation(op).status()).to_json()]
+        listed = [one for record in records for one in reversed(of_operation(record))]
+        return sorted([*listed, *found], key=lambda one: str(one["time"]), reverse=True)
+
+    listed = current.with_client(work)
+    if current.json:
+        output.write_json(listed)
+        return
+    rows = [(one["time"], one["name"], *rest) for one, (_, *rest) in zip(listed, action_rows(listed), strict=True)]
+    output.table(("time", "of", "action", "by", "what"), rows, "no action is recorded")
+
+
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
     """Wait until it is no longer pausing; what to say where that takes too long."""
     import asyncio
@@ -373,6 +416,9 @@ def history(
         bool, typer.Option("--alarms", help="Only those with an alarm: prepared, not confirmed, never run.")
     ] = False,
     after: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after a page that ended with it.")] = None,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Who did what: to these operations, to tables and to executors.")
+    ] = False,
 ) -> None:
     """List the operations that have ended."""
     _check_table(table)
@@ -396,6 +442,11 @@ def history(
             await _nothing(client, table)
         return page
 
+    if actions:
+        named = wanted["op"]
+        others = after is None and not any((of_type, op, state, label, request_id, alarms))
+        _list_actions(work, named, table, others=others, since=since, until=until)
+        return
     found = current.with_client(work)
     if current.json:
         records = [dict(result.record) for result in found]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.cli.context import current
 from distop.cli.output import duration, fields, jobs, say, say_lines, table
+from distop.core.actions import of_operation
 from distop.results import first_line
 
 if TYPE_CHECKING:
@@ -39,7 +40,38 @@ def show_status(status: OperationStatus) -> None:
             "failed jobs": _places(status.failed, truncated=status.failed_truncated),
         }
     )
+    _show_actions(status.to_json())
     show_errors(status.errors)
+
+
+def _show_actions(record: Mapping[str, Any]) -> None:
+    """Who did what to an operation, where there is more than its start and its end."""
+    found = of_operation(record)
+    if any(one["action"] not in ("start", "finish") for one in found):
+        say("")
+        table(("time", "action", "by", "what"), action_rows(found), "")
+
+
+def action_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Of each action: time, what was done, who did it, and what that changed."""
+    return [(one["time"], one["action"], one["by"] or one.get("executor"), _what(one)) for one in found]
+
+
+def _what(action: Mapping[str, Any]) -> str:
+    """``priority 0 → 9, max jobs - → 4``, or what else there is to tell of it."""
+    before, after = action.get("from") or {}, action.get("to") or {}
+    told = [f"{name.replace('_', ' ')} {_value(before.get(name))} → {_value(after.get(name))}" for name in after]
+    told += [str(action[name]) for name in ("state", "reason", "text", "replaced_by") if action.get(name)]
+    told += [f"{name} {action[name]}" for name in ("submitter", "dropped", "snapshot", "reverted") if action.get(name)]
+    changes = [
+        f"{one['column']} is required" if one.get("column") else f"the property {one.get('property')}"
+        for one in action.get("changes") or ()
+    ]
+    return ", ".join([*told, *changes])
+
+
+def _value(value: Any) -> str:
+    return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _options(options: Mapping[str, Any]) -> str | None:
@@ -108,6 +140,7 @@ def show_result(result: OperationResult) -> None:
             "alarm": result.alarm or None,
         }
     )
+    _show_actions(result.record)
     if result.report is not None:
         say("")
         show_report(result.report)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.operationview import OperationView
     from distop.core.txn import Compare, Txn
+    from distop.node.actionlog import ActionLog
     from distop.node.context import Context
     from distop.worker.model import CompleteResult
     from distop.worker.sinks import Fetch, Page
@@ -136,8 +137,10 @@ class Ending:
         commit: Callable[[Txn], Awaitable[bool]],
         reached: Callable[[int], Awaitable[None]],
         call: Call,
+        actions: ActionLog,
     ) -> None:
         self._ctx = ctx
+        self._actions = actions
         self._keys = ctx.keys
         self._guard = guard
         self._commit = commit
@@ -229,7 +232,8 @@ class Ending:
     def _noted(self, op: OperationView, decision: Decision) -> Txn:
         """The decision with what its completion brought: written again, or where it is not written yet, now."""
         if op.decision is None:
-            return f.decide(self._keys, op.ref, self._guard, op.state_mod, decision)
+            planned = op.plan is not None
+            return f.decide(self._keys, op.ref, self._guard, op.state_mod, decision, planned=planned)
         return f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, decision)
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> Page:
@@ -306,6 +310,8 @@ class Ending:
             failed_ranges=decision.failed_ranges,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
+            actions=op.actions,
+            executor=self._ctx.executor_id,
         )
         value = history.encode()
         size = len(value)
@@ -319,9 +325,11 @@ class Ending:
             value = history.encode()
         kept = await kept_with(self._ctx, op, history)
         gate_mod = op.opened if not decision_mod and _nothing_left(op) else 0
-        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value, gate_mod)
+        alone, planned = op.spec.one_at_a_time, op.plan is not None
+        final = f.Final(ref, op.state_mod, decision_mod, history, alone, kept, value, gate_mod, planned)
         if not await self._finishes.finish(final):
             return False
+        self._actions.ended(op, history)
         if final.gone:
             await self._ctx.prune_history(ref.table)
         return True
@@ -433,6 +441,7 @@ class Ending:
                 *(ref.type, ref.table, arg.kv.value, spec.partitions, next_request(ref)),
                 *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
             )
+            wanted = replace(wanted, by=spec.by)
             wanted = replace(
                 wanted, not_before=one.not_before, series=one.series, options=op.terms.options, where=spec.where
             )

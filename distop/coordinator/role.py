@@ -28,6 +28,7 @@ from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.core.view import TypeView
 from distop.errors import DistopError, MalformedRequest, SessionLost, describe
+from distop.node.actionlog import ActionLog
 from distop.store.watch import Feed
 from distop.worker.model import WorkerError
 
@@ -126,11 +127,12 @@ class Coordinator:
             self._view.forget_claims,
             on_failure,
         )
+        self._actions = ActionLog(ctx.log)
         self._planning = Planning(
             ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
         )
-        self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
-        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached)
+        self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
+        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached, self._actions)
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
@@ -203,8 +205,11 @@ class Coordinator:
             told.difference_update([ref for ref in told if ref not in self._view.operations])
         self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
+        self._actions.keep(self._view.operations)
         for ref in changed:
             op = self._view.operations.awake.get(ref)
+            if op is not None and (op.cancel is not None or op.actions.kept):
+                self._actions.see(op)
             if op is not None and op.stage is Stage.CANCELLING and op.spec is not None and not decide.newer(op):
                 self._cancelling.add(ref)
             else:
@@ -314,6 +319,8 @@ class Coordinator:
                 else:
                     # Refused: the view was behind. What it missed is on its way.
                     refusals += 1
+                    if refusals == TOLD_AFTER:
+                        await self._jobs.relist()  # a watch may have lost events (etcd#20573)
                     if refusals >= TOLD_AFTER:
                         await self._barred_by_claims(op)
                     await asyncio.sleep(refused.pause())
@@ -394,7 +401,10 @@ class Coordinator:
             return False
         match step:
             case decide.MakePlan():
-                return await self._planning.plan(op)
+                planned = await self._planning.plan(op)
+                if planned:
+                    self._actions.see(op)
+                return planned
             case decide.Commit(txn) if txn.label == "signal":
                 return await self._ending.together(txn)
             case decide.Commit(txn):

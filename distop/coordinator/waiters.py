@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.backoff import Backoff
 from distop.clock import time
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distop.core.operationview import OperationView
     from distop.core.txn import Compare, Txn
     from distop.core.view import TypeView
+    from distop.node.actionlog import ActionLog
     from distop.node.context import Context
 
 EXCLUDED_PAUSE = (0.05, 2.0)
@@ -55,7 +56,9 @@ class Waiters:
         view: TypeView,
         commit: Callable[[Txn], Awaitable[bool]],
         reached: Callable[[int], Awaitable[None]],
+        actions: ActionLog,
     ) -> None:
+        self._actions = actions
         self._ctx = ctx
         self._guard = guard
         self._view = view
@@ -228,13 +231,14 @@ class Waiters:
         decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
         if op is None or op.stage is not Stage.WAITING or op.spec is None:
             return None
-        now = rfc3339(time.time())
+        now, me = rfc3339(time.time()), self._ctx.executor_id
         if isinstance(decided, Join):
-            history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
+            history = ended_waiting(ref, op.spec, State.SUCCESS, now, None, actions=op.actions, executor=me)
             return ref, history, w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
         if isinstance(decided, EndWaiting):
             why, alarm, void = decided.why, decided.alarm, decided.void
-            history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, void=void)
+            told: dict[str, Any] = {"void": void, "actions": op.actions, "executor": me}
+            history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, **told)
             return ref, history, w.end_waiting(keys, ref, op.state_mod, history, why, self._guard, hold=decided.hold)
         return None
 
@@ -242,6 +246,7 @@ class Waiters:
         """All of these, or none."""
         if len(ends) == 1 and (ref := ends[0][0]) in self._over:
             self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
+        known = {ref: self._view.operations.get(ref) for ref, _, _ in ends}
         try:
             applied = await self._commit(merged([txn for _, _, txn in ends]))
         except MalformedRequest as error:
@@ -250,6 +255,7 @@ class Waiters:
             return False  # etcd rejects the group as invalid, or this one alone
         for ref, history, _ in ends:
             if applied:
+                self._actions.ended(known[ref], history)
                 self._over.pop(ref, None)
                 self._settle(ref)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
@@ -326,6 +332,7 @@ class Waiters:
             await self._reached(result.revision)
             for one in group:
                 self._log.info("begins", extra={"operation": str(one.ref)})
+                self._actions.see(self._view.operations.get(one.ref))
                 self._ready.pop(one.ref, None)
                 self._settle(one.ref)
             self._apart = False

@@ -11,24 +11,30 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core import records
+from distop.core.actions import NO_ACTIONS
 from distop.core.txn import Delete, Get, Put, Txn, unchanged
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from distop.core.actions import Actions
     from distop.core.keys import Keys
     from distop.core.model import OperationRef, TableRecord
     from distop.core.txn import KeyValue
 
 
-def read_table(keys: Keys, name: str) -> tuple[Get, Get]:
-    """What the transactions below are built from: the table's record and its runOps."""
-    return Get(keys.table(name)), Get(keys.run_ops(name))
+def read_table(keys: Keys, name: str) -> tuple[Get, Get, Get]:
+    """What the transactions below are built from: the table's record, its runOps, and who changed it so far."""
+    return Get(keys.table(name)), Get(keys.run_ops(name)), Get(keys.table_actions(name))
 
 
-def put_table(keys: Keys, record: TableRecord, seen: KeyValue | None, run_ops: KeyValue | None) -> Txn:
-    """Register a table (``seen`` None) or change its record."""
+def put_table(
+    keys: Keys, record: TableRecord, seen: KeyValue | None, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
+) -> Txn:
+    """Register a table (``seen`` None) or change its record. ``actions``: with this one. runOps guards them, too: all
+    that write them write it.
+    """
     return Txn(
         (
             unchanged(keys.table(record.name), seen.mod_revision if seen else 0),
@@ -37,23 +43,34 @@ def put_table(keys: Keys, record: TableRecord, seen: KeyValue | None, run_ops: K
         (
             Put(keys.table(record.name), record.encode()),
             Put(keys.run_ops(record.name), run_ops.value if run_ops else b"{}"),
+            *_recorded(keys, record.name, actions),
         ),
         read_table(keys, record.name),
         "put_table",
     )
 
 
-def remove_table(keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None) -> Txn:
-    """Remove a table's record; the caller has seen that nothing runs on it."""
+def remove_table(
+    keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
+) -> Txn:
+    """Remove a table's record; the caller has seen that nothing runs on it. ``actions``: with this one; they stay."""
     return Txn(
         (
             unchanged(keys.table(name), seen.mod_revision),
             unchanged(keys.run_ops(name), run_ops.mod_revision if run_ops else 0),
         ),
-        (Delete(keys.table(name)), Put(keys.run_ops(name), run_ops.value if run_ops else b"{}")),
+        (
+            Delete(keys.table(name)),
+            Put(keys.run_ops(name), run_ops.value if run_ops else b"{}"),
+            *_recorded(keys, name, actions),
+        ),
         read_table(keys, name),
         "remove_table",
     )
+
+
+def _recorded(keys: Keys, name: str, actions: Actions) -> tuple[Put, ...]:
+    return (Put(keys.table_actions(name), actions.encode()),) if actions.kept else ()
 
 
 def running(run_ops: KeyValue | None) -> dict[str, int]:

@@ -184,7 +184,7 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
     if op.spec is not None and not op.spec.rules.completes:
         return Finish(decision, 0)
-    decide = Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
+    decide = Commit(f.decide(keys, op.ref, election, op.state_mod, decision, planned=op.plan is not None))
     return CompleteFirst(decision, decide) if at_once else decide
 
 

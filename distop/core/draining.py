@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from distop.core.actions import NO_ACTIONS, Action, Actions
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
 from distop.core.txn import Get, Put, Txn, unchanged
@@ -33,14 +34,22 @@ class Drain:
     drain: bool
     time: str = ""
     by: str = ""
+    actions: Actions = NO_ACTIONS
+    """Who drained it and undid that, this request with the rest."""
 
     def encode(self) -> bytes:
-        return dumps({"v": SCHEMA_VERSION, "drain": self.drain, "time": self.time, "by": self.by})
+        told = {"drain": self.drain, "time": self.time, "by": self.by}
+        return dumps({"v": SCHEMA_VERSION, **told, **self.actions.to_json()})
+
+    def then(self, drain: bool, time: str, by: str) -> Drain:
+        """The record with one request more."""
+        action = Action(time, "drain" if drain else "undrain", by)
+        return Drain(drain, time, by, self.actions.and_then(action))
 
     @classmethod
     def decode(cls, value: bytes) -> Drain:
         data = loads(value)
-        return cls(bool(data["drain"]), data.get("time", ""), data.get("by", ""))
+        return cls(bool(data["drain"]), data.get("time", ""), data.get("by", ""), Actions.from_json(data))
 
 
 def put_drain(keys: Keys, executor: str, seen_mod: int, wanted: Drain) -> Txn:

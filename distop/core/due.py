@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from distop.core.actions import NO_ACTIONS
 from distop.core.codec import shorten
 from distop.core.decide import newer, parse_time
 from distop.core.frozen import frozen
@@ -14,6 +15,7 @@ from distop.core.prepared import Terms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from distop.core.actions import Actions
     from distop.core.links import Hold
     from distop.core.model import OperationRef, Spec
     from distop.core.operationview import OperationView
@@ -97,10 +99,14 @@ def ended_waiting(
     alarm: str = "",
     *,
     void: bool = False,
+    actions: Actions = NO_ACTIONS,
+    executor: str = "",
 ) -> History:
-    """The history record of an operation that ended without having begun. ``void``: as in it."""
-    counts = {"total": 0, "success": 0, "failed": 0}
-    return record_of(ref, spec, state, finished, **counts, cancel=why, alarm=alarm, void=void)
+    """The history record of an operation that ended without having begun. ``void``, ``actions``, ``executor``: as in
+    it.
+    """
+    found: dict[str, Any] = {"total": 0, "success": 0, "failed": 0, "cancel": why, "alarm": alarm, "void": void}
+    return record_of(ref, spec, state, finished, **found, actions=actions, executor=executor)
 
 
 def series_of(spec: Spec, ref: OperationRef) -> str:
@@ -118,6 +124,7 @@ def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **foun
         request_id=spec.request_id,
         request_digest=spec.request_digest,
         submitter=shorten(spec.submitter, SUBMITTER_KEPT),
+        by=spec.by,
         id=spec.id,
         follows=spec.follows,
         rerun_of=spec.rerun_of,

@@ -44,13 +44,17 @@ ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
 
 
-def decide(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, decision: Decision) -> Txn:
-    """Fix the verdict; cancel and pause are refused from then on."""
+def decide(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, decision: Decision, *, planned: bool = True
+) -> Txn:
+    """Fix the verdict; cancel and pause are refused from then on. Not ``planned``: it was cancelled before it had a
+    plan, and none is there, also where a watch has lost the plan's event (etcd#20573).
+    """
     return Txn(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            *_undecided(keys, ref, decision.verdict),
+            *_undecided(keys, ref, decision.verdict, planned),
             absent(keys.history(ref)),
         ),
         (
@@ -96,6 +100,8 @@ class Final:
     and pending never show its end (a join with what :func:`end` does; for those with an open gate that are not decided
     before). 0: something is left.
     """
+    planned: bool = True
+    """It has a plan (:func:`decide`)."""
 
     @property
     def gone(self) -> bool:
@@ -149,7 +155,8 @@ def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
             none_within(*keys.claims_range(ref)),
             none_within(*keys.edges_range(ref, "next")),
         )
-    decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else _undecided(keys, ref, one.history.state)
+    undecided = _undecided(keys, ref, one.history.state, one.planned)
+    decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else undecided
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
@@ -197,10 +204,11 @@ def finish_refused(refused: TxnResult, run_ops_mod: int, finals: Sequence[Final]
     return FinishRefused(run_ops, run_ops is not None and run_ops.mod_revision != run_ops_mod, tuple(gone))
 
 
-def _undecided(keys: Keys, ref: OperationRef, verdict: State) -> tuple[Compare, ...]:
+def _undecided(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> tuple[Compare, ...]:
     """An operation may be decided: no job is claimed, and it has either been cancelled or got a plan."""
     reason = "cancel" if verdict is State.CANCELLED else "plan"
-    return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref))
+    none = () if planned else (absent(keys.of(ref, "plan")),)
+    return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref)), *none
 
 
 def clean(

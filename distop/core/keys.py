@@ -19,12 +19,13 @@ from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE, REQUEST, WATERMARK = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UNIQUE, REQUEST, WATERMARK = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
     "distOpBehavior",
     "distOpTable",
+    "distOpTableActions",
     "distOpHistory",
     "distOpHold",
     "distOpUnique",
@@ -325,6 +326,10 @@ class Keys:
     def table(self, table: str) -> str:
         return f"{self._prefix}{TABLE}.{encode(table)}"
 
+    def table_actions(self, table: str) -> str:
+        """Who registered, changed and removed the table (``core.actions``): it stays when the table is removed."""
+        return f"{self._prefix}{TABLE_ACTIONS}.{encode(table)}"
+
     def history(self, ref: OperationRef) -> str:
         return self._op(ref, HISTORY)
 
@@ -345,7 +350,7 @@ class Keys:
         if not key.startswith(self._prefix):
             raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
         family, *parts = key[len(self._prefix) :].split(".")
-        if family in (NODE, NODE_DRAIN, HOLD, BEHAVIOR, TABLE) and len(parts) == 1:
+        if family in (NODE, NODE_DRAIN, HOLD, BEHAVIOR, TABLE, TABLE_ACTIONS) and len(parts) == 1:
             if family in (NODE, NODE_DRAIN, HOLD):
                 return ParsedKey(family, id=decode(parts[0]))
             if family == BEHAVIOR:
@@ -399,7 +404,7 @@ class Keys:
         return parsed
 
 
-OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision", "options"})
+OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision", "options", "actions"})
 EDGE_NAMES = frozenset({"after", "next"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
 HISTORY_NAMES = frozenset({"arg", "spec"})

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
@@ -189,6 +190,8 @@ class Spec:
     """Its id, which no other operation of the type on the table has before it ends (``core.unique``); "": a one-off."""
     follows: str = ""
     """The operation of the same id for whose end it waits."""
+    by: str = ""
+    """Who started it, where the caller gave another ``submitter``: what the client says of itself."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -202,7 +205,7 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows"):
+        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows", "by"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -233,6 +236,7 @@ class Spec:
             data.get("where") or {},
             data.get("id", ""),
             data.get("follows", ""),
+            data.get("by", ""),
         )
 
 
@@ -315,10 +319,13 @@ class Cancel:
     text: str = ""
     replaced_by: str = ""
     """The operation that took its id, and ended it thereby before it had begun."""
+    by: str = ""
+    """Who cancelled it; "": nobody did, it follows from what became of jobs or of other operations."""
+    time: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        by = {"replaced_by": self.replaced_by} if self.replaced_by else {}
-        return {"reason": self.reason, "text": self.text, **by}
+        told = {name: value for name in ("replaced_by", "by", "time") if (value := getattr(self, name))}
+        return {"reason": self.reason, "text": self.text, **told}
 
     def encode(self) -> bytes:
         return dumps({"v": SCHEMA_VERSION, **self.to_json()})
@@ -329,7 +336,8 @@ class Cancel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cancel:
-        return cls(data.get("reason", "user"), data.get("text", ""), data.get("replaced_by", ""))
+        names = ("text", "replaced_by", "by", "time")
+        return cls(data.get("reason", "user"), *(data.get(name, "") for name in names))
 
 
 @frozen
@@ -451,6 +459,12 @@ class History:
     """It was of a graph that never was there as a whole: its request has started nothing, and may be repeated."""
     signature: str = ""
     """Of the report, where the executor that wrote it has a key (``core.record_signature``)."""
+    by: str = ""
+    """As in the spec."""
+    actions: Actions = NO_ACTIONS
+    """What was done to it, beside its start, its cancel and its end."""
+    executor: str = ""
+    """The one that brought it to its end; "": a client did."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -471,12 +485,12 @@ class History:
             data["cancel"] = self.cancel.to_json()
         if self.failed_truncated:
             data["failed_truncated"] = True
-        for name in ("rerun_of", "alarm", "id", "follows", "series", "void", "signature"):
+        for name in ("rerun_of", "alarm", "id", "follows", "series", "void", "signature", "by", "executor"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
-        return data
+        return data | self.actions.to_json()
 
     def encode(self) -> bytes:
         return dumps(self.to_json())
@@ -510,4 +524,7 @@ class History:
             series=data.get("series", ""),
             void=data.get("void") is True,
             signature=str(data.get("signature") or ""),
+            by=data.get("by", ""),
+            actions=Actions.from_json(data),
+            executor=data.get("executor", ""),
         )

@@ -84,6 +84,8 @@ def unfit_record(op: OperationTrace, record: History) -> Iterator[tuple[int, str
         yield 14, f"tells of the request {record.request_id!r}, not of its own"
     if wrong := miscounted(op, record.total, record.success, record.failed, record.failed_ranges):
         yield 5, wrong
+    if record.actions != op.actions:
+        yield 5, f"tells of {record.actions.count} actions on it, of {op.actions.count}"
 
 
 def unfit_gate(op: OperationTrace) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.jobs import Claim
 from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, OperationRef, Spec, State
@@ -61,6 +62,7 @@ class OperationView:
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
     altered: Seen[Options] | None = None
+    actions: Actions = NO_ACTIONS
     success: int = 0
     failed: AbstractSet[int] = frozenset()
     claims: Mapping[int, SeenClaim] = field(default_factory=lambda: NOTHING)
@@ -92,6 +94,7 @@ class OperationView:
             self.cancel,
             self.decision,
             self.altered,
+            self.actions,
             self.success,
             frozenset(self.failed),
             self.claims,
@@ -201,9 +204,11 @@ class Operations(Mapping[OperationRef, OperationView]):
             return False
         altered = (op.altered.value.encode(), op.altered.mod) if op.altered is not None else (b"", 0)
         edges = tuple((edge, one.op, one.on, one.broken) for edge, one in op.next.items())
-        rest = (op.state_mod, *altered, tuple(op.after.items()), edges)
+        actions = op.actions.encode() if op.actions.kept else b""
+        rest = (op.state_mod, *altered, tuple(op.after.items()), edges, actions)
         waits = OperationView(op.ref, op.state, op.state_mod, op.spec, claims_known=op.claims_known)
         waits.after, waits.next, waits.altered, waits.broken = op.after, op.next, op.altered, op.broken
+        waits.actions = op.actions
         if op != waits or not self._mine(op.ref) or not self.resting.put(op.ref.object, op.ref.instance, op.spec, rest):
             return False
         del self.awake[op.ref]
@@ -213,10 +218,12 @@ class Operations(Mapping[OperationRef, OperationView]):
         return ref.type == self.type and ref.table == self.table
 
     def _made(self, ref: OperationRef, spec: Spec, rest: tuple[Any, ...]) -> OperationView:
-        state_mod, options, mod, after, edges = rest
+        state_mod, options, mod, after, edges, actions = rest
         op = OperationView(ref, State.PENDING, state_mod, spec, claims_known=self.claims_known)
         if options:
             op.altered = Seen(Options.decode(options), mod)
+        if actions:
+            op.actions = Actions.decode(actions)
         if after:
             op.after = dict(after)
             op.broken = {edge: text for edge, text in after if text} or None

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, JobState
@@ -68,6 +69,7 @@ class OperationTrace:
     """One operation, from its start to the last page of its cleanup."""
 
     __slots__ = (
+        "actions",
         "after",
         "began",
         "cancel",
@@ -119,6 +121,7 @@ class OperationTrace:
         self.opened = Gate()
         """What the gate says, where there is one."""
         self.options = DEFAULT
+        self.actions = NO_ACTIONS
         self.permits: dict[int, int] = {}
         """Permit → the job that has it."""
         self.keys = 0
@@ -209,6 +212,8 @@ class OperationTrace:
             self.planning = Attempts.decode(value) if value is not None else None
         elif name == "options":
             self.options = Options.decode(value) if value is not None else DEFAULT
+        elif name == "actions":
+            self.actions = Actions.decode(value) if value is not None else self.actions  # its last keys go at once
         elif name == "cancel":
             self.cancel = Cancel.decode(value) if value is not None else None
         elif name == "decision":

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distop.core.actions import NO_ACTIONS
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import (
@@ -49,6 +50,7 @@ from distop.core.waiting import ending, link
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from distop.core.actions import Actions
     from distop.core.keys import Keys
     from distop.core.plan import Plan
     from distop.core.txn import KeyValue, Result, TxnResult
@@ -395,7 +397,22 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
     )
 
 
-def pause(keys: Keys, ref: OperationRef, state_mod: int, *, now: bool = False, seen: State = State.RUNNING) -> Txn:
+def _recorded(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...]:
+    """Who did what to an operation, with what is done now. Whatever writes that writes the state as well, and compares
+    its revision: so nothing that was recorded is overwritten, and no end leaves out what it does not know of.
+    """
+    return (Put(keys.of(ref, "actions"), actions.encode()),) if actions.kept else ()
+
+
+def pause(
+    keys: Keys,
+    ref: OperationRef,
+    state_mod: int,
+    *,
+    now: bool = False,
+    seen: State = State.RUNNING,
+    actions: Actions = NO_ACTIONS,
+) -> Txn:
     """No more claims until it is resumed. Running jobs finish; with ``now`` they are told to stop, also those of an
     operation that is paused already (``seen``), whose state is written again so that no copy of this applies later.
     """
@@ -411,13 +428,21 @@ def pause(keys: Keys, ref: OperationRef, state_mod: int, *, now: bool = False, s
             Put(keys.of(ref, "state"), word(State.PAUSED)),
             Delete(keys.gate(ref)),
             Put(keys.pending(ref), word(Phase.HALTED if now else Phase.PAUSED)),
+            *_recorded(keys, ref, actions),
         ),
         _who_won(keys, ref),
         "pause_now" if now else "pause",
     )
 
 
-def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool, terms: Terms = NOTHING_SAID) -> Txn:
+def resume(
+    keys: Keys,
+    ref: OperationRef,
+    state_mod: int,
+    planned: bool,
+    terms: Terms = NOTHING_SAID,
+    actions: Actions = NO_ACTIONS,
+) -> Txn:
     """Back to where it was paused: open, or planning when it had no plan yet (both are compared)."""
     plan = keys.of(ref, "plan")
     after: tuple[Operation, ...]
@@ -433,7 +458,7 @@ def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool, terms: 
             absent(keys.of(ref, "decision")),
             *((unchanged(keys.of(ref, "options"), terms.mod),) if planned else ()),
         ),
-        (Put(keys.of(ref, "state"), word(State.RUNNING)), *after),
+        (Put(keys.of(ref, "state"), word(State.RUNNING)), *after, *_recorded(keys, ref, actions)),
         _who_won(keys, ref),
         "resume",
     )
@@ -450,9 +475,11 @@ def alter(
     terms: Terms,
     new: Options,
     opened: tuple[Gate, int] | None,
+    actions: Actions = NO_ACTIONS,
 ) -> Txn:
     """Change the options. ``opened``: the gate with its mod revision, where it is open: it is written again, so that a
-    claim that was decided by the former ones is refused.
+    claim that was decided by the former ones is refused. The state is written again as well: an end that does not know
+    of this action is refused.
     """
     if state not in ALTERABLE:
         raise ValueError(f"{ref} cannot be altered while it is {state}")
@@ -466,7 +493,12 @@ def alter(
             unchanged(keys.of(ref, "options"), terms.mod),
             unchanged(keys.gate(ref), mod),
         ),
-        (Put(keys.of(ref, "options"), new.encode()), *again),
+        (
+            Put(keys.of(ref, "state"), word(state)),
+            Put(keys.of(ref, "options"), new.encode()),
+            *again,
+            *_recorded(keys, ref, actions),
+        ),
         _who_won(keys, ref),
         "alter",
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import UNREADABLE
 from distop.core.draining import Drain
 from distop.core.jobs import JobState
@@ -55,7 +56,7 @@ def alike(spec: Spec, other: Spec | None) -> Spec:
 
 SHARED = (
     *("time", "submitter", "rules", "table", "partitions", "request_digest", "not_before", "hold", "series"),
-    *("labels", "where", "follows", "rerun_of"),
+    *("labels", "where", "follows", "rerun_of", "by"),
 )
 
 
@@ -67,6 +68,8 @@ class ClusterView:
         self.nodes: dict[str, Node] = {}
         self.drains: set[str] = set()
         """Executors that shall run nothing, alive or not."""
+        self.drained_by: dict[str, Actions] = {}
+        """Who drained executors, and undid that."""
         self.gates: dict[OperationRef, Seen[Gate]] = {}
         """Open operations."""
         self.pending = Phases()
@@ -95,6 +98,7 @@ class ClusterView:
         if K.NODE_DRAIN in families:
             self.drains.clear()
             self.drains |= listed.drains
+            self.drained_by = listed.drained_by
         if K.PENDING in families:
             self.pending = listed.pending
         for family, mine, theirs in (  # in place: somebody may be using them
@@ -138,7 +142,9 @@ class ClusterView:
             else:
                 self.nodes[key.id] = Node.decode(kv.value)
         elif key.family == K.NODE_DRAIN:
-            if not deleted and Drain.decode(kv.value).drain:
+            drain = Drain(False) if deleted else Drain.decode(kv.value)
+            self.drained_by[key.id] = drain.actions
+            if drain.drain:
                 self.drains.add(key.id)
             else:
                 self.drains.discard(key.id)
@@ -473,6 +479,8 @@ class TypeView:
             op.cancel = None if deleted else Cancel.decode(kv.value)
         elif name == "decision":
             op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)
+        elif name == "actions":
+            op.actions = NO_ACTIONS if deleted else Actions.decode(kv.value)
         elif name == "options":
             op.altered = None if deleted else Seen(Options.decode(kv.value), kv.mod_revision)
 

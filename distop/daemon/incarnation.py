@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distop import __version__
 from distop.clock import time, uuid
 from distop.core import keys as K
+from distop.core.actions import NO_ACTIONS, entries
 from distop.core.draining import node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
@@ -32,6 +33,7 @@ from distop.daemon.sweeping import ResultSweeper
 from distop.errors import DistopError, EtcdRejected, InvalidArgument, SessionLost, UnreadableRecord, describe
 from distop.executor.reconciling import Reconciler
 from distop.executor.role import Executor
+from distop.node import actionlog
 from distop.node.clockcheck import ClockCheck
 from distop.node.context import Context
 from distop.node.doing import Doing
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
 
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
+
+TABLES_LISTED = 3_600.0
+"""Seconds between the listings behind the watch of what is done to tables: nothing depends on it."""
 
 
 def _watch_name(families: Sequence[str]) -> str:
@@ -127,6 +132,7 @@ class Incarnation(Context):
         self._pruner = HistoryPruner(self, self._sweeper.tell)
         self._holds = HoldKeeper(self)
         self._feeds: list[Feed] = []
+        self._actions_of_tables: list[Feed] = []
         self._caught_up = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -190,6 +196,11 @@ class Incarnation(Context):
             feed = Feed(self.client, first, after, fold, relist_every=every, name=name, gather=gather)
             self._feeds.append(feed)
             await feed.start()
+        if actionlog.wanted():
+            tables, told = self.keys.family(K.TABLE_ACTIONS), actionlog.TableActions(self.keys, self.log)
+            watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
+            watch.begin()
+            self._actions_of_tables.append(watch)
         self.caught_up_at = max(feed.revision for feed in self._feeds)
         self._caught_up = True
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
@@ -204,7 +215,7 @@ class Incarnation(Context):
             self.clock.run(),
             *([self._sweeper.run()] if self._sweeper.types else []),
             *([self._pruner.keep_young(age)] if age is not None else []),
-            *(feed.wait() for feed in self._feeds),
+            *(feed.wait() for feed in (*self._feeds, *self._actions_of_tables)),
         )
 
     def _worker_config(self) -> WorkerConfig:
@@ -241,10 +252,14 @@ class Incarnation(Context):
             if K.OPEN in families:
                 self.gates_at = batch.revision
             before, changed = dict(self.cluster.nodes), []
+            drained = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS).count
             if batch.listing:
                 self.cluster.take(families, batch.gathered)
             else:
                 changed = self.cluster.apply(batch.events)
+            if self._caught_up:
+                now = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS)
+                actionlog.write(self.log, entries("executor", self.executor_id, replace(now, kept=now.since(drained))))
             if self._caught_up and (changed or batch.listing):
                 self._changed(changed, before, batch.listing)
 
@@ -429,7 +444,8 @@ class Incarnation(Context):
             self.executor.close()
             self.reporter.close()
             self.elections.close()
-        await asyncio.gather(*(feed.close() for feed in self._feeds), return_exceptions=True)
+        feeds = (*self._feeds, *self._actions_of_tables)
+        await asyncio.gather(*(feed.close() for feed in feeds), return_exceptions=True)
         # The child is dead before the lease is given up: nobody may start its jobs while it still runs.
         await self.worker.stop(STOP_GRACE if graceful else 0.0)
         if hasattr(self, "session") and not graceful:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from distop.clock import time
 from distop.core import keys as K
 from distop.core import states
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import failed_text
 from distop.core.decide import parse_time
 from distop.core.declaration import Rules
@@ -77,6 +78,7 @@ class Snapshot:
     names: Mapping[int, str] = field(default_factory=dict)
     """Of partitions with an error."""
     options: Options = DEFAULT
+    actions: Actions = NO_ACTIONS
     pace: Pace = Pace()
     predecessors: int = 0
     """Operations that it waits for."""
@@ -113,7 +115,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     """Read an operation. Raises NotFound where there is neither its state nor its history;
     UnreadableRecord.
     """
-    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options")
+    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options", "actions")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
@@ -129,6 +131,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         raise no_operation(ref)
     plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
     options = record("options", Options.decode) or DEFAULT
+    actions = record("actions", Actions.decode) or NO_ACTIONS
     jobs = jobs if jobs is not None else JobStates()
     pace = Pace()
     claims: dict[int, Claim] = {}
@@ -152,7 +155,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
         await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     if state is State.PENDING:
-        held = Snapshot(ref, state, record("pending", word(Phase)), spec, options=options)
+        held = Snapshot(ref, state, record("pending", word(Phase)), spec, options=options, actions=actions)
         return await _waiting(etcd, keys, held)
     return Snapshot(
         ref,
@@ -172,6 +175,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         claims,
         dict(jobs.names),
         options,
+        actions,
         pace,
     )
 
@@ -323,6 +327,8 @@ def judge(
             rerun_of=history.rerun_of,
             labels=history.labels,
             id=history.id,
+            by=history.by,
+            actions=history.actions.to_json(),
         )
     view = view_of(snapshot, nodes, now, alarms, unreadable)
     stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
@@ -357,6 +363,8 @@ def judge(
         labels=spec.labels,
         id=spec.id,
         doing=_doing(snapshot, nodes),
+        by=spec.by,
+        actions=snapshot.actions.to_json(),
     )
 
 

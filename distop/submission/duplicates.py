@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.core import ids
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
 from distop.core.digest import request_digest
@@ -70,8 +71,9 @@ class Asked:
             return Takes(self.id)
         if not self.replaces or holder.spec is None:
             return Takes(self.id, holder.ref, holder.mod)
-        why = Cancel("aborted", f"replaced by {ref}", str(ref))
-        history = ended_waiting(holder.ref, holder.spec, State.CANCELLED, rfc3339(time.time()), why)
+        now, by = rfc3339(time.time()), self.request.by or self.request.submitter
+        why = Cancel("aborted", f"replaced by {ref}", str(ref), by, now)
+        history = ended_waiting(holder.ref, holder.spec, State.CANCELLED, now, why, actions=holder.actions)
         return Takes(self.id, holder.ref, holder.mod, (history, why), self.alone)
 
 
@@ -97,6 +99,7 @@ class Holder:
     mod: int
     spec: Spec | None
     arg: bytes
+    actions: Actions = NO_ACTIONS
 
 
 def id_of(declaration: Declaration, wanted: Request) -> str:
@@ -149,13 +152,16 @@ async def resolve(
 
 
 async def _holder(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Holder:
-    state, spec, arg = await etcd.read(*(Get(keys.of(ref, name)) for name in ("state", "spec", "arg")))
+    state, spec, arg, actions = await etcd.read(
+        *(Get(keys.of(ref, name)) for name in ("state", "spec", "arg", "actions"))
+    )
     return Holder(
         ref,
         read(word(State), state.kv) if state.kv is not None else None,
         state.kv.mod_revision if state.kv is not None else 0,
         read(Spec.decode, spec.kv) if spec.kv is not None else None,
         arg.kv.value if arg.kv is not None else b"",
+        read(Actions.decode, actions.kv) if actions.kv is not None else NO_ACTIONS,
     )
 
 

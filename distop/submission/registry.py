@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from distop.clock import time
 from distop.core import catalog
+from distop.core.actions import NO_ACTIONS, Action, Actions
+from distop.core.codec import rfc3339
 from distop.core.model import CLUSTER_TABLE, TableRecord
 from distop.core.records import read
 from distop.core.texts import shown
-from distop.errors import InvalidArgument, NotAllowed, NotFound
+from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.schema import encode_json
-from distop.submission.request import text
+from distop.submission.request import acting, text
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
-    from distop.core.txn import Txn
+    from distop.core.txn import KeyValue, Txn
     from distop.store.client import EtcdClient
 
 
@@ -29,7 +33,8 @@ async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: boo
 
         record = await check_within_limit(record)
     while True:
-        seen, run_ops = await etcd.read(*catalog.read_table(keys, record.name))
+        seen, run_ops, before = await etcd.read(*catalog.read_table(keys, record.name))
+        there = None
         if seen.kv is not None:
             there = read(TableRecord.decode, seen.kv)
             if there == record:
@@ -39,7 +44,8 @@ async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: boo
                     f"the table {shown(record.name)} is registered already, as {there.format} at {there.location}: "
                     "replace it on purpose (--replace), or choose another name"
                 )
-        if await _done(etcd, catalog.put_table(keys, record, seen.kv, run_ops.kv)):
+        actions = _with(etcd, before.kv, "add_table" if there is None else "change_table", there, record)
+        if await _done(etcd, catalog.put_table(keys, record, seen.kv, run_ops.kv, actions)):
             return record
 
 
@@ -65,11 +71,12 @@ async def remove(etcd: EtcdClient, keys: Keys, name: str) -> None:
     text(name, "the name of a table")
     removed = False
     while True:
-        seen, run_ops = await etcd.read(*catalog.read_table(keys, name))
+        seen, run_ops, before = await etcd.read(*catalog.read_table(keys, name))
         if seen.kv is None:
             if removed:
                 return
             raise NotFound(f"there is no table {shown(name)}")
+        there = None
         running = catalog.running(run_ops.kv)
         if running:
             count = sum(running.values())
@@ -77,9 +84,28 @@ async def remove(etcd: EtcdClient, keys: Keys, name: str) -> None:
                 f"{count} operation{'s' if count != 1 else ''} ({', '.join(sorted(running))}) "
                 f"run{'s' if count == 1 else ''} on {shown(name)}: wait for the end, or cancel first"
             )
-        if await _done(etcd, catalog.remove_table(keys, name, seen.kv, run_ops.kv)):
+        # A record that cannot be read can be removed.
+        with contextlib.suppress(UnreadableRecord):
+            there = read(TableRecord.decode, seen.kv)
+        actions = _with(etcd, before.kv, "remove_table", there, None)
+        if await _done(etcd, catalog.remove_table(keys, name, seen.kv, run_ops.kv, actions)):
             return
         removed = True  # by us, if an earlier copy won; by another, with the same effect
+
+
+def _with(
+    etcd: EtcdClient, seen: KeyValue | None, action: str, before: TableRecord | None, after: TableRecord | None
+) -> Actions:
+    """What was done to a table, with this action of this client's."""
+    actions = read(Actions.decode, seen) if seen is not None else NO_ACTIONS
+    return actions.and_then(Action.change(rfc3339(time.time()), action, acting(etcd), _told(before), _told(after)))
+
+
+def _told(record: TableRecord | None) -> dict[str, Any]:
+    """The fields of a table's record, as `distop table ls` shows them."""
+    if record is None:
+        return {}
+    return {"format": record.format, "location": record.location, "options": dict(record.options)}
 
 
 async def _done(etcd: EtcdClient, txn: Txn) -> bool:

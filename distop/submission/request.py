@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ from distop.submission.options import changes, selector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from distop.store.client import EtcdClient
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
@@ -81,6 +83,8 @@ class Request:
     failure_policy: str | None
     retry_attempts: int | None
     submitter: str
+    by: str = ""
+    """Who starts it, where that is another one than the submitter."""
     rerun_of: str = ""
     """The operation of whose partitions these are some."""
     not_before: str = ""
@@ -113,6 +117,18 @@ class Request:
         return bool(self.not_before or self.after or self.hold)
 
 
+def acting(etcd: EtcdClient) -> str:
+    """Who acts through this client, as far as it knows: its etcd user, where it has one, else :func:`whoami`. etcd does
+    not tell who wrote a key: a record says what its writer says.
+    """
+    user = etcd.config.username
+    return _told(user) if user else whoami()
+
+
+def _told(name: str) -> str:
+    return name[:LONGEST_SUBMITTER].encode(errors="replace").decode()
+
+
 _NAMED_BY = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """The variables that ``getpass`` asks before it reads the users' file."""
 
@@ -128,7 +144,7 @@ def _who(*_: object) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:LONGEST_SUBMITTER].encode(errors="replace").decode()
+    return _told(f"{user}@{socket.gethostname()}")
 
 
 def text(value: Any, what: str, longest: int | None = None) -> str:
@@ -223,6 +239,11 @@ def request(
         on_duplicate=on_duplicate or "",
         time_limit=time_limit,
     )
+
+
+def started_by(who: str, wanted: Request) -> Request:
+    """The request, of which ``who`` is the one that acts: told beside the submitter, where that is another one."""
+    return replace(wanted, by=who) if who != wanted.submitter else wanted
 
 
 def _check_id(id_: str | None, one_off: bool, on_duplicate: str | None) -> None:

@@ -10,7 +10,7 @@ from distop.core.model import CLUSTER_TABLE, History, State
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotAllowed, no_operation
-from distop.submission.request import request
+from distop.submission.request import acting, request, started_by
 from distop.submission.submit import submit
 
 _TOLD = 200
@@ -76,7 +76,7 @@ async def rerun(
     # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
     id_ = found.spec.id
     wanted = replace(wanted, id=id_, one_off=not id_, on_duplicate="refuse" if id_ else "")
-    return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
+    return await submit(etcd, keys, started_by(acting(etcd), replace(wanted, rerun_of=str(ref))))
 
 
 def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:

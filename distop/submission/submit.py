@@ -607,6 +607,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         hold=wanted.hold,
         where=wanted.where,
         series=wanted.series.to_json() if wanted.series is not None else None,
+        by=wanted.by,
     )
 
 

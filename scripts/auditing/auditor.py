@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
     operation_rules.states,
+    operation_rules.actions,
     operation_rules.written_once,
     operation_rules.gate_or_pending,
     operation_rules.history,

@@ -18,7 +18,7 @@ Key = tuple[str, str]
 """(family, what follows the instance) of a key of one operation."""
 
 STATE, SPEC, ARG, PLAN = ("distOp", "state"), ("distOp", "spec"), ("distOp", "arg"), ("distOp", "plan")
-OPTIONS, CANCEL = ("distOp", "options"), ("distOp", "cancel")
+OPTIONS, CANCEL, ACTIONS = ("distOp", "options"), ("distOp", "cancel"), ("distOp", "actions")
 GATE, PENDING, HISTORY = ("distOpOpen", ""), ("distOpPending", ""), ("distOpHistory", "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from auditing.content import ARG, GATE, HISTORY, PENDING, PLAN, SPEC, STATE, Finding
+from auditing.content import ACTIONS, ARG, GATE, HISTORY, OPTIONS, PENDING, PLAN, SPEC, STATE, Finding
 from auditing.records import ACTIVE, TERMINAL, quoted, record
 
 if TYPE_CHECKING:
@@ -41,12 +41,25 @@ def states(step: Step) -> Iterator[Finding]:
         return
     content, name, operation = step.content, step.name, step.operation
     before, after = step.changed[STATE]
-    if after not in TRANSITIONS.get(before, frozenset()):
+    altered = before == after == "running" and step.change(OPTIONS).after is not None
+    if after not in TRANSITIONS.get(before, frozenset()) and not altered:
         yield Finding("states", str(name), f"the state went from {before or 'absent'} to {after or 'absent'}")
     if after in ACTIVE and operation.spec.get("one_at_a_time"):
         for other, twin in content.operations.items():
             if other[:3] == name[:3] and other != name and twin.state in ACTIVE:
                 yield Finding("one at a time", str(name), f"runs beside {other}")
+
+
+def actions(step: Step) -> Iterator[Finding]:
+    """The history record has all that was recorded of how the operation was altered, paused and resumed."""
+    written = step.change(HISTORY)
+    if written.after is None or written.before is not None:
+        return
+    change = step.change(ACTIONS)
+    last = step.operation.keys.get(ACTIONS) or change.after or change.before
+    known, told = record(last) if last else {}, record(written.after)
+    if any(known.get(name) != told.get(name) for name in ("actions", "actions_dropped")):
+        yield Finding("actions", str(step.name), f"the history tells {told.get('actions')}, of {known.get('actions')}")
 
 
 def written_once(step: Step) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.txn import Txn
 from distop.store.client import Listing
+from distop.store.config import EtcdConfig
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ModelClient:
     """
 
     def __init__(self) -> None:
+        self.config = EtcdConfig()
         self.store = ModelStore()
         self.requests: list[str] = []
         self.committed: list[Txn] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.actions import NO_ACTIONS, Action
 from distop.core.declaration import Declaration, Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.due import ended_waiting
@@ -760,6 +761,16 @@ def two_of_one_id_run(world: World, ref: OperationRef) -> None:
     _as_if_free(world, waits=False)
 
 
+@plant(5)
+def the_history_leaves_out_an_action(world: World, ref: OperationRef) -> None:
+    for p in (0, 1):
+        world.do(world.claim(ref, "a", [p]))
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    late = world.finish_at_once(ref)
+    world.do(world.alter(ref, None, NO_ACTIONS.and_then(Action("", "alter", "ann"))))
+    world.tamper(*late.success)
+
+
 # Every record that distop keeps, with something else in its place: what reads it may say so, and must not break.
 
 GARBAGE, EMPTY = b"\x80 no record", b"[]"
@@ -823,6 +834,7 @@ SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
     "planning": ((0, 0), _of("planning")),
     "decision": ((0, 0), _of("decision")),
     "options": ((0, 0), _of("options")),
+    "actions": ((0, 0), _of("actions")),
     "chunk": ((0, 13), _spoiled_chunk),
     "gate": ((-1, -1), lambda world, ref, value: (Put(world.keys.gate(ref), value),)),
     "pending": ((0, 0), lambda world, ref, value: (Put(world.keys.pending(ref), value),)),
@@ -843,6 +855,7 @@ SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
     "behavior": ((-1, -1), lambda world, ref, value: (Put(world.keys.behavior(TYPE), value),)),
     "unique": ((0, 18), lambda world, ref, value: (Put(world.keys.unique(TABLE, TYPE, "x"), value),)),
     "request": ((0, 0), lambda world, ref, value: (Put(world.keys.request(TABLE, TYPE, "r"), value),)),
+    "table_actions": ((-1, -1), lambda world, ref, value: (Put(world.keys.table_actions(TABLE), value),)),
     "table": ((-1, -1), lambda world, ref, value: (Put(world.keys.table(TABLE), value),)),
 }
 """Record → the numbers of what garbage and an empty list in its place break (-1: the audit does not read it), and the

@@ -11,6 +11,7 @@ from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.actions import NO_ACTIONS, Actions
 from distop.core.codec import loads, to_ranges
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
@@ -248,12 +249,12 @@ class World:
         decision = Decision(State.FAILED, 0, 0, 0, error="no plan")
         return t.give_up(self.keys, ref, self.election, self.mod(ref, "state"), decision)
 
-    def alter(self, ref: OperationRef, new: Options | None = None) -> Txn:
+    def alter(self, ref: OperationRef, new: Options | None = None, actions: Actions = NO_ACTIONS) -> Txn:
         op, kv = self.op(ref), self.store.get(self.keys.gate(ref))
         state = op.state if op.state in t.ALTERABLE else State.RUNNING
         new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
         opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
-        return t.alter(self.keys, ref, state, op.state_mod, op.terms, new, opened)
+        return t.alter(self.keys, ref, state, op.state_mod, op.terms, new, opened, actions)
 
     def gate(self, ref: OperationRef) -> Gate:
         kv = self.store.get(self.keys.gate(ref))

@@ -286,7 +286,7 @@ def test_L20_what_has_not_begun_is_replaced_in_one_transaction() -> None:
         kv = etcd.store.get(KEYS.history(first.ref))
         assert kv is not None
         record = History.decode(kv.value)
-        why = Cancel("aborted", f"replaced by {second.ref}", str(second.ref))
+        why = Cancel("aborted", f"replaced by {second.ref}", str(second.ref), "me", record.finished)
         assert (record.state, record.cancel) == (State.CANCELLED, why)
         assert etcd.holder() == str(second.ref)
         etcd.signal(first.ref)

@@ -41,7 +41,7 @@ async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
     ctx: Any = SimpleNamespace(client=None, keys=keys, log=None, limits=DEFAULT, lost=None, rejected_writes=None)
     reset = source.set(clock)
     try:
-        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None)  # type: ignore[arg-type]
+        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
         pauses = [ending._try_again(REF)]
         while pauses[-1]:
             clock.now += pauses[-1]
@@ -67,7 +67,7 @@ async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytes
     ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
     reset = source.set(clock)
     try:
-        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None)  # type: ignore[arg-type]
+        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(Later):
                 await ending._follow_all(REF, [{}, {}, {}])
@@ -92,7 +92,7 @@ async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str,
     decision = Decision(State.SUCCESS, 1, 1, 0)
     op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
     ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
-    ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None)  # type: ignore[arg-type]
+    ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None, None)  # type: ignore[arg-type]
     error = WorkerError(kind, "no")  # type: ignore[arg-type]
     if final:
         assert await ending._completion_failed(op, decision, error)

@@ -208,7 +208,7 @@ def test_every_record_has_been_spoiled() -> None:
         *((K.HISTORY, name, False, False) for name in {*K.HISTORY_NAMES, ""}),
         *((family, "plan", True, False) for family in (K.OP, K.HISTORY)),
         *((f, "", False, False) for f in (K.OPEN, K.PENDING, K.NODE, K.NODE_DRAIN, K.COORDINATOR, K.BEHAVIOR)),
-        *((f, "", False, False) for f in (K.TABLE, K.UNIQUE, K.REQUEST)),
+        *((f, "", False, False) for f in (K.TABLE, K.TABLE_ACTIONS, K.UNIQUE, K.REQUEST)),
         (K.CLAIM, "", False, True),
     }
 

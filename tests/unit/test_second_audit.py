@@ -171,6 +171,8 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("gate or pending", "has neither", at(PLAN)({GATE: ...})),
     ("gate or pending", "cleaning in the state running", at(START)({PENDING: "cleaning"})),
     ("gate or pending", "gate in the state paused", beside(TAKE, {f"{ROOT}.state": "paused"})),
+    ("states", "from running to running", beside(TAKE, {f"{ROOT}.state": "running"})),
+    ("actions", "the history tells None", beside(TAKE, {f"{ROOT}.actions": {"actions": [{"action": "alter"}]}})),
     ("history", "without a history record", at(FINISH)({HISTORY: ...})),
     ("history", "did not end in its revision", beside(FINISH, {HISTORY: record("success", 1)})),
     ("history", "says failed", at(FINISH)({HISTORY: record("failed", 1)})),

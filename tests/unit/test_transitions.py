@@ -19,7 +19,7 @@ from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.keys import UNIQUE
 from distop.core.links import Hold
-from distop.core.model import Spec
+from distop.core.model import Decision, Spec, State
 from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Put, Txn, operations
@@ -882,3 +882,16 @@ def test_many_claims_are_reaped_together_and_each_decided_alone() -> None:
     before = world.store.listing()
     world.store.apply(stale)
     assert world.store.listing() == before
+
+
+def test_a_cancelled_operation_whose_plan_was_not_seen_is_not_decided_without_it() -> None:
+    world = World()
+    world.join("a")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    world.do(world.plan(ref, 2))
+    world.do(world.cancel(ref))
+    unplanned = Decision(State.CANCELLED, 0, 0, 0)
+    late = f.decide(world.keys, ref, world.election, world.mod(ref, "state"), unplanned, planned=False)
+    assert not world.store.apply(late).succeeded

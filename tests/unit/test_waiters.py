@@ -27,6 +27,7 @@ from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, op
 from distop.core.view import ClusterView, TypeView
 from distop.errors import MalformedRequest
 from distop.logs import ContextLogger
+from distop.node.actionlog import ActionLog
 from distop.node.rejected_writes import RejectedWrites
 from tests.support.starting import KEYS, TABLE, Etcd
 
@@ -47,10 +48,11 @@ class Coordinator:
         self.cluster = ClusterView(KEYS)
         ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
-            config=SimpleNamespace(poll=30.0), commit=self._send,
+            config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
             rejected_writes=RejectedWrites(ContextLogger(logging.getLogger("distop.test"), {}), lambda: None),
         )  # fmt: skip
-        self.waiters = Waiters(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached)
+        guard, actions = value_is(election, b"e1"), ActionLog(ctx.log)
+        self.waiters = Waiters(ctx, guard, self.view, self._commit, self._reached, actions)
 
     async def _send(self, txn: Txn) -> TxnResult:
         result = await self.etcd.commit(txn)
