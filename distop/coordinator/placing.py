@@ -123,8 +123,15 @@ class Placing:
 
     def changed(self) -> None:
         """Look again after a change of nodes, the end of an operation's wait, or a poll."""
-        if self._alone:
-            self._kick(list(self._alone))
+        # Also those that were left to a node that has gone since: their minute has not begun yet.
+        nodes = self._ctx.cluster.nodes
+        missing = [
+            ref
+            for ref, where in self._elsewhere.items()
+            if coordinator_ranking.missing_executor(nodes, ref.type, where)
+        ]
+        if missing:
+            self._kick(missing)
         if self._wanted():
             self._look_soon(0.0)
         elif self._put_off:
