@@ -217,7 +217,7 @@ def executors_go(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=wishes, hosts=hosts)
 
 
-@bug("liveness", shape=executors_go)
+@bug("liveness", shape=executors_go, first=6)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
     substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
