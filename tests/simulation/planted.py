@@ -135,12 +135,12 @@ def node_exists(compare: Compare) -> bool:
 # ---------------------------------------------------------------------- fences
 
 
-@bug("invariant 1", "invariant 2", first=17)
+@bug("invariant 1", "invariant 2", first=26)
 def report_without_its_fence(patch: Patch) -> None:
     wrap(patch, claiming, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
 
 
-@bug("invariant 3", "not the holder", first=17)
+@bug("invariant 3", "not the holder", first=74)
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     """The claim must exist, whoever holds it."""
 
@@ -150,12 +150,12 @@ def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     wrap(patch, claiming, "wait_again", exists)
 
 
-@bug("invariant 3", "not the holder", first=284)
+@bug("invariant 3", "not the holder", first=292)
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=85)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=97)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -182,7 +182,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=1017)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=1271)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -247,7 +247,7 @@ def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
 
 
 # Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
-@bug("invariant 5", focus=("slow-watches",), first=9)
+@bug("invariant 5", focus=("slow-watches",), first=75)
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True
@@ -261,7 +261,7 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks, first=13)
+@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks, first=16)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
     for name in ("write_chunk", "write_plan"):
@@ -310,7 +310,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # One of several that end at once has to be cancelled just then: so they wait for a moment before they are sent.
-@bug("invariant 5", "invariant 12", shape=many_at_once, first=9)
+@bug("invariant 5", "invariant 12", shape=many_at_once, first=13)
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     former = Finishes._run_ops
 

@@ -86,7 +86,7 @@ def start_what_a_request_began_already(patch: Patch) -> None:
 
 
 # Seldom: a resumable job has to be paused at once after it has saved something.
-@bug("checkpoint lost", first=138)
+@bug("checkpoint lost", first=151)
 def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
     former = Jobs._write
@@ -115,7 +115,7 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
 
 
 # Seldom: the same.
-@bug("checkpoint lost", first=138)
+@bug("checkpoint lost", first=151)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
     """What a checkpoint speaks of is removed with what the job was at."""
     former = Executor._closed
@@ -179,7 +179,7 @@ def fail_for_good_without_cleaning_up(patch: Patch) -> None:
 # ---------------------------------------------------------------------- drains
 
 
-@bug("blamed", first=14)
+@bug("blamed", first=42)
 def a_drain_that_fails_jobs(patch: Patch) -> None:
     """A job that was stopped for a drain counts as one that broke."""
     former = Jobs._write
@@ -218,7 +218,7 @@ def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("drained and busy", first=14)
+@bug("drained and busy", first=42)
 def drained_before_it_is_empty(patch: Patch) -> None:
     """An executor says that it is drained as soon as it is asked to be."""
 

@@ -91,7 +91,7 @@ def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     substitute(patch, submit, "_by_id", by_id)
 
 
-@bug("two branches", focus=("answers-lost", "requests-late"), shape=with_both_branches)
+@bug("two branches", focus=("answers-lost", "requests-late"), shape=with_both_branches, first=8)
 def a_failure_branch_refuses_no_other_copy(patch: Patch) -> None:
     """Of a caller's transaction: what it compares may have come to hold by then."""
     for name in ("writes_failure", "fences_failure"):

@@ -33,7 +33,7 @@ def claim_a_permit_without_comparing_it(patch: Patch) -> None:
     wrap(patch, claiming, "claim", lambda txn, _: without(txn, lambda compare: "Permit." in compare.key))
 
 
-@bug("invariant 16", shape=few_at_once)
+@bug("invariant 16", shape=few_at_once, first=8)
 def a_lowered_limit_that_forgets_what_runs(patch: Patch) -> None:
     """All permits below the limit may be taken, whatever runs beyond."""
     substitute(patch, permits, "usable_permits", lambda most, held, without: most)

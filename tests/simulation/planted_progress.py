@@ -25,7 +25,7 @@ def saving_and_paused_twice(wanted: Scenario) -> Scenario:
 
 
 # As cockroachdb/cockroach#159930
-@bug("checkpoint lost")
+@bug("checkpoint lost", first=8)
 def progress_that_is_resumed_short(patch: Patch) -> None:
     """A job resumes one step before its last checkpoint, and repeats that step."""
     former = Checkpoints.load

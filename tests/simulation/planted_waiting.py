@@ -165,7 +165,7 @@ def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
-@bug("liveness", shape=that_end_at_once)
+@bug("liveness", shape=that_end_at_once, first=6)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
     take = Finishes._take
 
@@ -217,12 +217,12 @@ def executors_go(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=wishes, hosts=hosts)
 
 
-@bug("liveness", shape=executors_go)
+@bug("liveness", shape=executors_go, first=6)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
     substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
 
-@bug("liveness", shape=executors_go)
+@bug("liveness", shape=executors_go, first=5)
 def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
     substitute(patch, Elections, "_abandoned", lambda self: set())
 
@@ -251,7 +251,7 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     substitute(patch, HoldKeeper, "changed", changed)
 
 
-@bug("invariant 15", shape=added_at_the_end)
+@bug("invariant 15", shape=added_at_the_end, first=16)
 def predecessors_are_not_compared_when_they_are_added(patch: Patch) -> None:
     def of_others(txn: Txn, given: Any) -> Txn:
         runs = {given.keys.of(run.ref, "state") for _, run, _ in given.links}

@@ -49,7 +49,7 @@ def apply_fragments_singly(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
 
 
-@bug("liveness", focus=("compaction", "refuse", "member-killed"))
+@bug("liveness", focus=("compaction", "refuse", "member-killed"), first=8)
 def ignore_compaction(patch: Patch) -> None:
     former = WatchPosition.feed
 
@@ -83,7 +83,7 @@ def ask_an_old_server_for_its_progress(patch: Patch) -> None:
 
 
 # Seldom: a watch has to lose the one event that somebody waits for.
-@bug("liveness", focus=("events-lost", "crash"))
+@bug("liveness", focus=("events-lost", "crash"), first=2)
 def believe_a_watch_for_ever(patch: Patch) -> None:
     """Nothing is listed again by itself: events that etcd has lost stay lost.
 
@@ -93,7 +93,7 @@ def believe_a_watch_for_ever(patch: Patch) -> None:
 
 
 # Seldom: something has to be decided by a read of the past.
-@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"))
+@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"), first=2)
 def believe_reads_of_the_past(patch: Patch) -> None:
     """Reads of old data are accepted, although their revision shows it (etcd#20418)."""
     former = Identity.see

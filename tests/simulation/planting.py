@@ -30,10 +30,10 @@ class Planted:
     """A bug: ``plant`` puts it in, and a breach of a kind in ``expected`` is its effect.
 
     ``focus``: the kinds of faults that it needs, where all of them would find it late; ``shape`` changes the scenarios
-    in which it is looked for; ``first``: the seed with which the search begins, where it is seen in one of some thirty
-    schedules, or in fewer. That saves time and nothing else: the search goes on to all others. Where the draw or the
-    timing has changed, the seed that the test prints is the new one. ``slow``: what it does is seen after very long
-    alone, so it is not looked for at every change.
+    in which it is looked for; ``first``: the seed with which the search starts, where seed 1 and its next neighbours do
+    not show the bug, or cost much. It only saves time: the search continues through all other seeds. A change of the
+    draw or of the timing can outdate it; the test then fails and prints the seed to record. ``slow``: what it does is
+    seen after very long alone, so it is not looked for at every change.
     """
 
     name: str

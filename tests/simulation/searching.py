@@ -13,6 +13,8 @@ from tests.simulation.planted_progress import BUGS, Planted
 
 SEEDS = 2_000
 """Schedules in which a bug is looked for at most: as many as CI runs of the code as it is."""
+FEW = 20
+"""Schedules after which a search is too long for a test of every change: the seed that it found is to be recorded."""
 _OURS = "/tests/simulation/"
 """In a traceback: where bugs are planted."""
 
@@ -48,9 +50,21 @@ def rotten(text: str) -> bool:
     return _OURS in text and "Mistake: " not in text
 
 
+def seeds_from(first: int) -> Iterable[int]:
+    """All seeds, in the order in which they are looked at: the recorded one first."""
+    return (*range(first, SEEDS + 1), *range(1, first))
+
+
 def seeds(planted: Planted) -> Iterable[int]:
-    """All of them, in the order in which they are looked at."""
-    return (*range(planted.first, SEEDS + 1), *range(1, planted.first))
+    """All seeds, in the order in which a planted bug is looked for in them."""
+    return seeds_from(planted.first)
+
+
+def require_recorded(name: str, seed: int, looked: int, where: str) -> None:
+    """Fail if a search was long: the recorded seed no longer shows the bug. ``where``: what records it."""
+    assert looked <= FEW, (
+        f"{name} is found only on seed {seed}, after {looked} schedules. Record {seed} as its first seed in {where}"
+    )
 
 
 def generally(name: str, first: int, count: int) -> tuple[Planted, Find | None]:

@@ -84,7 +84,7 @@ def test_a_take_over_behind_a_gate_that_is_gone_is_seen(monkeypatch: pytest.Monk
         return replace(txn, compares=txn.compares[1:])
 
     monkeypatch.setattr(owning, "_take", careless)
-    assert kinds(range(17, 121))  # from the first that shows it
+    assert kinds(range(24, 121))  # from the first that shows it
 
 
 def test_the_seeds_have_actors_now_and_then() -> None:

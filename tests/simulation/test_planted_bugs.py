@@ -19,7 +19,7 @@ from distop.testing.simulation.run import quietly
 from tests.conftest import FIGURES
 from tests.simulation.planted_progress import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
-from tests.simulation.searching import SEEDS, look_for, seeds
+from tests.simulation.searching import FEW, SEEDS, look_for, require_recorded, seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +42,7 @@ def test_a_planted_bug_is_found(
         record_property(FIGURES, f"{found}, after {found.looked} {of}")
         without = Simulation(planted.scenario(found.seed)).run().breaches
         assert list(map(str, without)) == [], "and these are breached without it"
+    require_recorded(planted.name, found.seed, found.looked, f"@bug(..., first={found.seed})")
 
 
 def test_what_fails_by_itself_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +68,12 @@ def test_the_search_begins_where_it_is_told_and_leaves_none_out() -> None:
     planted = replace(BUGS[0], first=1_999)
     assert list(islice(seeds(planted), 3)) == [1_999, 2_000, 1]
     assert sorted(seeds(planted)) == list(range(1, SEEDS + 1))
+
+
+def test_a_long_search_asks_to_record_the_seed_that_it_found() -> None:
+    require_recorded("reap", 7, FEW, "@bug(..., first=7)")
+    with pytest.raises(AssertionError, match=r"on seed 7, after 21 schedules\. Record 7 as its first seed in @bug"):
+        require_recorded("reap", 7, FEW + 1, "@bug(..., first=7)")
 
 
 def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPatch) -> None:

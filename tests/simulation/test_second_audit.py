@@ -5,6 +5,7 @@ It finds planted bugs.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from auditing.history import Revision
 
 from distop.testing.simulation import Scenario, Simulation, scenario
 from distop.testing.simulation.run import quietly
-from tests.simulation.searching import BUGS
+from tests.simulation.searching import BUGS, require_recorded, seeds_from
 
 if TYPE_CHECKING:
     from auditing.auditor import Violation
@@ -21,28 +22,30 @@ if TYPE_CHECKING:
 SEEDS = range(1, 41)
 LOOKED_AT = 80
 """Schedules in which a planted bug is looked for."""
-VISIBLE = (
-    "drop_the_gate_compare",
-    "take_over_a_live_incarnation",
-    "elect_while_another_lives",
-    "reap_the_claims_of_live_holders",
-    "report_without_its_fence",
-    "drop_the_fence_compare_of_a_release",
-    "complete_on_a_stale_count",
-    "finish_without_comparing_run_ops",
-    "count_no_failure_at_a_takeover",
-    "retry_an_unknown_outcome_with_a_new_transaction",
-    "finish_a_group_under_the_guards_of_its_first",
-    "clean_up_before_the_history_is_written",
-    "successors_go_on_however_it_ended",
-    "what_waits_for_others_begins",
-    "it_is_cleaned_up_before_its_successors_are_told",
-    "claim_a_permit_without_comparing_it",
-    "a_report_that_keeps_its_permit",
-    "an_end_keeps_the_id",
-    "what_shall_follow_begins_at_once",
-)
-"""Planted bugs of all kinds of rules, whose effect stands in etcd's history."""
+VISIBLE = {
+    "drop_the_gate_compare": 24,
+    "take_over_a_live_incarnation": 1,
+    "elect_while_another_lives": 3,
+    "reap_the_claims_of_live_holders": 1,
+    "report_without_its_fence": 26,
+    "drop_the_fence_compare_of_a_release": 74,
+    "complete_on_a_stale_count": 75,
+    "finish_without_comparing_run_ops": 64,
+    "count_no_failure_at_a_takeover": 10,
+    "retry_an_unknown_outcome_with_a_new_transaction": 10,
+    "finish_a_group_under_the_guards_of_its_first": 28,
+    "clean_up_before_the_history_is_written": 1,
+    "successors_go_on_however_it_ended": 1,
+    "what_waits_for_others_begins": 1,
+    "it_is_cleaned_up_before_its_successors_are_told": 1,
+    "claim_a_permit_without_comparing_it": 1,
+    "a_report_that_keeps_its_permit": 1,
+    "an_end_keeps_the_id": 1,
+    "what_shall_follow_begins_at_once": 1,
+}
+"""Planted bugs of all kinds of rules, whose effect stands in etcd's history. Each has its first seed: a cheap one that
+shows the bug. The search continues through the other seeds.
+"""
 
 
 def audited(wanted: Scenario) -> tuple[SecondAuditor, list[Violation]]:
@@ -75,5 +78,8 @@ def test_a_planted_bug_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch)
     (planted,) = (bug for bug in BUGS if bug.name == name)
     planted.plant(monkeypatch)
     with quietly():
-        found = (audited(planted.scenario(seed))[1] for seed in range(planted.first, planted.first + LOOKED_AT))
-        assert any(found)
+        for looked, seed in enumerate(islice(seeds_from(VISIBLE[name]), LOOKED_AT), 1):
+            if audited(planted.scenario(seed))[1]:
+                require_recorded(name, seed, looked, "VISIBLE")
+                return
+    pytest.fail(f"{name} breaks no rule in {LOOKED_AT} schedules")
