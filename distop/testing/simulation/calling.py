@@ -181,7 +181,9 @@ class Calling(Keeping):
                     continue
                 effect = machine.effects.begin(ref, item.ordinal, item.fence, whose, item.attempt, "cleanup")
                 child.doing.append(effect)
-                await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                pause = machine.chance.uniform(0.001, 0.02)
+                # One in ten takes seconds: a holder that may come back has the time to do so.
+                await asyncio.sleep(pause if pause < 0.018 else 150 * pause)
                 machine.effects.end(effect, "done")
                 machine.effects.cleaned(ref, item.ordinal)
                 child.doing.remove(effect)
