@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,7 @@ class Alone(Context):
         self.incarnation = self.executor_id = "me"
         self.types = frozenset({"noop"})
         self.capability: Any = type("Able", (), {"serves": staticmethod(lambda _: True)})
+        self.worker: Any = SimpleNamespace(stuck=())
         self.log = logs.get("distop.test")
         self.limits = DEFAULT
         self.gates_at = 0

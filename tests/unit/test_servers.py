@@ -20,7 +20,7 @@ PROGRAM = ROOT / "tests/support/servers.py"
 GO = """\
 #!/bin/sh
 echo "$@" >>"{calls}"
-version=$(sed -n 's/^require go.etcd.io.etcd.server.v3 v//p' go.mod)
+version=$(sed -n 's/^.*go.etcd.io.etcd.server.v3 v\\([^ ]*\\).*/\\1/p' go.mod)
 printf '#!/bin/sh\\necho "etcd Version: %s"\\n' "{version}" >bin/server
 chmod +x bin/server
 {then}
