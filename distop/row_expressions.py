@@ -10,6 +10,8 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
+from distop.core.texts import shown
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -58,7 +60,7 @@ def unlisted(name: str, functions: Collection[str]) -> str:
     """The sentence about a function that is not allowed."""
     similar = get_close_matches(name.lower(), sorted(functions), 1, 0.8)
     hint = f" (did you mean {similar[0]!r}?)" if similar and similar[0] != name.lower() else ""
-    return f"the expression uses {name!r}, which is not on the list of allowed functions{hint}: {LIST_AT}"
+    return f"the expression uses {shown(name)}, which is not on the list of allowed functions{hint}: {LIST_AT}"
 
 
 def construct(what: str) -> str:

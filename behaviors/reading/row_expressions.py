@@ -25,6 +25,7 @@ KEPT_EXPRESSIONS = 256
 _CATALYST = "org.apache.spark.sql.catalyst"
 _FUNCTION = f"{_CATALYST}.analysis.UnresolvedFunction"
 _COLUMN = f"{_CATALYST}.analysis.UnresolvedAttribute"
+_VARIABLE = f"{_CATALYST}.expressions.UnresolvedNamedLambdaVariable"
 _ANALYSIS = "UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction"
 _EXPRESSIONS = """
 Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast Collate Concat CreateNamedStruct Divide EqualNullSafe
@@ -97,7 +98,12 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
         if name.lower() in BOUNDED:
             _check_bounded(tree.map(nodes.calls).distinct())
     columns = list(_parts(tree.map(nodes.columns).distinct()))
-    for column in columns:
+    # In the body of a lambda a name that is no argument of it becomes a column, or such a function, only later.
+    variables = list(_parts(tree.map(nodes.variables).distinct()))
+    for column in variables:
+        if column[0].lower() == "user":
+            raise Refused(unlisted(column[0], ROW_FUNCTIONS))
+    for column in columns + variables:
         if len(column) == 1 and column[0].lower() in _OF_SESSION:
             raise Refused(unlisted(column[0], ROW_FUNCTIONS))
     return RowExpression(_column(session, tree), tuple(dict.fromkeys(column[0] for column in columns)))
@@ -169,13 +175,14 @@ class _Nodes:
     """Functions of Scala's that read all nodes of a tree in one call into the JVM: one call for each node takes longer
     than Spark's parser.
 
-    ``classes``: the class of a node. The others are null for other nodes; ``functions`` and ``columns``: the parts of
-    the name; ``calls``: the node of a function.
+    ``classes``: the class of a node. The others are null for other nodes; ``functions``, ``columns`` and ``variables``
+    (names in the body of a lambda): the parts of the name; ``calls``: the node of a function.
     """
 
     classes: Any
     functions: Any
     columns: Any
+    variables: Any
     calls: Any
 
 
@@ -207,5 +214,9 @@ def _nodes(jvm: Any) -> _Nodes:
 
     classes = lookup.findVirtual(anything, "getClass", methods.methodType(of("java.lang.Class")))
     return _Nodes(
-        function(classes), name_parts(_FUNCTION), name_parts(_COLUMN), only(_FUNCTION, handles.identity(anything))
+        function(classes),
+        name_parts(_FUNCTION),
+        name_parts(_COLUMN),
+        name_parts(_VARIABLE),
+        only(_FUNCTION, handles.identity(anything)),
     )

@@ -2,7 +2,8 @@
 
 Each is deterministic, and reads nothing but its arguments: no file, no table, no setting of the session that tells who
 or where it is, no clock. None makes a value whose size is a number among its arguments (``repeat``, ``sequence``,
-``array_repeat``, ``format_string``): :data:`BOUNDED` has exceptions.
+``array_repeat``, ``format_string``): :data:`BOUNDED` has exceptions. None takes a type as text (``from_json``,
+``variant_get``): in JSON, a type names classes that are loaded.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ try_validate_utf8 ucase unbase64 upper url_decode url_encode validate_utf8
 """
 _DIGESTS = "crc32 hash md5 sha sha1 sha2 xxhash64"
 _JSON = """
-from_json get_json_object is_variant_null json_array_length json_object_keys parse_json schema_of_json to_json
-try_parse_json try_variant_get variant_get
+get_json_object is_variant_null json_array_length json_object_keys parse_json schema_of_json to_json
+try_parse_json
 """
 _COLLECTIONS = """
 aggregate array array_append array_compact array_contains array_distinct array_except array_intersect array_join

@@ -100,7 +100,6 @@ def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
         "a = 'reflect(' AND b = \"uuid()\" AND `sum(` > 0 -- rand()",
         "over > 0 AND using = 1 AND values + 1 > 2 AND (values IS NULL) AND (table > 1) AND (map IN (1, 2))",
         "a > INTERVAL (1) DAY OR a IS DISTINCT FROM (b)",
-        "from_json(a, 'x STRUCT<y: INT>').x.y > 0",
         "date '2020-01-01' < a AND a IN ('today', 'now')",
         "a = 'unterminated uuid()",
         "a > 0 /* unterminated uuid()",
