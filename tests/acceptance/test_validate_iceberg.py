@@ -316,7 +316,7 @@ def _without_resources() -> Any:
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     with pytest.raises(
-        FatalError, match=r"Spark has no Iceberg: .*spark\.jars\.packages=.*iceberg-spark-runtime-4\.1_"
+        FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"
     ):
         iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
     assert iceberg.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")

@@ -482,7 +482,9 @@ async def test_pause_resume_and_cancel(client: aio.Client, hand: Hand) -> None:
     await op.cancel("again")
     seen = await op.status()
     assert (seen.state, seen.waiting_for) == ("cancelling", "its holders to stop")
-    assert seen.cancel == {"reason": "user", "text": "not needed"}
+    assert seen.cancel is not None
+    assert (seen.cancel["reason"], seen.cancel["text"]) == ("user", "not needed")
+    assert seen.cancel["by"]
     for command in (op.pause(), op.resume()):
         with pytest.raises(distop.NotAllowed, match="is cancelling"):
             await command

@@ -118,7 +118,8 @@ def test_L20_what_has_not_begun_is_replaced_and_its_dependents_hear_of_it(purgin
     behind = purging.client.start_operation("noop", TABLE, {}, after=[first])
     second = purge(purging, files=("y",), on_duplicate="replace")
     ended = first.wait(LIMIT)
-    assert (ended.state, ended.record["cancel"]) == (
+    told = {name: ended.record["cancel"][name] for name in ("reason", "text", "replaced_by")}
+    assert (ended.state, told) == (
         "cancelled",
         {"reason": "aborted", "text": f"replaced by {second.ref}", "replaced_by": second.ref},
     )

@@ -76,14 +76,14 @@ def take_old_events_for_new(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=an_old_server_with_watches_behind)
+@bug("liveness", focus=("slow-watches",), shape=an_old_server_with_watches_behind, first=25)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)
 
 
 # Seldom: a watch has to lose the one event that somebody waits for.
-@bug("liveness", focus=("events-lost", "crash"), first=2)
+@bug("liveness", focus=("events-lost", "crash"), first=112)
 def believe_a_watch_for_ever(patch: Patch) -> None:
     """Nothing is listed again by itself: events that etcd has lost stay lost.
 
