@@ -105,9 +105,16 @@ def _counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(validator: Validator, value: Any, instance: Any, schema: Any) -> Any:
         _count(1 + (len(value) >> 4 if isinstance(value, list | dict) else 0))
-        return keyword(validator, value, instance, schema)
+        return _counted_errors(keyword(validator, value, instance, schema) or ())
 
     return run
+
+
+def _counted_errors(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
+    """Counted by their texts: each has the value in it, and alternatives keep the errors of all their branches."""
+    for error in errors:
+        _count(len(error.message) >> 6)
+        yield error
 
 
 @lru_cache(maxsize=64)

@@ -177,3 +177,14 @@ def test_hole_7_parameters_of_a_hostile_schema_are_told_in_bounded_time() -> Non
     assert [one.name for one in parameters(loop)] == ["a"]
     for wrong in ({"properties": []}, {"properties": {"a": {"$ref": "http://127.0.0.1:9/"}}}):
         assert parameters(wrong) == ()
+
+
+def test_hole_7_errors_of_alternatives_within_alternatives_keep_no_unbounded_memory() -> None:
+    depth, names = 14, [f"a{n}" for n in range(15)]
+    defs: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{names[n + 1]}"}] * 2} for n, name in enumerate(names[:depth])
+    }
+    defs[names[depth]] = {"type": "null"}
+    schema = {"$defs": defs, "properties": {"a": {"$ref": "#/$defs/a0"}}}
+    with pytest.raises(InvalidArgument, match="takes too long to compare"):
+        check_argument("t", schema, dumps({"a": "x" * 50_000}))
