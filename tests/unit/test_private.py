@@ -208,11 +208,11 @@ def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytes
     gateway = pytest.importorskip("pyspark.java_gateway")
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(gateway, "Popen", lambda command, **options: started.append((command, options["env"])))
-    with spark_submit._started_by(Path("/work/spark.properties")):
+    with spark_submit._started_by(Path("/var/spark.properties")):
         gateway.Popen(["spark-submit", "pyspark-shell"], env={"DISTOP_SPARK_CONF": "b", "HOME": "/"})
         with pytest.raises(spark_submit.OtherFile, match="give these settings to distop as spark-conf"):
             gateway.Popen(["spark-submit", "--properties-file", "other", "pyspark-shell"], env={})
-    words = ["spark-submit", "--properties-file", "/work/spark.properties", "--load-spark-defaults", "pyspark-shell"]
+    words = ["spark-submit", "--properties-file", "/var/spark.properties", "--load-spark-defaults", "pyspark-shell"]
     assert started == [(words, {"HOME": "/"})]
     gateway.Popen(["spark-submit"], env={"DISTOP_SPARK_CONF": "b"})
     assert started[1:] == [(["spark-submit"], {"DISTOP_SPARK_CONF": "b"})], "only while the session is started"
