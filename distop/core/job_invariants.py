@@ -156,9 +156,9 @@ def _claim_faults(
 
 def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
     """An executor has claimed an actor's lost job to clean up and fail it; or such a claim is released, or lost."""
-    if old is None or new.actor or not (op.rules.code and op.rules.cleans):
+    if old is None or new.actor:
         return False
-    return bool(old.actor) or decide.only_ends(old, op.rules)
+    return decide.ends_under_a_claim(old, new, op.rules) or decide.only_ends(old, op.rules)
 
 
 def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:
