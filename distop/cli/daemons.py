@@ -34,6 +34,13 @@ VERIFIER_URL = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
 ]
+TYPES = Annotated[
+    str | None, typer.Option(metavar="TYPE,…", help="Serve operations of these types, and refuse others (all).")
+]
+TABLES = Annotated[
+    str | None,
+    typer.Option(metavar="TABLE,…", help="Serve these tables or namespaces (sales.*), and refuse others (all)."),
+]
 KEY_FILE = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
@@ -59,6 +66,8 @@ def executor(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    types: TYPES = None,
+    tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
@@ -86,6 +95,8 @@ def executor(
             metrics=metrics,
             call_limit=call_limit,
             verifier_url=verifier_url or None,
+            types=types,
+            tables=tables,
             certificate_key_file=certificate_key_file,
         )
     )
@@ -119,6 +130,8 @@ def dev(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    types: TYPES = None,
+    tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
@@ -143,6 +156,8 @@ def dev(
         "metrics": metrics,
         "call_limit": call_limit,
         "verifier_url": verifier_url or None,
+        "types": types,
+        "tables": tables,
         "certificate_key_file": certificate_key_file,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)

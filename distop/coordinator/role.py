@@ -127,7 +127,7 @@ class Coordinator:
             on_failure,
         )
         self._planning = Planning(
-            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
+            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
         )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
         self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached)
