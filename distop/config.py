@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import private
-from distop.core import heartbeats, verifier_urls
+from distop.core import heartbeats, serving, verifier_urls
 from distop.core.frozen import frozen
-from distop.core.keys import check_namespace, encode
+from distop.core.keys import check_namespace, check_type_name, encode
 from distop.core.limits import DEFAULT, Limits
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
@@ -66,7 +66,8 @@ class ExecutorConfig:
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
-    completed. ``source``: which settings file was used, for people. ``limits``: no setting; the simulator gives others.
+    completed. ``serves``: the types and tables that it works for. ``source``: which settings file was used, for people.
+    ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -87,6 +88,7 @@ class ExecutorConfig:
     metrics: tuple[str, int] | None = None
     call_limit: float = 3600.0
     verifier_urls: tuple[str, ...] = ()
+    serves: serving.Serves = serving.ALL
     certificate_key: bytes = field(default=b"", repr=False)
     actions_log: str | None = None
     """A file with a line for each action."""
@@ -188,6 +190,34 @@ def _verifier_urls(value: Any) -> tuple[str, ...]:
     return tuple(filter(None, urls))
 
 
+def _names(value: Any, what: str) -> tuple[str, ...]:
+    """A list, or one text with commas between; at least one name. ``what``: what it must be."""
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(one, str) and one for one in names):
+        raise ValueError(what)
+    return tuple(dict.fromkeys(names))
+
+
+def _types(value: Any) -> tuple[str, ...]:
+    names = _names(value, "an operation type or a list of them, such as validate,build-index")
+    for name in names:
+        check_type_name(name)
+    return names
+
+
+def _tables(value: Any) -> tuple[str, ...]:
+    """Names of tables, and namespaces: ``sales.*``."""
+    names = _names(value, "a table, a namespace or a list of them, such as sales.orders,hr.*")
+    for name in names:
+        exact = name.removesuffix(serving.NAMESPACE)
+        if not exact or "*" in exact or (exact != name and exact.endswith(".")):
+            raise InvalidArgument(
+                f"{shown(name)} is neither a table nor a namespace: write each name in full, or a namespace as sales.*"
+            )
+        encode(exact)
+    return names
+
+
 def _yes(value: Any) -> bool:
     if str(value).lower() not in ("1", "true", "yes", "0", "false", "no"):
         raise ValueError("1 or 0")
@@ -282,6 +312,8 @@ SETTINGS: Mapping[str, Setting] = {
     "metrics": Setting(_address),
     "call_limit": Setting(duration, 3600.0),
     "verifier_url": Setting(_verifier_urls, ()),
+    "types": Setting(_types),
+    "tables": Setting(_tables),
     "certificate_key_file": Setting(_text),
     "actions_log": Setting(_text),
     "data_dir": Setting(_text, ".distop"),
@@ -481,6 +513,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         metrics=settings.get("metrics"),
         call_limit=settings.get("call_limit"),
         verifier_urls=settings.get("verifier_url"),
+        serves=serving.Serves(settings.get("types"), settings.get("tables")),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
         actions_log=settings.get("actions_log"),
         source=settings.file.text,

@@ -118,6 +118,10 @@ class TableUnavailable(DistopError):
     """
 
 
+class NotServed(DistopError):
+    """This executor does not serve the type or a table of an operation: its settings ``types`` and ``tables``."""
+
+
 class FatalError(DistopError):
     """Raised by code of a behavior for an error that no retry mends: a job then fails at once (with ``can_fail``), as
     planning or completion does. Other unexpected errors are tried again.

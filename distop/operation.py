@@ -21,7 +21,7 @@ from distop.core.keys import Keys
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options, Terms
-from distop.core.plan import Gate
+from distop.core.plan import Gate, Plan
 from distop.core.prepared import Terms as Prepared
 from distop.core.prepared import denied_with
 from distop.core.records import read
@@ -459,15 +459,16 @@ class Operation:
     async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
         """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
         keys, ref = self._keys, self._ref
-        spec, said, gate = await self._etcd.read(
-            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
+        spec, said, gate, plan = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref)), Get(keys.of(ref, "plan"))
         )
         if spec.kv is None:
             raise _Ended
         where = read(Spec.decode, spec.kv).where
         options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
         opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
-        return Terms(options, mod, where), opened
+        beside = read(Plan.decode, plan.kv).beside if plan.kv is not None else ()
+        return Terms(options, mod, where, beside), opened
 
     async def rerun(
         self,

@@ -96,7 +96,7 @@ def nodes() -> None:
         output.write_json([{**json.loads(node.encode()), "incarnation": i} for i, node in sorted(found.items())])
         return
     output.table(
-        ("executor", "state", "host", "slots", "behaviors", "labels", "version", "incarnation"),
+        ("executor", "state", "host", "slots", "behaviors", "serves", "labels", "version", "incarnation"),
         [
             (
                 node.executor,
@@ -104,6 +104,7 @@ def nodes() -> None:
                 node.host,
                 node.slots,
                 ", ".join(node.behaviors),
+                str(node.serves) or "all",
                 ", ".join(f"{k}={v}" for k, v in node.labels.items()),
                 node.version,
                 incarnation,

@@ -38,6 +38,13 @@ ACTIONS_LOG = Annotated[
     str | None,
     typer.Option("--actions-log", metavar="FILE", help="Append a line of JSON for each action: who did what."),
 ]
+TYPES = Annotated[
+    str | None, typer.Option(metavar="TYPE,…", help="Serve operations of these types, and refuse others (all).")
+]
+TABLES = Annotated[
+    str | None,
+    typer.Option(metavar="TABLE,…", help="Serve these tables or namespaces (sales.*), and refuse others (all)."),
+]
 KEY_FILE = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
@@ -63,6 +70,8 @@ def executor(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    types: TYPES = None,
+    tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
     actions_log: ACTIONS_LOG = None,
 ) -> None:
@@ -91,6 +100,8 @@ def executor(
             metrics=metrics,
             call_limit=call_limit,
             verifier_url=verifier_url or None,
+            types=types,
+            tables=tables,
             certificate_key_file=certificate_key_file,
             actions_log=actions_log,
         )
@@ -125,6 +136,8 @@ def dev(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    types: TYPES = None,
+    tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
     actions_log: ACTIONS_LOG = None,
 ) -> None:
@@ -150,6 +163,8 @@ def dev(
         "metrics": metrics,
         "call_limit": call_limit,
         "verifier_url": verifier_url or None,
+        "types": types,
+        "tables": tables,
         "certificate_key_file": certificate_key_file,
         "actions_log": actions_log,
     }

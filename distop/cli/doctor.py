@@ -197,6 +197,8 @@ def _side(ahead: float) -> str:
 
 
 async def _nodes(client: Client) -> Finding:
+    from distop.core.serving import named, refusal
+
     live = await client.nodes()
     if not live:
         return Finding("executors", "warning", "none is alive: start one with `distop executor`")
@@ -213,6 +215,10 @@ async def _nodes(client: Client) -> Finding:
         for node in sorted(live.values(), key=lambda node: node.executor)
         if node.spark
     ]
+    registered = sorted(record.name for record in await client.tables())
+    unserved = [t for t in registered if all(refusal(node.serves, None, (t,)) for node in live.values())]
+    cannot += [f"no live executor serves {named([table])}" for table in unserved[:_SHOWN]]
+    cannot += [f"nor {len(unserved) - _SHOWN} more"] if len(unserved) > _SHOWN else []
     return Finding("executors", "warning" if cannot else "ok", "; ".join([alive, *cannot]))
 
 

@@ -26,6 +26,7 @@ from distop.core.model import Decision, History, State
 from distop.core.record_signature import signature
 from distop.core.records import read
 from distop.core.series import Series, following, next_request
+from distop.core.serving import refusal
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import (
@@ -173,7 +174,7 @@ class Ending:
         """
         assert op.spec is not None
         ref, decision_mod = op.ref, op.decision.mod if op.decision is not None else 0
-        if not self._ctx.serves(ref.type):
+        if not self._ctx.serves(ref.type, (ref.table, *op.terms.beside)):
             return False
         decided, worker = decision, self._ctx.worker
         outcomes = self._ahead.pop(ref, None)
@@ -416,6 +417,10 @@ class Ending:
         if op.spec is None or op.spec.table is None or not (op.plan is None or op.plan.spilled):
             return
         ref, table, worker = op.ref, op.spec.table.to_json(), self._ctx.worker
+        if why := refusal(self._ctx.config.serves, None, (ref.table,)):
+            where = {"operation": str(ref)}
+            self._log.warning("Leaving its plan's files in the shared directory: %s", why, extra=where)
+            return
         try:
             await self._call(ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table))
         except WorkerError as error:

@@ -1,10 +1,10 @@
-"""Gives up an election whose operations need a node with other labels.
+"""Gives up an election whose operations need a node with other labels, or one that serves more tables.
 
-Planning and completion run code of the behavior, so they run only on a node that has the operation's labels. A
-coordinator without them gives up the election once its own calls into the child have ended, if such a node lives.
-Until then it starts no other call, so that neither waits for the other for ever. Without such a node the operation
-waits. A cancelled operation waits for a minute, then it ends without its completion code. Which nodes count is decided
-by ``distop.core.coordinator_ranking``.
+Planning and completion run code of the behavior, so they run only on a node that has the operation's labels, and serves
+each table that the operation touches. Another coordinator gives up the election once its own calls into the child have
+ended, if such a node lives. Until then it starts no other call, so that neither waits for the other for ever. Without
+such a node the operation waits. A cancelled operation waits for a minute, then it ends without its completion code.
+Which nodes count is decided by ``distop.core.coordinator_ranking``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class Placing:
         self._pass_on = pass_on
         self._kick = kick
         self._only_ending = only_ending
-        self._elsewhere: dict[OperationRef, Mapping[str, str]] = {}
-        """Operations whose next step is for another node, with their selectors."""
+        self._elsewhere: dict[OperationRef, tuple[Mapping[str, str], tuple[str, ...]]] = {}
+        """Operations whose next step is for another node, with their selectors and tables."""
+        self._needs: dict[OperationRef, tuple[str, ...]] = {}
+        """Tables besides their own that operations need for planning, and this node does not serve."""
         self._alone: dict[OperationRef, float] = {}
         """Those of them that no live node may run, and since when that is known."""
         self._put_off: set[OperationRef] = set()
@@ -63,16 +65,19 @@ class Placing:
         """The step to take here and now; None where it is for another node, or for later."""
         assert op.spec is not None
         where, ref = op.spec.where, op.ref
+        tables = (ref.table, *op.terms.beside, *self._needs.get(ref, ()))
         if not isinstance(step, decide.MakePlan | decide.Complete | decide.CompleteFirst):
             self._settled(ref)
             return step
-        if self._only_ending or not self._ctx.fits(where):
-            missing = coordinator_ranking.missing_executor(self._ctx.cluster.nodes, ref.type, where)
+        if self._only_ending or not self._ctx.fits(where) or not self._ctx.admits(ref.type, tables):
+            missing = coordinator_ranking.missing_executor(self._ctx.cluster.nodes, ref.type, where, tables)
+            if missing and self._needs.pop(ref, None) is not None:
+                return self.here(op, step)  # it fails, and says why
             ends = op.decision is not None and coordinator_ranking.ends_without_code(op.state, op.cancel)
             if op.decision is not None and ends and self._waited(ref, missing):
                 self._settled(ref)
                 return decide.without_code(op.decision, f"no live executor {missing}")
-            self._elsewhere[ref] = where
+            self._elsewhere[ref] = where, tables
             self._look_soon(0.0)  # once all that have changed together have had their turn: some may be served here
             return None
         self._settled(ref)
@@ -81,6 +86,18 @@ class Placing:
             return None
         self._own.add(ref)
         return step
+
+    def need(self, op: OperationView, tables: Collection[str]) -> str:
+        """Planning of an operation reads these tables, which this node does not serve: leave it to one that does.
+
+        Returns what a missing executor would need; "" where one lives.
+        """
+        where = op.spec.where if op.spec is not None else {}
+        wanted = (op.ref.table, *tables)
+        missing = coordinator_ranking.missing_executor(self._ctx.cluster.nodes, op.ref.type, where, wanted)
+        if not missing:
+            self._needs[op.ref] = tuple(tables)
+        return missing
 
     def _waited(self, ref: OperationRef, missing: str) -> bool:
         """Whether no live node has been able to run the operation's code for a minute."""
@@ -98,6 +115,7 @@ class Placing:
 
     def _settled(self, ref: OperationRef) -> None:
         self._alone.pop(ref, None)
+        self._needs.pop(ref, None)
         if self._elsewhere.pop(ref, None) is not None and not self._elsewhere:
             self.changed()
 
@@ -105,8 +123,8 @@ class Placing:
         """Whether another node would coordinate an operation that this one may not run."""
         nodes, mine = self._ctx.cluster.nodes, self._ctx.incarnation
         return any(
-            set(coordinator_ranking.candidates(nodes, ref.type, where)) - {mine}
-            for ref, where in self._elsewhere.items()
+            set(coordinator_ranking.candidates(nodes, ref.type, where, tables)) - {mine}
+            for ref, (where, tables) in self._elsewhere.items()
         )
 
     def _look_soon(self, pause: float) -> None:
@@ -127,8 +145,8 @@ class Placing:
         nodes = self._ctx.cluster.nodes
         missing = [
             ref
-            for ref, where in self._elsewhere.items()
-            if coordinator_ranking.missing_executor(nodes, ref.type, where)
+            for ref, (where, tables) in self._elsewhere.items()
+            if coordinator_ranking.missing_executor(nodes, ref.type, where, tables)
         ]
         if missing:
             self._kick(missing)
@@ -144,4 +162,5 @@ class Placing:
         if self._timer is not None:
             self._timer.cancel()
         self._elsewhere.clear()
+        self._needs.clear()
         self._alone.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.coordinator.trying import Elsewhere, failed_attempt
@@ -12,12 +14,14 @@ from distop.core.digest import plan_digest
 from distop.core.model import Decision, State, TableRecord
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.records import read
+from distop.core.serving import refusal
 from distop.core.states import Stage
+from distop.errors import NotServed
 from distop.node.openop import OpenOperation
 from distop.worker.model import PlanResult, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from distop.coordinator.reaping import Call
     from distop.core.model import OperationRef, Spec
@@ -42,7 +46,8 @@ class Planning:
 
     ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and tells whether it applied;
     ``reached`` is that waiting alone (W11); ``relist`` brings the view up to date; ``call`` makes a call into the child
-    that ends when the operation leaves its stage.
+    that ends when the operation leaves its stage; ``need`` leaves an operation to a node that serves more tables, or
+    tells what such a node would need where there is none.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Planning:
         reached: Callable[[int], Awaitable[None]],
         relist: Callable[[], Awaitable[object]],
         call: Call,
+        need: Callable[[OperationView, Collection[str]], str],
     ) -> None:
         self._ctx = ctx
         self._keys = ctx.keys
@@ -63,6 +69,9 @@ class Planning:
         self._reached = reached
         self._relist = relist
         self._call = call
+        self._need = need
+        self._refused: dict[OperationRef, dict[str, None]] = {}
+        """Tables besides their own that operations asked for, and this node does not serve."""
         self._log = ctx.log
 
     async def plan(self, op: OperationView) -> bool:
@@ -70,14 +79,22 @@ class Planning:
         Elsewhere."""
         assert op.spec is not None
         spec, ref = op.spec, op.ref
+        self._refused.pop(ref, None)
         try:
             arg = await self._ctx.argument(ref)
             planned = _named(spec) if not spec.rules.code else await self._list(ref, spec, arg)
         except WorkerError as error:
-            return await self._failed(ref, error)
+            refused = self._refused.pop(ref, None)
+            if refused is None:
+                return await self._failed(ref, error)
+            if not (missing := self._need(op, refused)):
+                return False
+            return await self._failed(ref, WorkerError("transient", f"no live executor {missing}"))
         op = self._view.operations.get(ref, op)  # a listing makes new objects
         terms, digest = op.terms, plan_digest(planned.chunks)
-        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled, planned.options)
+        terms, chunks = replace(terms, beside=planned.beside), len(planned.chunks)
+        found = planned.version, digest, chunks, planned.spilled, planned.options, planned.beside
+        plan = Plan(planned.count, *found)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
         limits, size = self._ctx.limits, sum(map(len, planned.chunks))
@@ -85,7 +102,7 @@ class Planning:
             size += len(dumps(planned.options))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks, terms)
-            gate = Gate(plan.count, terms.options, terms.where)
+            gate = Gate(plan.count, terms.options, terms.where, terms.beside)
             result = await self._ctx.open(
                 ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks, gate), txn, op.state_mod
             )
@@ -117,12 +134,15 @@ class Planning:
         planned: PlanResult = await self._call(
             ref,
             Stage.PLANNING,
-            lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
+            lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, partial(self._find_table, ref)),
         )
         return planned
 
-    async def _find_table(self, name: str) -> Mapping[str, Any] | None:
-        """The record of a table as it is registered now. Raises UnreadableRecord, and what etcd answers."""
+    async def _find_table(self, ref: OperationRef, name: str) -> Mapping[str, Any] | None:
+        """The record of a table as it is registered now. Raises NotServed, UnreadableRecord, and what etcd answers."""
+        if why := refusal(self._ctx.config.serves, ref.type, (name,)):
+            self._refused.setdefault(ref, {})[name] = None
+            raise NotServed(f"executor {self._ctx.executor_id} refuses: {why}")
         kv = await self._ctx.client.get(self._keys.table(name))
         return read(TableRecord.decode, kv).to_json() if kv is not None else None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core import claiming
 from distop.core.codec import loads
 from distop.core.plan import CHUNK_PAGE
+from distop.core.serving import refusal
 from distop.core.states import Stage
 from distop.core.txn import TxnResult
 from distop.worker.model import JobItem, WorkerError
@@ -61,12 +62,18 @@ class Reaper:
 
     async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int, str]]) -> None:
         assert op.spec is not None
+        where = {"operation": str(op.ref), "jobs": len(claims)}
+        if why := refusal(self._ctx.config.serves, op.ref.type, (op.ref.table, *op.terms.beside)):
+            self._ctx.log.warning(
+                "Cannot clean up after cancelled jobs on this executor; deleting their claims: %s", why, extra=where
+            )
+            return
         if op.ref.type not in self._ctx.types:
             if op.spec.rules.code:  # else actors ran the jobs, and there is nothing to clean up after them
                 self._ctx.log.warning(
                     "Cannot clean up after cancelled jobs; deleting their claims: no live executor offers the type %s",
                     op.ref.type,
-                    extra={"operation": str(op.ref), "jobs": len(claims)},
+                    extra=where,
                 )
             return
         ref, worker = op.ref, self._ctx.worker

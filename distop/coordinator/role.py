@@ -129,7 +129,7 @@ class Coordinator:
         )
         self._actions = ActionLog(ctx.log)
         self._planning = Planning(
-            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
+            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
         )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
         self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached, self._actions)

@@ -27,10 +27,10 @@ def failed_attempt(
     """The attempts with this one, which followed ``before`` others, and whether it was the last. None, and nothing to
     be counted, where only this node cannot do it: it is for another one to do.
     """
-    rules, where = spec.rules, spec.where
-    if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error)):
+    rules, where, tables = spec.rules, spec.where, (ref.table,)
+    if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error), tables):
         return None
-    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error), where):
+    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error), where, tables=tables):
         return None
     attempts, text = before + 1, f"{what} failed: {error}"
     ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": attempts})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
     from distop.core.seen import Change
+    from distop.core.serving import Serves
     from distop.core.trace import OperationTrace
 
 Fault: TypeAlias = tuple[int, str]
@@ -37,6 +38,8 @@ class ClusterTrace:
     def __init__(self) -> None:
         self.labels: dict[str, Mapping[str, str]] = {}
         """Of the incarnations with a node key."""
+        self.serves: dict[str, Serves] = {}
+        """What they serve."""
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
@@ -177,6 +180,7 @@ class ClusterTrace:
     def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
         if change.deleted:
             self.labels.pop(incarnation, None)
+            self.serves.pop(incarnation, None)
             self._gone[incarnation] = None
             if len(self._gone) > GONE:
                 del self._gone[next(iter(self._gone))]
@@ -185,7 +189,8 @@ class ClusterTrace:
             yield 4, f"the incarnation {incarnation} came back after its session had ended"
         self.labels.setdefault(incarnation, {})
         with suppress(*UNREADABLE):
-            self.labels[incarnation] = Node.decode(change.kv.value).labels
+            node = Node.decode(change.kv.value)
+            self.labels[incarnation], self.serves[incarnation] = node.labels, node.serves
 
     def _election(self, place: tuple[str, str], new: str | None) -> Iterator[Fault]:
         if new is None:

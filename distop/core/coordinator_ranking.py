@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distop.core.draining import NodeState
 from distop.core.model import State
 from distop.core.options import fits
+from distop.core.serving import named, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,8 +35,13 @@ class Rank(IntEnum):
     """It can never run the type."""
 
 
-def rank(node: Node, type_name: str) -> Rank | None:
-    """The executor's rank for a type; None where the type is not installed there."""
+def rank(node: Node, type_name: str, tables: Collection[str] = ()) -> Rank | None:
+    """The executor's rank for a type on these tables.
+
+    None where the type is not installed there, or the executor does not serve it or one of the tables.
+    """
+    if refusal(node.serves, type_name, tables):
+        return None
     active = node.state is NodeState.ACTIVE
     if type_name in node.behaviors:
         return Rank.OFFERS if active else Rank.DRAINED
@@ -44,31 +50,48 @@ def rank(node: Node, type_name: str) -> Rank | None:
     return Rank.UNABLE if type_name in node.unable else None
 
 
-def candidates(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> list[str]:
-    """The incarnations that would coordinate an operation with this selector, sorted."""
-    ranks = _ranks(nodes, type_name)
+def candidates(
+    nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str], tables: Collection[str] = ()
+) -> list[str]:
+    """The incarnations that would coordinate an operation with this selector and these tables, sorted."""
+    ranks = _ranks(nodes, type_name, tables)
     first = min(ranks.values(), default=None)
     return sorted(inc for inc, found in ranks.items() if found is first and fits(where, nodes[inc].labels))
 
 
-def missing_executor(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> str:
+def missing_executor(
+    nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str], tables: Collection[str] = ()
+) -> str:
     """What a missing executor would need to run an operation's completion code.
 
-    A phrase such as "offers `noop` and has the labels zone=a". "" where such an executor lives, or will retry the
-    type.
+    A phrase such as "offers `noop` and has the labels zone=a", or "serves table sales.orders". "" where such an
+    executor lives, or will retry the type.
     """
-    ranks = _ranks(nodes, type_name)
+    ranks = _ranks(nodes, type_name, tables)
     first = min(ranks.values(), default=None)
     fitting = {inc: found for inc, found in ranks.items() if fits(where, nodes[inc].labels)}
     if first is not None and any(found <= max(first, Rank.RETRIES) for found in fitting.values()):
         return ""
-    phrases = [f"offers `{type_name}`"]
+    unserved = unserved_tables(nodes.values(), type_name, tables)
+    phrases = [f"serves {named(unserved)}"] if unserved else [f"offers `{type_name}`"]
     if where:
         phrases.append("has the labels " + ", ".join(f"{name}={value}" for name, value in where.items()))
     if Rank.DRAINED in fitting.values():
         phrases.append("is not drained")
     *most, last = phrases
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def unserved_tables(nodes: Collection[Node], type_name: str, tables: Collection[str]) -> list[str]:
+    """The tables for which no executor has the type that serves all of them; none where nobody has the type at all.
+
+    Where each of them is served by somebody who has the type, but nobody serves them together, it is all of them.
+    """
+    having = [node for node in nodes if rank(node, type_name) is not None]
+    if not having or any(not refusal(node.serves, type_name, tables) for node in having):
+        return []
+    alone = [table for table in tables if all(refusal(node.serves, type_name, (table,)) for node in having)]
+    return alone or list(tables)
 
 
 def ends_without_code(state: State | None, cancel: Cancel | None) -> bool:
@@ -85,5 +108,5 @@ def failed_executors(nodes: Collection[Node], type_name: str) -> list[tuple[str,
     return sorted(found.items())
 
 
-def _ranks(nodes: Mapping[str, Node], type_name: str) -> dict[str, Rank]:
-    return {inc: found for inc, node in nodes.items() if (found := rank(node, type_name)) is not None}
+def _ranks(nodes: Mapping[str, Node], type_name: str, tables: Collection[str]) -> dict[str, Rank]:
+    return {inc: found for inc, node in nodes.items() if (found := rank(node, type_name, tables)) is not None}

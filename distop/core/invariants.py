@@ -258,7 +258,7 @@ class Checker:
         for p in claimed:
             if op.jobs[p].extended:
                 continue
-            for number, text in limit_faults(op, p, self._cluster.labels):
+            for number, text in limit_faults(op, p, self._cluster.labels, self._cluster.serves):
                 self._found(number, self.keys.claim(op.ref, p), text, op, op.jobs[p])
 
     # -------------------------------------------------------------- operations

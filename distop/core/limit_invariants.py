@@ -1,4 +1,4 @@
-"""The invariants of limits (16) and of selectors (17): what a claim must not make of them."""
+"""The invariants of limits (16), and of selectors and served tables (17): what a claim must not make of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core.model import State
 from distop.core.options import fits
+from distop.core.serving import ALL, Serves, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 
 Fault: TypeAlias = tuple[int, str]
 """(number of the invariant, what is wrong)."""
+NOBODY: Mapping[str, Serves] = {}
 
 
-def limit_faults(op: OperationTrace, partition: int, labels: Mapping[str, Mapping[str, str]]) -> Iterator[Fault]:
-    """What is wrong with a claim of this revision. ``op`` is as after the revision; ``labels``: those of the
-    incarnations with a node key.
+def limit_faults(
+    op: OperationTrace,
+    partition: int,
+    labels: Mapping[str, Mapping[str, str]],
+    serves: Mapping[str, Serves] = NOBODY,
+) -> Iterator[Fault]:
+    """What is wrong with a claim of this revision. ``op`` is as after the revision; ``labels`` and ``serves``: those of
+    the incarnations with a node key.
     """
     claim, options = op.jobs[partition].claim, op.opened.options
     if claim is None or claim.waiting:
@@ -38,6 +45,8 @@ def limit_faults(op: OperationTrace, partition: int, labels: Mapping[str, Mappin
     where = op.spec.where if op.spec is not None else {}
     if not fits(where, labels.get(claim.incarnation, {})):
         yield 17, f"claimed by {claim.incarnation}, which has not the labels {dict(where)}"
+    if why := refusal(serves.get(claim.incarnation, ALL), op.ref.type, op.opened.tables(op.ref.table)):
+        yield 17, f"claimed by {claim.incarnation}: {why}"
 
 
 def orphaned_permit(op: OperationTrace, partition: int) -> int:

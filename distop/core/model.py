@@ -18,6 +18,7 @@ from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shor
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
+from distop.core.serving import ALL, Serves
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -268,6 +269,8 @@ class Node:
     """Types that could not be run here at the last attempt, and why. This daemon retries them after a pause; during
     the pause ``behaviors`` leaves them out, and ``unable`` names them, too.
     """
+    serves: Serves = ALL
+    """The types and tables that it works for (fields ``types`` and ``tables``)."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -287,6 +290,7 @@ class Node:
                 **({"clock": self.clock} if self.clock else {}),
                 **({"spark": self.spark} if self.spark else {}),
                 **({"failing": dict(self.failing)} if self.failing else {}),
+                **self.serves.to_json(),
             }
         )
 
@@ -308,6 +312,7 @@ class Node:
             int(data.get("clock", 0)),
             data.get("spark") or "",
             data.get("failing") or {},
+            Serves.from_json(data),
         )
 
 

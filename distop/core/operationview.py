@@ -109,7 +109,8 @@ class OperationView:
     def terms(self) -> Terms:
         """What its gate is to say."""
         seen, where = self.altered, self.spec.where if self.spec is not None else {}
-        return Terms(seen.value, seen.mod, where) if seen is not None else Terms(where=where)
+        beside = self.plan.beside if self.plan is not None else ()
+        return Terms(seen.value, seen.mod, where, beside) if seen is not None else Terms(where=where, beside=beside)
 
     @property
     def opened(self) -> int:

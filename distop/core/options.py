@@ -72,12 +72,13 @@ DEFAULT = Options()
 @frozen
 class Terms:
     """What is said of an operation when its gate is written: the options, with the mod revision of their key (0: it is
-    absent), and the labels that an executor must have.
+    absent), the labels that an executor must have, and the tables that its jobs read besides its own.
     """
 
     options: Options = DEFAULT
     mod: int = 0
     where: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 def fits(where: Mapping[str, str], labels: Mapping[str, str]) -> bool:

@@ -182,9 +182,11 @@ class Plan:
     """Of the table, as its catalog had them when it was planned: jobs find them among those of its record. Once for
     all partitions, since a schema may be large.
     """
+    beside: tuple[str, ...] = ()
+    """The names of other tables that its jobs read, sorted: an executor must serve them, too."""
 
     def encode(self) -> bytes:
-        if self.spilled or self.options:
+        if self.spilled or self.options or self.beside:
             return self._encode()
         return _plain_plan(self.count, self.version, self.digest, self.chunks)
 
@@ -200,6 +202,8 @@ class Plan:
             data["spilled"] = self.spilled
         if self.options:
             data["options"] = dict(self.options)
+        if self.beside:
+            data["beside"] = list(self.beside)
         return dumps(data)
 
     @classmethod
@@ -216,6 +220,7 @@ class Plan:
             int(data.get("chunks", 0)),
             int(data.get("spilled", 0)),
             data.get("options") or {},
+            tuple(data.get("beside") or ()),
         )
 
 
@@ -241,15 +246,20 @@ def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
 class Gate:
     """``distOpOpen…``: the key's existence is the gate. ``count``: the jobs of the plan behind it, as a hint with which
     those of a small operation are claimed before its plan is read; 0: the plan tells. ``options`` and ``where`` are the
-    operation's: whoever claims behind this gate has read them here.
+    operation's, ``beside`` the plan's: whoever claims behind this gate has read them here.
     """
 
     count: int = 0
     options: Options = DEFAULT
     where: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    def tables(self, own: str) -> tuple[str, ...]:
+        """All tables that the jobs of an operation on this table touch."""
+        return (own, *self.beside)
 
     def encode(self) -> bytes:
-        if not self.where and self.options == DEFAULT:
+        if not self.where and not self.beside and self.options == DEFAULT:
             return _plain_gate(self.count)
         data: dict[str, Any] = {"v": SCHEMA_VERSION}
         if self.count:
@@ -258,6 +268,8 @@ class Gate:
             data["options"] = self.options.to_json()
         if self.where:
             data["where"] = dict(self.where)
+        if self.beside:
+            data["beside"] = list(self.beside)
         return dumps(data)
 
     @classmethod
@@ -273,6 +285,7 @@ class Gate:
                 int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0,
                 Options.from_json(data["options"]) if "options" in data else DEFAULT,
                 dict(data.get("where") or {}),
+                tuple(data.get("beside") or ()),
             )
         except UNREADABLE:
             return cls()

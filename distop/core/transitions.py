@@ -225,7 +225,7 @@ def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
 
 def gate(terms: Terms, count: int = 0) -> bytes:
     """The value of a gate."""
-    return Gate(count, terms.options, terms.where).encode()
+    return Gate(count, terms.options, terms.where, terms.beside).encode()
 
 
 def start_together(

@@ -23,11 +23,12 @@ from distop.core.options import Options, fits
 from distop.core.phases import Phases
 from distop.core.plan import Gate, Plan
 from distop.core.seen import Change, Seen
+from distop.core.serving import refusal
 from distop.core.sparse import NOTHING, with_entry, without_entry, without_member
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
@@ -180,14 +181,19 @@ class ClusterView:
         """The incarnation has its node key."""
         return incarnation in self.nodes
 
-    def capable(self, type_name: str, where: Mapping[str, str] | None = None) -> list[str]:
-        """The live incarnations that offer a type, have these labels and are not to be drained, sorted."""
+    def capable(
+        self, type_name: str, where: Mapping[str, str] | None = None, tables: Collection[str] = ()
+    ) -> list[str]:
+        """The live incarnations that offer a type, serve these tables, have these labels and are not to be drained,
+        sorted.
+        """
         return sorted(
             inc
             for inc, node in self.nodes.items()
             if type_name in node.behaviors
             and node.executor not in self.drains
             and (not where or fits(where, node.labels))
+            and not refusal(node.serves, type_name, tables)
         )
 
     def ending_types(self) -> set[tuple[str, str]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core.frozen import frozen
 from distop.core.options import fits
+from distop.core.serving import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -77,15 +78,17 @@ class Capability:
         self._gone = {inc: (node, at) for inc, (node, at) in self._gone.items() if now - at < MAY_RETURN}
         self._gone |= {inc: (node, now) for inc, node in before.items() if inc not in self._cluster.nodes}
 
-    def serves(self, type_name: str) -> bool:
-        """This node shall work for an installed type: it can, or nobody can and the operations must be told."""
+    def serves(self, type_name: str, tables: Collection[str] = ()) -> bool:
+        """This node shall work for an installed type on these tables: it can, or nobody can and the operations must be
+        told.
+        """
         if type_name in self._lacking:
-            return not self._elsewhere(type_name)
-        return not self._pausing(type_name) or not self._elsewhere_now(type_name)
+            return not self._elsewhere(type_name, tables)
+        return not self._pausing(type_name) or not self._elsewhere_now(type_name, tables=tables)
 
-    def cannot(self, type_name: str, why: str) -> bool:
+    def cannot(self, type_name: str, why: str, tables: Collection[str] = ()) -> bool:
         """The type needs what cannot be had here. Whether another node may do the work; else it fails."""
-        if not self._elsewhere(type_name):
+        if not self._elsewhere(type_name, tables):
             return False
         if type_name not in self._lacking:
             self._lacking[type_name] = why
@@ -94,7 +97,12 @@ class Capability:
         return True
 
     def cannot_now(
-        self, type_name: str, why: str, where: Mapping[str, str] | None = None, given_back: Collection[str] = ()
+        self,
+        type_name: str,
+        why: str,
+        where: Mapping[str, str] | None = None,
+        given_back: Collection[str] = (),
+        tables: Collection[str] = (),
     ) -> bool:
         """Record that this node cannot run the type for the moment.
 
@@ -102,9 +110,10 @@ class Capability:
         so the attempt counts as failed and is repeated.
 
         ``where``: the labels that the operation asks for. ``given_back``: executors that could not run the job either.
+        ``tables``: those that it touches.
         """
         known, now, before = self._failing.get(type_name), time.monotonic(), (self.unable, self.failing)
-        left = self._elsewhere_now(type_name, where, given_back)
+        left = self._elsewhere_now(type_name, where, given_back, tables)
         pause = known.pause if known is not None else 0.0
         if known is not None and self._pausing(type_name):
             self._failing[type_name] = _Failing(why, time.time(), known.until, pause)
@@ -136,12 +145,19 @@ class Capability:
         yield from (node for inc, node in self._cluster.nodes.items() if inc != self._incarnation)
         yield from (node for node, at in self._gone.values() if now - at < MAY_RETURN)
 
-    def _elsewhere(self, type_name: str) -> bool:
-        """Whether another node offers the type, or will after a retry or an undone drain."""
-        return any(type_name in node.behaviors or type_name in node.failing for node in self._others())
+    def _elsewhere(self, type_name: str, tables: Collection[str]) -> bool:
+        """Whether another node that serves these tables offers the type, or will after a retry or an undone drain."""
+        return any(
+            (type_name in node.behaviors or type_name in node.failing) and not refusal(node.serves, type_name, tables)
+            for node in self._others()
+        )
 
     def _elsewhere_now(
-        self, type_name: str, where: Mapping[str, str] | None = None, given_back: Collection[str] = ()
+        self,
+        type_name: str,
+        where: Mapping[str, str] | None = None,
+        given_back: Collection[str] = (),
+        tables: Collection[str] = (),
     ) -> bool:
         """Whether another node would take such a job now, and has not failed at the type."""
         return any(
@@ -150,5 +166,6 @@ class Capability:
             and node.executor not in self._cluster.drains
             and node.executor not in given_back
             and fits(where or {}, node.labels)
+            and not refusal(node.serves, type_name, tables)
             for node in self._others()
         )

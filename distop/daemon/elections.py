@@ -17,6 +17,7 @@ from distop.core import coordinator_ranking, decide
 from distop.core import transitions as t
 from distop.core.codec import UNREADABLE
 from distop.core.declaration import Declaration
+from distop.core.serving import refusal
 from distop.core.txn import Get, GetResult
 from distop.errors import DistopError, SessionLost, describe
 
@@ -63,8 +64,9 @@ class Elections:
         """Roles whose election the view has shown."""
         self._without_code: dict[str, bool] = {}
         """Types that no executor offers → whether they are declared to have no code."""
-        self._absent: dict[str, float] = {}
-        """Types with operations to end and without a live node that has their code, and since when that is known."""
+        self._absent: dict[Subject, float] = {}
+        """Types and tables with operations to end and without a live node that serves them, and since when that is
+        known."""
         self._asked: set[str] = set()
         """Those that were looked up since the last poll."""
         self._asking: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class Elections:
                 role.cluster_changed()
         wanted = self._wanted()
         for subject in sorted(self._roles.keys() - wanted):
-            unfit = self._ctx.draining or not self._coordinates(subject[1])
+            unfit = self._ctx.draining or not self._coordinates(subject)
             if unfit and subject not in self._work:
                 self._ctx.log.info("gives up coordinating %s on %s: another can", subject[1], subject[0])
                 self._give_up(subject, self._roles[subject].fence)
@@ -117,37 +119,48 @@ class Elections:
         abandoned = self._abandoned()
         if self._ctx.draining:
             ending = cluster.ending_types() | {s for s, role in self._roles.items() if role.ends_something}
-            here = self._ctx.types | {name for name, without in self._without_code.items() if without}
-            return {s for s in ending if s[1] in here and not cluster.capable(s[1])} | abandoned
+            return {s for s in ending if self._here(s) and not cluster.capable(s[1], tables=s[:1])} | abandoned
         wanted = cluster.wanted_types()
         self._ask({type_name for _, type_name in wanted} - self._ctx.types - self._asked)
-        return {subject for subject in wanted if self._coordinates(subject[1])} | abandoned
+        return {subject for subject in wanted if self._coordinates(subject)} | abandoned
 
     def _abandoned(self) -> set[Subject]:
-        """Subjects with cancelled operations whose type no live node has had code of.
+        """Subjects with cancelled operations whose type no live node has had code of, or whose table none has served.
 
         After a minute any daemon may end these operations.
         """
-        ending = {s for s in self._ctx.cluster.ending_types() if self._has_code(s[1]) and s[1] not in self._ctx.types}
+        ending = {s for s in self._ctx.cluster.ending_types() if not self._here(s)}
         if not ending and not self._absent:
             return ending
-        nodes, types = self._ctx.cluster.nodes, {type_name for _, type_name in ending}
         now = time.monotonic()
-        absent = {name for name in types if coordinator_ranking.missing_executor(nodes, name, {})}
-        self._absent = {name: self._absent.get(name, now) for name in absent}
-        return {s for s in ending if now - self._absent.get(s[1], now) >= ABSENT}
+        self._absent = {s: self._absent.get(s, now) for s in ending if self._missing(s)}
+        return {s for s in ending if now - self._absent.get(s, now) >= ABSENT}
+
+    def _missing(self, subject: Subject) -> bool:
+        """No live node may coordinate the subject."""
+        (table, type_name), nodes = subject, self._ctx.cluster.nodes
+        if self._has_code(type_name):
+            return bool(coordinator_ranking.missing_executor(nodes, type_name, {}, (table,)))
+        return all(refusal(node.serves, type_name, (table,)) for node in nodes.values())
+
+    def _here(self, subject: Subject) -> bool:
+        """This node serves the subject, and has the type's code or knows that there is none."""
+        table, type_name = subject
+        known = type_name in self._ctx.types or not self._has_code(type_name)
+        return known and self._ctx.admits(type_name, (table,))
 
     def _has_code(self, type_name: str) -> bool:
         """Whether the type may have code: it is not known to be declared without."""
         return not self._without_code.get(type_name, False)
 
-    def _coordinates(self, type_name: str) -> bool:
-        """This node may coordinate operations of the type: it serves it; or it is a type without code, whose jobs are
-        run by actors, and nobody offers it.
+    def _coordinates(self, subject: Subject) -> bool:
+        """This node may coordinate operations of the type on the table: it serves them; or it is a type without code,
+        whose jobs are run by actors, and nobody offers it.
         """
+        table, type_name = subject
         if type_name in self._ctx.types:
-            return self._ctx.serves(type_name)
-        return self._without_code.get(type_name, False) and not self._ctx.cluster.capable(type_name)
+            return self._ctx.serves(type_name, (table,))
+        return self._here(subject) and not self._ctx.cluster.capable(type_name)
 
     def _ask(self, types: set[str]) -> None:
         """Look up what these are that are not installed here; nothing waits for it."""
@@ -193,7 +206,7 @@ class Elections:
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
-        capable = ctx.cluster.capable(type_name) or sorted(ctx.cluster.nodes)
+        capable = ctx.cluster.capable(type_name, tables=(table,)) or sorted(ctx.cluster.nodes)
         turn = min(decide.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
         lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
         if subject in self._handed_over or lately:
@@ -221,7 +234,7 @@ class Elections:
                 lambda error: self._failed(subject, fence, error),
                 lambda: self._hand_over(subject, fence),
                 lambda: self._pass_on(subject, fence),
-                self._has_code(type_name) and type_name not in ctx.types,
+                not self._here(subject),
             )
             self._roles[subject] = role
             await role.start()
@@ -263,7 +276,7 @@ class Elections:
         if role is None or role.fence != fence or subject in self._work or self._stopping:
             return
         lately = now - self._handed_over.get(subject, -HAND_OVER_EVERY) < HAND_OVER_EVERY
-        if lately or not self._ctx.others(subject[1]):
+        if lately or not self._ctx.others(subject[1], (subject[0],)):
             return
         self._handed_over[subject] = now
         self._ctx.log.warning("hands over coordinating %s on %s: another node may do better", subject[1], subject[0])

@@ -23,6 +23,7 @@ from distop.core.keys import Keys
 from distop.core.model import History, Node, OperationRef
 from distop.core.record_signature import why_unsigned
 from distop.core.records import read
+from distop.core.serving import refusal
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import ClusterView
 from distop.daemon.capability import Capability
@@ -121,7 +122,9 @@ class Incarnation(Context):
         self.gates_at = 0
         self._make_worker = make_worker
         self._make_files = make_files
-        self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
+        self._node = Node(
+            executor_id, socket.gethostname(), config.slots, (), config.labels, __version__, serves=config.serves
+        )
         """What is always so, and the count of releases; the rest of the record is made when it is said."""
         self._said = self._node
         """The record that etcd has taken."""
@@ -166,7 +169,8 @@ class Incarnation(Context):
 
     async def _live(self) -> None:
         """Set everything up and keep it going; returns only by an error."""
-        declarations = await self.worker.start()
+        installed = await self.worker.start()
+        declarations = [d for d in installed if not refusal(self.config.serves, d.type_name, ())]
         self.types = frozenset(d.type_name for d in declarations)
         self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
         self._sweeper.types = frozenset(d.type_name for d in declarations if d.to_file)
@@ -203,7 +207,10 @@ class Incarnation(Context):
             self._actions_of_tables.append(watch)
         self.caught_up_at = max(feed.revision for feed in self._feeds)
         self._caught_up = True
-        self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
+        offers, only = ", ".join(sorted(self.types)) or "nothing", str(self.config.serves)
+        self.log.info(
+            "ready: %d slots, offers %s%s", self.config.slots, offers, f"; serves only {only}" if only else ""
+        )
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
         self._holds.changed()
@@ -233,6 +240,7 @@ class Incarnation(Context):
             log_level=c.log_level,
             call_limit=c.call_limit,
             verifier_urls=c.verifier_urls,
+            serves=c.serves,
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from distop.core.model import OperationRef, TableRecord
+from distop.core.serving import refusal
 from distop.core.txn import Get
 from distop.errors import DistopError, SessionLost, describe
 from distop.worker.model import WorkerError
@@ -53,6 +54,9 @@ class ResultSweeper:
                     self._ctx.log.warning("results in files of %s could not be removed: %s", table, describe(error))
 
     async def _sweep(self, table: str, ops: Sequence[str]) -> None:
+        if why := refusal(self._ctx.config.serves, None, (table,)):
+            self._ctx.log.info("Leaving results in files of %s for another executor: %s", table, why)
+            return
         record = await self._record(table)
         found = await self._ctx.worker.sweep_results(ops, record, remove=False)
         gone = [op for op in found if await self._is_gone(op)]

@@ -8,6 +8,7 @@ are each node's own, since it saw the hold written.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING
 
 from distop.core import prepared as p
@@ -15,7 +16,8 @@ from distop.core.draining import NodeState
 from distop.core.links import HoldState
 from distop.core.model import OperationRef, State
 from distop.core.records import read, word
-from distop.errors import DistopError, SessionLost, describe
+from distop.core.serving import refusal
+from distop.errors import DistopError, InvalidArgument, SessionLost, describe
 from distop.worker.model import Verified, WorkerError
 
 if TYPE_CHECKING:
@@ -35,10 +37,20 @@ class Verifying:
         """By hold."""
 
     def due(self, terms: p.Terms, age: float) -> float:
-        """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago."""
+        """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago.
+
+        Infinite where it does not serve the operation.
+        """
         ctx = self._ctx
         nodes = ctx.cluster.nodes
-        able = [inc for inc, node in nodes.items() if node.state is NodeState.ACTIVE]
+        try:
+            ref = OperationRef.parse(terms.op)
+        except InvalidArgument:
+            return inf  # it names no operation that could begin
+        if not ctx.admits(ref.type, (ref.table,)):
+            return inf
+        serving = (inc for inc, node in nodes.items() if not refusal(node.serves, ref.type, (ref.table,)))
+        able = [inc for inc in serving if nodes[inc].state is NodeState.ACTIVE]
         # Those that are drained come last: they ask where nobody else is there.
         rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
         return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age

@@ -51,7 +51,7 @@ class Claimer:
     async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
         """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
         ctx, rules = self._ctx, op.spec.rules
-        executors = len(ctx.cluster.capable(op.ref.type, op.gate.where))
+        executors = len(ctx.cluster.capable(op.ref.type, op.gate.where, op.gate.tables(op.ref.table)))
         mine = op.mine + len(op.again) if op.mine else 0
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
         gate_mod, size = op.gate_mod, min(size, op.room)
@@ -139,7 +139,7 @@ class Claimer:
         try:
             op = await OpenOperation.of(answers, ctx.client, ctx.keys, ref, gate.mod)
             op.gate = gate.value
-            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.where))
+            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where))
             op.take_these(ordinals)
             return op, Won([self._hold(op, want, result.revision) for want in wants])
         except Exception:
@@ -158,9 +158,11 @@ class Claimer:
         """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this
         executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
         """
-        if op.gate.options.max_jobs or not self._ctx.fits(op.gate.where):
+        tables = op.gate.tables(op.ref.table)
+        here = self._ctx.fits(op.gate.where) and self._ctx.admits(op.ref.type, tables)
+        if op.gate.options.max_jobs or not here:
             return []
-        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type, op.gate.where))
+        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type, tables, op.gate.where))
         share, room = ordered[:mine], min(self._ctx.limits.claims, MAX_OPERATIONS - operations(plan))
         room = min(room, op.room)
         if not op.spec.rules.batch:
@@ -183,7 +185,8 @@ class Claimer:
             won.partitions = await self._won_and_not_told(op, wants)
         if won.partitions:
             op.gate_mod = op.held[won.partitions[0]].fence
-            op.assume_free(ctx.executor_id, ctx.others(op.ref.type, op.gate.where))
+            others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
+            op.assume_free(ctx.executor_id, others)
             op.take_these(won.partitions)
         return result, won
 

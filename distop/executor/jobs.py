@@ -271,10 +271,11 @@ class Jobs:
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
         keys, p, claim, rules = self._ctx.keys, event.partition, held.claim, op.spec.rules
-        if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error):
+        tables = op.gate.tables(op.ref.table)
+        if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error, tables):
             event = replace(event, kind="fatal")  # nobody else can do it either
         if event.kind == "unavailable" and not self._ctx.capability.cannot_now(
-            op.ref.type, event.error, op.gate.where, decide.given_back(claim)
+            op.ref.type, event.error, op.gate.where, decide.given_back(claim), tables
         ):
             event = replace(event, kind="error", error=f"{decide.NOT_RUN}{event.error}")
         if event.kind in ("cancelled", "refused", "unable", "unavailable"):

@@ -82,7 +82,8 @@ class Quiet:
 
     def _turns(self, op: OpenOperation) -> dict[int, float]:
         """Seconds until it is this executor's turn to fall quiet for each of the suspects, soonest first."""
-        others, mine = self._ctx.others(op.ref.type, op.gate.where), self._ctx.executor_id
+        others = self._ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
+        mine = self._ctx.executor_id
         turns = {}
         for p, (seen, _) in op.suspects.items():
             place = decide.place_for_suspect(seen.value, mine, others, f"{op.ref}/{p}")

@@ -131,6 +131,9 @@ class Reconciler:
     async def _clean(self, run: LocalRun, partitions: list[int]) -> None:
         """Have the behavior remove what the attempt left. It may have been done elsewhere since, and says so."""
         where = {"operation": str(run.op)}
+        if not self._ctx.admits(run.op.type, (run.op.table,)):
+            self._ctx.log.warning("Left jobs are not cleaned up: this executor no longer serves them", extra=where)
+            return
         if run.op.type not in self._ctx.types:
             self._ctx.log.warning("%s is not installed any more: its jobs are not cleaned up", run.op.type, extra=where)
             return

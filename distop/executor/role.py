@@ -212,7 +212,7 @@ class Executor:
         ranks = {
             ref: self._turns.rank(ref, gate.value.options.priority, now, held=ref in known and bool(known[ref].held))
             for ref, gate in gates.items()
-            if ctx.serves(ref.type) and ctx.fits(gate.value.where)
+            if ctx.serves(ref.type, gate.value.tables(ref.table)) and ctx.fits(gate.value.where)
         }
         # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
         first, until = self._turns.under_way(ranks, now)
@@ -242,7 +242,8 @@ class Executor:
     def _wait(self, ref: OperationRef) -> float:
         """Seconds for which an operation is not to be served here."""
         gate = self._ctx.cluster.gates.get(ref)
-        if not self._ctx.serves(ref.type) or (gate is not None and not self._ctx.fits(gate.value.where)):
+        tables = gate.value.tables(ref.table) if gate is not None else (ref.table,)
+        if not self._ctx.serves(ref.type, tables) or (gate is not None and not self._ctx.fits(gate.value.where)):
             return self._ctx.config.poll
         return max(self._troubles.wait(ref), self._suspicion.wait(ref))
 
@@ -449,7 +450,7 @@ class Executor:
             return []
         if gate.value.options.limited:
             return []
-        others = ctx.others(ref.type, gate.value.where)
+        others = ctx.others(ref.type, gate.value.tables(ref.table), gate.value.where)
         ordered, mine = decide.shares(gate.value.count, ctx.executor_id, others, str(ref))
         return ordered[:mine]
 
@@ -468,12 +469,13 @@ class Executor:
         if (now := ctx.cluster.gates.get(ref)) is not None and now.mod != gate.mod:
             op.reopened(now.mod, now.value)
         elif gate.mod > ctx.caught_up_at:
-            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.where))
+            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where))
         return op, None
 
     async def _look(self, op: OpenOperation) -> None:
         ctx = self._ctx
-        others, patience = ctx.others(op.ref.type, op.gate.where), op.spec.rules.retry.maximum
+        others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
+        patience = op.spec.rules.retry.maximum
         await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience)
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:

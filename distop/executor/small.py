@@ -37,7 +37,7 @@ LOOKED_AT = 100
 
 def _plain(gate: Gate) -> bool:
     """It has one job, and no terms of its own."""
-    return gate.count == 1 and gate.options == DEFAULT and not gate.where
+    return gate.count == 1 and gate.options == DEFAULT and not gate.where and not gate.beside
 
 
 class Small:
@@ -59,8 +59,8 @@ class Small:
         """Claimed here together with others, or about to be: there is nothing to do for them."""
         self.urgent: dict[OperationRef, None] = {}
         """Of all others, those of a higher priority than what has none."""
-        self._rivals: dict[str, tuple[str, ...]] = {}
-        """By type: the executors among which they were divided."""
+        self._rivals: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By type and table: the executors among which they were divided."""
         self._sizes: dict[str, int] = {}
         self._head_starts: dict[str, float] = {}
         self._borrowed: set[OperationRef] = set()
@@ -109,14 +109,15 @@ class Small:
     def _sort(self, ref: OperationRef, gate: Seen[Gate]) -> None:
         ctx = self._ctx
         fresh = _plain(gate.value) and gate.mod > ctx.caught_up_at and not self._known(ref)
-        if not fresh or not ctx.serves(ref.type):
+        if not fresh or not ctx.serves(ref.type, (ref.table,)):
             self.general[ref] = None
             if gate.value.options.priority > 0:
                 self.urgent[ref] = None
             return
-        rivals = self._rivals.get(ref.type)
+        subject = ref.type, ref.table
+        rivals = self._rivals.get(subject)
         if rivals is None:
-            rivals = self._rivals[ref.type] = tuple(ctx.others(ref.type))
+            rivals = self._rivals[subject] = tuple(ctx.others(ref.type, (ref.table,)))
         if decide.shares(1, ctx.executor_id, rivals, str(ref))[1]:
             self._mine[ref] = None
         else:
@@ -124,12 +125,13 @@ class Small:
 
     def divide_anew(self) -> None:
         """Nodes have come or gone: what fell to one of them may fall to another."""
-        stale = {name for name, rivals in self._rivals.items() if rivals != tuple(self._ctx.others(name))}
+        others = self._ctx.others
+        stale = {one for one, rivals in self._rivals.items() if rivals != tuple(others(one[0], (one[1],)))}
         if stale:
-            for name in stale:
-                del self._rivals[name]
+            for subject in stale:
+                del self._rivals[subject]
             gates = self._ctx.cluster.gates
-            self.changed(gates, [ref for ref in (*self._mine, *self._others) if ref.type in stale])
+            self.changed(gates, [ref for ref in (*self._mine, *self._others) if (ref.type, ref.table) in stale])
 
     # ---------------------------------------------------------------- choice
 
@@ -137,14 +139,16 @@ class Small:
         """Those of one type to be claimed next; and where there are none, the seconds until that may change."""
         now = time.monotonic()
         pauses: dict[str, float] = {}
+        # Whether another node can do what this one cannot depends on the table.
+        apart = bool(self._ctx.capability.unable)
         # Of others' the last ones: those to whom they fall come from the front, and to these last.
         for waiting in (islice(self._mine, LOOKED_AT), islice(reversed(self._others), LOOKED_AT)):
-            by_type: dict[str, list[OperationRef]] = {}
+            alike: dict[str, list[OperationRef]] = {}
             for ref in waiting:
-                by_type.setdefault(ref.type, []).append(ref)
-            for name, refs in by_type.items():
+                alike.setdefault(f"{ref.type}/{ref.table}" if apart else ref.type, []).append(ref)
+            for name, refs in alike.items():
                 pauses[name] = wait(refs[0])
-                due = [ref for ref in refs if now - self._others.get(ref, -inf) >= self._head_start(name)]
+                due = [ref for ref in refs if now - self._others.get(ref, -inf) >= self._head_start(ref.type)]
                 if due and pauses[name] <= 0:
                     return self._take(due, slots), None
         if self._others:

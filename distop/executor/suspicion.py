@@ -37,7 +37,7 @@ class Suspicion:
     def wait(self, ref: OperationRef) -> float:
         """Seconds for which jobs of this operation are left to others; nothing, or less, where they are not."""
         until = max(self._node_until, self._until.get(ref, 0.0)) - time.monotonic()
-        return until if until > 0 and self._ctx.others(ref.type) else 0.0
+        return until if until > 0 and self._ctx.others(ref.type, (ref.table,)) else 0.0
 
     def ended(self, ref: OperationRef) -> None:
         """A job of it came to its end here, whatever that was."""
@@ -46,7 +46,7 @@ class Suspicion:
 
     def broke(self, ref: OperationRef) -> None:
         """A job of it broke here. What others cannot run either says nothing."""
-        if not self._ctx.others(ref.type):
+        if not self._ctx.others(ref.type, (ref.table,)):
             return
         self._broke[ref] = self._broke.pop(ref, 0) + 1
         while len(self._broke) > REMEMBERED:

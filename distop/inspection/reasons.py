@@ -18,6 +18,7 @@ from distop.core.frozen import frozen
 from distop.core.links import GRAPH
 from distop.core.model import Attempts, Phase
 from distop.core.options import fits
+from distop.core.serving import named, refusal
 from distop.core.states import Stage
 from distop.results import first_line
 from distop.suggest import command
@@ -55,6 +56,7 @@ class Code(StrEnum):
     NO_EXECUTOR = "no-executor"
     DRAINED = "drained"
     LABELS = "labels"
+    NOT_SERVED = "not-served"
     WITHOUT_CODE = "without-code"
     PARTLY_DRAINED = "partly-drained"
     TIME = "time"
@@ -89,6 +91,8 @@ ADVICE: Mapping[Code, str] = {
     Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
     Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
     "what labels there are{or_cancel}",
+    Code.NOT_SERVED: "start an executor that offers `{type}` and serves all of its tables (`--tables`, `--types`); "
+    "`distop nodes` tells what each one serves{or_cancel}",
     Code.WITHOUT_CODE: "nothing: it ends by itself. To have its completion code run, start such an executor now",
     Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
     Code.TIME: "nothing: it begins by itself; {cancel} drops it",
@@ -224,8 +228,13 @@ def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
 def _executors(view: View) -> Iterator[tuple[Code, str]]:
     type_name, nodes = view.snapshot.ref.type, view.nodes.values()
     if not _has_code(view):
+        ref = view.snapshot.ref
         if not view.nodes:
             yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
+        elif all(refusal(node.serves, type_name, (ref.table,)) for node in nodes):
+            alone = [] if any(not refusal(node.serves, None, (ref.table,)) for node in nodes) else [ref.table]
+            what = named(alone) if alone else f"the type {type_name} on table {ref.table}"
+            yield Code.NOT_SERVED, f"an executor: no live executor serves {what}"
         return
     if missing := _without_code(view):
         ends = "if none starts within a minute, it ends without running its completion code"
@@ -236,6 +245,12 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
     if not capable:
         yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{_cannot(nodes, type_name)}"
         return
+    tables = _tables(view)
+    if unserved := coordinator_ranking.unserved_tables(capable, type_name, tables):
+        cannot = _cannot([node for node in nodes if not refusal(node.serves, type_name, tables)], type_name)
+        yield Code.NOT_SERVED, f"an executor: no live executor serves {named(unserved)}{cannot}"
+        return
+    fitting = [node for node in fitting if not refusal(node.serves, type_name, tables)]
     capable = [node for node in capable if node in fitting]
     if not capable:
         yield Code.LABELS, f"{_executor_for(view)}{_cannot(fitting, type_name)}"
@@ -270,6 +285,12 @@ def _where(view: View) -> Mapping[str, str]:
     return view.snapshot.spec.where if view.snapshot.spec is not None else {}
 
 
+def _tables(view: View) -> tuple[str, ...]:
+    """All tables that the operation touches, as far as its plan tells."""
+    plan = view.snapshot.plan
+    return (view.snapshot.ref.table, *(plan.beside if plan is not None else ()))
+
+
 def _executor_for(view: View) -> str:
     """A phrase for an executor that may work for the operation."""
     labels = ", ".join(f"{name}={value}" for name, value in _where(view).items())
@@ -292,7 +313,7 @@ def _without_code(view: View) -> str:
         return ""
     if not view.nodes or not _has_code(view):
         return ""
-    return coordinator_ranking.missing_executor(view.nodes, snapshot.ref.type, _where(view))
+    return coordinator_ranking.missing_executor(view.nodes, snapshot.ref.type, _where(view), _tables(view))
 
 
 def _has_code(view: View) -> bool:

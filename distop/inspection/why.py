@@ -10,6 +10,7 @@ from distop.clock import time
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core.frozen import frozen
+from distop.core.serving import refusal
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import PermissionDenied
@@ -76,7 +77,8 @@ async def _elsewhere(etcd: EtcdClient, keys: Keys, ref: OperationRef, nodes: Map
     """How many jobs of other operations are claimed, by operation: of those whose type an executor offers that offers
     this one's as well.
     """
-    capable = [node for node in nodes.values() if ref.type in node.behaviors]
+    offering = (node for node in nodes.values() if ref.type in node.behaviors)
+    capable = [node for node in offering if not refusal(node.serves, ref.type, (ref.table,))]
     beside = {name for node in capable for name in node.behaviors}
     try:
         found = (await etcd.read(Get(*keys.family(K.OPEN), limit=MOST_GATES, keys_only=True)))[0]

@@ -8,13 +8,14 @@ from distop.core.codec import dumps, loads
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.limits import DEFAULT, Limits
 from distop.core.options import fits
+from distop.core.serving import refusal
 from distop.core.txn import Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
@@ -137,14 +138,19 @@ class Context:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
 
-    def others(self, type_name: str, where: Mapping[str, str] | None = None) -> list[str]:
-        """The other executors that work for operations of the type, and have these labels."""
-        capable = self.cluster.capable(type_name, where)
+    def others(self, type_name: str, tables: Collection[str], where: Mapping[str, str] | None = None) -> list[str]:
+        """The other executors that work for operations of the type on these tables, and have these labels."""
+        capable = self.cluster.capable(type_name, where, tables)
         return [self.cluster.nodes[inc].executor for inc in capable if inc != self.incarnation]
 
-    def serves(self, type_name: str) -> bool:
-        """This node works for operations of the type."""
-        return type_name in self.types and self.capability.serves(type_name)
+    def admits(self, type_name: str, tables: Collection[str]) -> bool:
+        """The settings of this node let it serve the type on these tables, whether or not it has the type."""
+        return not refusal(self.config.serves, type_name, tables)
+
+    def serves(self, type_name: str, tables: Collection[str]) -> bool:
+        """This node works for operations of the type on these tables."""
+        known = type_name in self.types and self.admits(type_name, tables)
+        return known and self.capability.serves(type_name, tables)
 
     def fits(self, where: Mapping[str, str]) -> bool:
         """This node has these labels."""

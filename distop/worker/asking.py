@@ -45,7 +45,8 @@ class Asking:
         )
         sources, limit = Sources(table=find_table), self.config.call_limit
         value, chunks = await self._caller.call(message, sources=sources, gate=self._gate, limit=limit)
-        return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"])
+        beside = tuple(value.get("beside") or ())
+        return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)
 
     async def complete(
         self,

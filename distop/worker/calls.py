@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
-from distop.core.model import TableRecord
+from distop.core.model import OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
-from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
+from distop.errors import (
+    DistopError,
+    InvalidArgument,
+    JobCancelled,
+    NotServed,
+    OperationFailed,
+    TableUnavailable,
+    UsageError,
+)
 from distop.large import resolve
 from distop.places import Attempt, shared_of, stage_of
 from distop.worker import protocol, shared
@@ -64,6 +72,7 @@ class Call:
         behavior: Behavior | None = None
         try:
             value: Any = None
+            self._refuse_unserved()
             if self._message["t"] == "verify":
                 from distop.worker import verifying  # loads http, for what few operations need
 
@@ -87,14 +96,25 @@ class Call:
                 self._on_spark_died(why)
             told = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
-            if not fatal and not self._stop.is_set() and not isinstance(error, TableUnavailable):
+            if not fatal and not self._stop.is_set() and not isinstance(error, TableUnavailable | NotServed):
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
-            text = str(error) if fatal and told and str(error) else explain(error)
+            plain_text = (fatal and told) or isinstance(error, NotServed)
+            text = str(error) if plain_text and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
             kind = kind_of(error) if fatal else "transient"
             self._env.outbox.send(protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
             self._env.spark.unbind()
+
+    def _refuse_unserved(self) -> None:
+        """Raises NotServed."""
+        ops = self._message.get("ops", (self._message["op"],))
+        rows = self._items if self._message["t"] == "cleanup" else ()
+        beside = [other["table"]["name"] for row, *_ in rows for other in row.get("beside", ())]
+        needs_code = self._message["t"] not in ("sweep", "results")
+        type_name = self._message.get("type", OperationRef.parse(self._message["op"]).type)
+        for op in ops:
+            self._env.refuse_unserved(op, type_name if needs_code else None, (self._table, *beside))
 
     def _shared(self) -> Place | None:
         return shared_of(self._env.shared_dir, self._env.space, self._table)
@@ -130,12 +150,16 @@ class Call:
         options = dict(planned.options)
         if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
             raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
-        return {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
+        beside = sorted({other.table.name for p in partitions for other in p.beside})
+        self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
+        answer = {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
+        return {**answer, "beside": beside}
 
     def _other_table(self, name: str) -> TableRecord:
         self._check()
         question = protocol.TableMessage(t="table", call=self.number, name=name, seq=0)
         found = self._env.outbox.ask(question, ANSWER_SECONDS)
+        self._env.refuse_unserved(self._message["op"], self._message["type"], (name,))
         if found is None:
             raise InvalidArgument(f"there is no table {name!r}: register it with `distop table add`")
         return TableRecord.from_json(found)
@@ -195,7 +219,10 @@ class Call:
             question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0, plan=True)
             start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
             for row in rows:
-                yield shared.with_files(PartitionPlan.from_json(row), where, self._message["op"])
+                partition = PartitionPlan.from_json(row)
+                beside = [other.table for other in partition.beside]
+                self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
+                yield shared.with_files(partition, where, self._message["op"])
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""

@@ -13,14 +13,16 @@ from distop import deletion
 from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.codec import dumps, rfc3339
 from distop.core.jobs import MAX_OUTCOME_BYTES
-from distop.errors import InvalidArgument
+from distop.core.model import OperationRef
+from distop.core.serving import Serves, refusal
+from distop.errors import InvalidArgument, NotServed
 from distop.files import local_path
 from distop.places import Attempt, operation_path, shared_of, stage_of
 from distop.worker import protocol
 from distop.worker.spark import SparkHolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -42,7 +44,9 @@ class Environment:
         self.work_dir = work_dir
         self.shared_dir: str = config["shared_dir"]
         self.verifier_urls: tuple[str, ...] = tuple(config["verifier_urls"])
+        self.serves = Serves.from_json(config["serves"])
         self.space: str = config["space"]
+        self.executor: str = config["executor"]
         self.outbox = outbox
         self.spark = SparkHolder(
             config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
@@ -54,10 +58,29 @@ class Environment:
         """The child was told to end: errors of jobs say nothing about them any more."""
         self.deadline = 0.0
         """The session's deadline as last renewed (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
-        self.installed = registered()
-        """The behaviors that there are for this child, by type name: the next one finds what is installed meanwhile."""
+        self.installed = {
+            name: entry for name, entry in registered().items() if not refusal(self.serves, name, ())
+        }
+        """The behaviors that there are for this child, by type name, of those types that this executor serves: the next
+        one finds what is installed meanwhile.
+        """
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
+
+    def refuse_unserved(self, op: str, type_name: str | None, tables: Iterable[TableRecord | str | None]) -> None:
+        """Raises NotServed where this executor does not serve an operation's type, its table, or one of these.
+
+        ``type_name`` None: no code of the type is to run. The daemon decides the same before; this is the last moment
+        before anything is imported or opened.
+        """
+        ref = OperationRef.parse(op)
+        wanted = [ref.table]
+        wanted += [one if isinstance(one, str) else one.name for one in tables if one is not None]
+        # Code is chosen by the type that is asked for, and the table by its record: both count beside the name.
+        types = (None,) if type_name is None else (ref.type, type_name)
+        for name in types:
+            if why := refusal(self.serves, name, wanted):
+                raise NotServed(f"executor {self.executor} refuses {op}: {why}")
 
     def behavior(self, type_name: str) -> Behavior:
         """Raises UnknownBehavior, or whatever importing it raises."""

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop.core.frozen import frozen
+from distop.core.serving import ALL, Serves
 from distop.errors import DistopError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class WorkerConfig:
     """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
     verifier_urls: tuple[str, ...] = ()
     """Prefixes of the URLs that verifiers may be asked at."""
+    serves: Serves = ALL
+    """The child refuses everything else."""
     call_limit: float = 3600.0
     """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
     start_timeout: float = 60.0
@@ -141,6 +144,8 @@ class PlanResult:
     version: str
     spilled: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    """The names of other tables that the jobs read."""
 
 
 @frozen

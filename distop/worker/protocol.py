@@ -60,6 +60,8 @@ class ConfigMessage(TypedDict):
     executor: str
     log_level: str
     verifier_urls: list[str]
+    serves: dict[str, list[str]]
+    """The fields of core.serving.Serves."""
     environment: dict[str, str]
     """Variables that the child sets by itself: /proc shows those that a process was started with."""
 

@@ -18,6 +18,7 @@ from distop.errors import (
     InvalidArgument,
     JobCancelled,
     JobFailed,
+    NotServed,
     TableUnavailable,
     UnknownBehavior,
     UsageError,
@@ -219,9 +220,12 @@ class Run:
         (self._env.outbox.send_later if self.line else self._env.outbox.send)(done)
 
     def _run(self) -> None:
+        beside = (other.table for partition, *_ in self._items.values() for other in partition.beside)
         try:
+            self._env.refuse_unserved(self.op, self.type, (self._table, *beside))
             behavior = self._env.behavior(self.type)
-        except UnknownBehavior as error:
+        except (NotServed, UnknownBehavior) as error:
+            self._env.log.warning("%s", error)
             raise Refused(str(error)) from error
         self._arg = validate(behavior, self._arg_json)
         self._declared = behavior.Result

@@ -62,6 +62,19 @@ def _claimed(step: Step, partition: int, before: dict[str, Any] | None, after: d
             yield Finding("claims", subject, f"was claimed by {incarnation}, which is not alive")
         elif not set((operation.spec.get("where") or {}).items()) <= set(node.get("labels", {}).items()):
             yield Finding("labels", subject, f"was claimed by {incarnation}, which lacks the labels")
+        elif not _serves(node, operation, step):
+            yield Finding("serves", subject, f"was claimed by {incarnation}, which does not serve its type or tables")
+
+
+def _serves(node: dict[str, Any], operation: Operation, step: Step) -> bool:
+    """The node record names the operation's type, and each table that its jobs touch; or has no such list."""
+    types, tables = node.get("types"), node.get("tables")
+    if types is not None and step.name.type not in types:
+        return False
+    touched = [step.name.table, *operation.record(PLAN).get("beside", [])]
+    return tables is None or all(
+        any(name == one or (one.endswith(".*") and name.startswith(one[:-1])) for one in tables) for name in touched
+    )
 
 
 def _released(step: Step, partition: int, before: dict[str, Any] | None, after: dict[str, Any]) -> Iterator[Finding]:

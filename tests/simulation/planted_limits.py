@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from distop.claims import owner
+from distop.coordinator.placing import Placing
 from distop.core import claiming, permits
+from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Incarnation
 from distop.executor.claimer import Claimer
+from distop.node.context import Context
 from distop.node.openop import OpenOperation
 from distop.testing.simulation import Scenario
+from distop.testing.simulation.behaviors import RARE
 from distop.testing.simulation.scenario import Act, Wish
 from tests.simulation.planted import without
 from tests.simulation.planted_waiting import BUGS, Planted
@@ -112,3 +116,31 @@ def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
 
 
 __all__ = ["BUGS", "Planted"]
+
+
+# ---------------------------------------------------------- types and tables
+
+
+def one_serves_all(wanted: Scenario) -> Scenario:
+    """The first executor has all types, and serves everything; the second one has them, too, and serves no table."""
+    types = tuple(sorted({wish.type for wish in wanted.wishes} | {"check", "noop"}))
+    host = replace(wanted.hosts[0], types=types, slots=2, skew=0.0, unable=(), labels={}, leaves=0.0)
+    first = replace(host, name="exec-0", only_types=None, only_tables=None)
+    second = replace(host, name="exec-1", only_types=None, only_tables=("elsewhere.*",))
+    wishes = tuple(wish for wish in wanted.wishes if wish.type != RARE and "where" not in wish.options)
+    return replace(wanted, wishes=wishes or wanted.wishes[:1], hosts=(first, second), drains=())
+
+
+@bug("not served", "invariant 17", shape=one_serves_all)
+def an_executor_that_does_not_ask_what_it_serves(patch: Patch) -> None:
+    """Nothing but its child would refuse."""
+    substitute(patch, Context, "admits", lambda self, type_name, tables: True)
+
+
+@bug("not served", shape=one_serves_all)
+def an_executor_that_coordinates_tables_that_it_does_not_serve(patch: Patch) -> None:
+    def coordinates(self: Elections, subject: tuple[str, str]) -> bool:
+        return subject[1] in self._ctx.types
+
+    substitute(patch, Elections, "_coordinates", coordinates)
+    substitute(patch, Placing, "here", lambda self, op, step: step)

@@ -10,7 +10,7 @@ import pytest
 from distop.core.model import History
 from distop.testing.simulation import Scenario, Simulation, behaviors, scenario
 from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.departures import AWAY, with_departure
+from distop.testing.simulation.departures import AWAY, AWAY_TABLE, with_departure
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
 
@@ -112,5 +112,6 @@ def test_executors_that_go_for_good_are_drawn() -> None:
     drawn = [scenario(seed) for seed in range(1, 301)]
     assert {host.types[0] for wanted in drawn for host in wanted.hosts if host.leaves} == {"check-all", "rare"}
     assert 10 < sum(any(host.leaves for host in wanted.hosts) for wanted in drawn) < 50
+    assert any(wish.table == AWAY_TABLE for wanted in drawn for wish in wanted.wishes)
     wishes, hosts = with_departure(random.Random(1), drawn[0].wishes, drawn[0].hosts, labels=False)
     assert (len(wishes), len(hosts)) == (len(drawn[0].wishes) + 1, len(drawn[0].hosts) + 1)

@@ -59,6 +59,7 @@ class Child:
             "ttl": 10.0,
             "spark_conf": {},
             "verifier_urls": [],
+            "serves": {},
         }
         self.env = Environment(config, folder / "work", self.sent)
         self.env._behaviors[behavior.type_name] = behavior

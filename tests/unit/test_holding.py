@@ -15,6 +15,7 @@ from distop.core.draining import NodeState
 from distop.core.limits import DEFAULT
 from distop.core.links import Hold, HoldState
 from distop.core.seen import Seen
+from distop.core.serving import ALL
 from distop.daemon import holding
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.verifying import Verifying
@@ -32,12 +33,16 @@ class Daemon:
         self.now = 0.0
         self.incarnation, self.log = "e1", logging.getLogger("distop.test")
         self.config, self.limits = SimpleNamespace(poll=30.0), DEFAULT
-        found = {name: SimpleNamespace(state=state) for name, state in (nodes or {"e1": NodeState.ACTIVE}).items()}
+        states = nodes or {"e1": NodeState.ACTIVE}
+        found = {name: SimpleNamespace(state=state, serves=ALL) for name, state in states.items()}
         self.cluster: Any = SimpleNamespace(holds={}, nodes=found)
         monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.begun: list[tuple[str, int]] = []
         monkeypatch.setattr(Verifying, "begin", lambda _, id_, terms, mod: self.begun.append((id_, mod)))
         self.keeper = HoldKeeper(self)  # type: ignore[arg-type]
+
+    def admits(self, type_name: str, tables: Any) -> bool:
+        return True
 
     def sees(
         self, mod: int, terms: p.Terms = TERMS, state: HoldState = HoldState.HELD, id_: str = "prepared:x"

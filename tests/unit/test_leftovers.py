@@ -112,7 +112,7 @@ class Node:
         self._meanwhile = meanwhile
         self.context: Any = SimpleNamespace(
             keys=Keys(), client=self, worker=self, log=logging.getLogger("tests"), cluster=SimpleNamespace(nodes=LIVE),
-            executor_id="ann", incarnation="now", types={REF.type}, limits=DEFAULT,
+            executor_id="ann", incarnation="now", types={REF.type}, limits=DEFAULT, admits=lambda *_: True,
         )  # fmt: skip
 
     async def get(self, key: str) -> KeyValue | None:

@@ -42,7 +42,7 @@ class Alone(Context):
         self.cluster.nodes["me"] = Node("me", "host", 2, ("noop",))
         self.incarnation = self.executor_id = "me"
         self.types = frozenset({"noop"})
-        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda _: True)})
+        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
         self.worker: Any = SimpleNamespace(stuck=())
         self.log = logs.get("distop.test")
         self.limits = DEFAULT

@@ -23,12 +23,15 @@ def test_an_operation_that_was_left_to_a_node_that_is_gone_now_is_looked_at_agai
     monkeypatch.setattr(coordinator_ranking, "missing_executor", lambda *args: missing[0])
     monkeypatch.setattr(coordinator_ranking, "candidates", lambda *args: [])
     kicked: list[Any] = []
-    ctx: Any = SimpleNamespace(cluster=SimpleNamespace(nodes={}), incarnation="me", fits=lambda where: not where)
+    ctx: Any = SimpleNamespace(
+        cluster=SimpleNamespace(nodes={}), incarnation="me", fits=lambda where: not where, admits=lambda *args: True
+    )
 
     async def scenario() -> None:
         placing = Placing(ctx, lambda: True, kicked.append)
         spec = SimpleNamespace(where={"zone": "a"})
-        op: Any = SimpleNamespace(ref=REF, spec=spec, decision=None, state=None, cancel=None)
+        terms = SimpleNamespace(beside=())
+        op: Any = SimpleNamespace(ref=REF, spec=spec, terms=terms, decision=None, state=None, cancel=None)
         step = decide.Complete.__new__(decide.Complete)
         assert placing.here(op, step) is None, "a node with these labels lives"
         placing.changed()

@@ -44,7 +44,7 @@ class Here(Context):
         self.cluster.gates = {A: Seen(Gate(), 5), B: Seen(Gate(), 6)}
         self.incarnation = self.executor_id = name
         self.types = frozenset({"a", "b"})
-        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda _: True)})
+        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
         self.log = logs.get("distop.test")
         self.config = ExecutorConfig(EtcdConfig(("nowhere:2379",)), Path("/nowhere"), slots=2)
 

@@ -16,6 +16,7 @@ from distop.core.links import Hold
 from distop.core.model import Attempts, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.options import Options
 from distop.core.plan import Plan
+from distop.core.serving import Serves
 from distop.inspection.reasons import ADVICE, Code, reasons
 from distop.inspection.status import Snapshot, judge, view_of
 
@@ -32,6 +33,9 @@ STARVED = {
 UNABLE = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
 UNABLE_A = {"i3": Node("e3", "h", 2, (), labels={"zone": "a"}, unable={"noop": "no Java"})}
 FAILING = {"i1": replace(NODE, failing={"noop": "no JVM"})}
+ELSEWHERE = {"i1": replace(NODE, serves=Serves(tables=("sales.*",)))}
+ONLY_T = {"i1": replace(NODE, serves=Serves(tables=("t",)))}
+ONLY_VALIDATE = {"i1": replace(NODE, behaviors=("validate",), serves=Serves(types=("validate",)))}
 SPEC = Spec("r", rfc3339(NOW), "me", Rules())
 PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
 OPEN = replace(PLANNING, phase=None, plan=Plan(4, "", "", 1))
@@ -82,6 +86,19 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
       "nodes": {**CAPABLE, "i4": replace(NODE, labels={"zone": "a"}, state=NodeState.DRAINED)}},
      "an executor that offers `noop`, has the labels zone=a and is not drained; if none starts"),
     ("no-executor", {"snapshot": CANCELLING, "nodes": {}}, "an executor that offers `noop`"),
+    ("not-served", {"snapshot": OPEN, "nodes": ELSEWHERE}, "an executor: no live executor serves table t"),
+    ("not-served", {"snapshot": OPEN, "nodes": {**ELSEWHERE, "i5": Node("e5", "h", 2, ())}},
+     "an executor: no live executor serves table t"),
+    ("not-served", {"snapshot": replace(OPEN, plan=Plan(4, "", "", 1, beside=("u",))), "nodes": ONLY_T},
+     "no live executor serves table u"),
+    ("not-served", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": ELSEWHERE},
+     "no live executor serves table t"),
+    ("not-served", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": ONLY_VALIDATE},
+     "no live executor serves the type noop on table t"),
+    ("without-code", {"snapshot": CANCELLING, "nodes": ELSEWHERE},
+     "an executor that serves table t; if none starts within a minute"),
+    ("drained", {"snapshot": OPEN, "nodes": {**ELSEWHERE, "i6": replace(NODE, state=NodeState.DRAINED)}},
+     "an executor that offers `noop` and is not drained"),
     ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
     ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
      f"its time, {rfc3339(NOW + 60)}"),

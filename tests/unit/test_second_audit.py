@@ -216,6 +216,8 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("claims", "in a cancel", beside(REPORT, CANCELLED, {CLAIM: None, "distOpPermit.t.noop.1.000000": "free"})),
     ("claims", "a checkpoint was written", beside(TAKE, {f"{JOB}.progress": 1})),
     ("labels", "n3, which lacks", at(TAKE)({CLAIM: claimed("n3", permit=0)})),
+    *(("serves", "n1, which does not serve", lambda told, limit=limit: told[0].update(
+        {"distOpNode.n1": {**NODE, **limit}})) for limit in ({"types": ["other"]}, {"tables": ["other.*", "tt"]})),
     ("jobs end once", "state was written again", beside(FINISH, {f"{JOB}.state": "success"})),
     ("jobs end once", "outcome went before", beside(FINISH, {f"{JOB}.outcome": None})),
     ("jobs end once", "its state is 'fine'", at(REPORT)({f"{JOB}.state": "fine"})),

@@ -40,7 +40,7 @@ class Here(Context):
             self.cluster.nodes[one] = Node(one, "host", 2, ("noop", "other"))
         self.incarnation = self.executor_id = name
         self.types = frozenset({"noop", "other"})
-        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda _: True)})
+        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
         self.log = logs.get("distop.test")
         self.limits = DEFAULT
         self.caught_up_at = 4

@@ -45,6 +45,7 @@ class Calling(Keeping):
 
                 async def answering(child: Child = child, answer: asyncio.Future[Any] = answer) -> None:
                     await asyncio.sleep(PIPE)
+                    self._machine.check_served(OperationRef.parse(op), self.config.incarnation, what)
                     child.calls.append(op)
                     done = self._machine.step(self._process, f"child: {what}")
                     tell: Callable[..., None] = settle

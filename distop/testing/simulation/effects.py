@@ -105,6 +105,11 @@ class Effects:
         text = f"a job began that is not written down on its node: {effect}"
         self._found("job not written down", self._keys.claim(ref, effect.partition), text, effect.op, effect.partition)
 
+    def unserved(self, ref: OperationRef, incarnation: str, what: str, why: str) -> None:
+        """A child was asked for something that its executor does not serve: the real one refuses."""
+        text = f"{incarnation} was asked for {what} of {ref}: {why}"
+        self._found("not served", self._keys.of(ref, "spec"), text, str(ref), -1)
+
     def end(self, effect: Effect, how: str) -> None:
         """It has stopped."""
         if effect.ended is None:

@@ -14,6 +14,7 @@ from distop import logs
 from distop.clock import source
 from distop.config import ExecutorConfig
 from distop.core.limits import DEFAULT
+from distop.core.serving import ALL, Serves, refusal
 from distop.daemon.binding import Binding, BindingFile
 from distop.daemon.process import serve
 from distop.errors import ClusterChanged
@@ -146,6 +147,7 @@ class Machine:
         history_limit: int = 1000,
         limits: Limits = DEFAULT,
         labels: Mapping[str, str] | None = None,
+        serves: Serves = ALL,
     ) -> None:
         self.name = name
         self.loop = loop
@@ -168,7 +170,7 @@ class Machine:
         self._remembered = Remembered(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
-            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits, labels=labels or {},
+            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits, labels=labels or {}, serves=serves,
         )  # fmt: skip
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None
@@ -190,6 +192,11 @@ class Machine:
         if not self._recovers:
             return "unable"
         return "unavailable" if self.loop.now < self._recovers else None
+
+    def check_served(self, ref: OperationRef, incarnation: str, what: str) -> None:
+        """What a child is asked for has to be served by this host."""
+        if why := refusal(self._config.serves, ref.type, (ref.table,)):
+            self.effects.unserved(ref, incarnation, what, why)
 
     def start(self) -> None:
         """Start the daemon, unless it runs or the host is gone."""

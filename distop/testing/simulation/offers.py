@@ -12,6 +12,7 @@ from distop.core.draining import Drain, NodeState
 from distop.core.jobs import Claim, Outcome
 from distop.core.model import Decision, Node, Spec
 from distop.core.options import fits
+from distop.core.serving import refusal
 from distop.testing.simulation.behaviors import UNABLE
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Offers:
         for incarnation, types in self._since.items():
             node = self._nodes[incarnation]
             if node.executor in tried or not fits(self._where.get(key.ref, {}), node.labels):
+                continue
+            if refusal(node.serves, key.ref.type, (key.ref.table,)):
                 continue
             if incarnation != sender and types.get(key.ref.type, began + 1) <= began:
                 text = f"{sender} cannot run {key.ref.type}, and blames it, though {incarnation} offers it"

@@ -18,6 +18,7 @@ from distop.core.invariants import Checker
 from distop.core.keys import Keys
 from distop.core.model import OperationRef, Spec
 from distop.core.orphans import orphans
+from distop.core.serving import Serves
 from distop.errors import ClusterChanged, InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
@@ -226,7 +227,8 @@ class Simulation:
             elif key.endswith(".spec") and not change.deleted:
                 ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
-                if needs_departing(OperationRef.parse(ref).type, spec.where):
+                named = OperationRef.parse(ref)
+                if needs_departing(named.type, named.table, spec.where):
                     self._forsaken.add(ref)
 
     def _refused(self, found: Flaw, sender: str) -> None:
@@ -295,7 +297,7 @@ class Simulation:
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
                 unable=host.unable, recovers=host.recovers, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
-                labels=host.labels,
+                labels=host.labels, serves=Serves(host.only_types, host.only_tables),
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()

@@ -51,6 +51,9 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     leaves: float = 0.0
     """When it goes for good, in seconds; 0: never."""
+    only_types: tuple[str, ...] | None = None
+    only_tables: tuple[str, ...] | None = None
+    """The types and tables that it is told to serve; None: all. ``types`` are those that are installed."""
 
 
 @frozen
@@ -237,9 +240,10 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
     from distop.testing.simulation.bounds import draw_limits, limits_that_change
     from distop.testing.simulation.caller_transactions import with_branches
-    from distop.testing.simulation.departures import draw_leaving
+    from distop.testing.simulation.departures import AWAY_TABLE, draw_leaving
     from distop.testing.simulation.faultkinds import draw_besides, draw_faults
     from distop.testing.simulation.id_races import racing
+    from distop.testing.simulation.serving import draw_serving
     from distop.testing.simulation.slow_graphs import added_later, inserted_slowly
     from distop.testing.simulation.successors import JOIN, followers, joins, with_id
 
@@ -301,6 +305,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if any(wish.type == JOIN for wish in wishes):
         some = tuple(replace(host, types=(*host.types, JOIN)) for host in some)
+    some = draw_serving(random.Random(f"serving/{seed}"), wishes, some)
     if limits != DEFAULT:
         limits = replace(
             limits, begins=at_once.choice((1, 3, DEFAULT.begins)), finishes=at_once.choice((1, 2, DEFAULT.finishes))
@@ -319,7 +324,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         chance.choice((2.0, 5.0, 10.0)),
         chance.choice((1, 3, 10)),
         chance.choice((0, 0, 1, 2, 5)),
-        tables,
+        tables if not any(wish.table == AWAY_TABLE for wish in wishes) else (*tables, AWAY_TABLE),
         max(clients, *(wish.client + 1 for wish in wishes)),
         wishes,
         listed,

@@ -137,6 +137,7 @@ class SimWorker(Calling):
         if max(request.deadline, machine.deadline_of(self)) <= machine.source.boottime():
             self._tell(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
             return
+        machine.check_served(ref, self.config.incarnation, "a job")
         began = machine.source.time()
         started = machine.step(self._process, "child: start a job")
         if not child.alive:

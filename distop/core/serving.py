@@ -1,0 +1,67 @@
+"""Decides which operation types and tables an executor serves: the settings ``types`` and ``tables``.
+
+:func:`refusal` is the one decision. The elections, the claims, planning, completion, cleanup, verification and sweeping
+of a daemon go by it, and so does its child once more before any code of a behavior runs. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop.core.texts import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NAMESPACE = ".*"
+"""How a pattern ends that stands for all tables of a namespace."""
+
+
+@frozen
+class Serves:
+    """What an executor serves. None: all. ``tables``: exact names, or namespaces such as ``sales.*``."""
+
+    types: tuple[str, ...] | None = None
+    tables: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Its fields in a node record, and in what a child is told: those without a limit are left out."""
+        limits = (("types", self.types), ("tables", self.tables))
+        return {name: list(names) for name, names in limits if names is not None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Serves:
+        types, tables = data.get("types"), data.get("tables")
+        return cls(None if types is None else tuple(types), None if tables is None else tuple(tables))
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {', '.join(names)}" for name, names in self.to_json().items())
+
+
+ALL = Serves()
+
+
+def refusal(serves: Serves, type_name: str | None, tables: Iterable[str]) -> str:
+    """Why an executor refuses work, a clause such as "it does not serve table sales.orders"; "": it serves it.
+
+    ``type_name`` None: no code of a type is wanted. ``tables``: all that are touched, those that are only read as well.
+    An operation on no table has the table ``@cluster``, which counts as any other: it is served where it is listed.
+    """
+    if serves.types is not None and type_name is not None and type_name not in serves.types:
+        return f"it does not serve the type {one_line(type_name)}"
+    missing = [] if serves.tables is None else [t for t in dict.fromkeys(tables) if not _among(t, serves.tables)]
+    return f"it does not serve {named(missing)}" if missing else ""
+
+
+def named(tables: Iterable[str]) -> str:
+    """Tables in a sentence."""
+    names = [one_line(name) for name in tables]
+    return f"table {names[0]}" if len(names) == 1 else f"the tables {', '.join(names)}"
+
+
+def _among(table: str, patterns: tuple[str, ...]) -> bool:
+    """A namespace has all tables whose names begin with it and a dot, those of namespaces in it as well."""
+    return any(
+        table == pattern or (pattern.endswith(NAMESPACE) and table.startswith(pattern[:-1])) for pattern in patterns
+    )
