@@ -276,18 +276,18 @@ def start_without_writing_down(patch: Patch) -> None:
 
 @bug("blamed", first=23)
 def blame_what_one_node_cannot_run(patch: Patch) -> None:
-    substitute(patch, Capability, "cannot", lambda self, type_name, why: False)
+    substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: False)
 
 
 @bug("blamed", first=54)
 def blame_what_one_node_cannot_run_for_the_moment(patch: Patch) -> None:
-    substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back: False)
+    substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back, tables: False)
 
 
 @bug("liveness", shape=some_cannot, slow=True)
 def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
     """The work is left to others, and nobody is told."""
-    substitute(patch, Capability, "cannot", lambda self, type_name, why: True)
+    substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: True)
 
 
 # ------------------------------------------------------ errors told by the log

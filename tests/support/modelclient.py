@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class ModelClient:
     """``requests``: what was asked for, each by its label ("read" where it only reads), in order. ``fates``: what
     happens to the commits that come, one each: it is called with the transaction and answers in the store's place.
+    ``usual``: what happens to all other commits; the store applies them by default.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class ModelClient:
         self.requests: list[str] = []
         self.committed: list[Txn] = []
         self.fates: deque[Callable[[Txn], Any]] = deque()
+        self.usual: Callable[[Txn], Any] = lambda txn: self.store.apply(txn)
         self._asked = asyncio.Event()
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -69,7 +71,7 @@ class ModelClient:
 
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
         self.committed.append(txn)
-        fate = self.fates.popleft() if self.fates else self.store.apply
+        fate = self.fates.popleft() if self.fates else self.usual
         await self._ask(txn.label)
         answer = fate(txn)
         return await answer if asyncio.iscoroutine(answer) else answer

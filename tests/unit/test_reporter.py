@@ -93,10 +93,9 @@ class Picky:
         self.rejected_writes = RejectedWrites(log, lambda: None)
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.reporter = Reporter(self.client, KEYS, self.lost, log, self.rejected_writes)  # type: ignore[arg-type]
-        self.client.fates.append(self._take)
+        self.client.usual = self._take
 
     def _take(self, txn: Txn) -> TxnResult:
-        self.client.fates.append(self._take)
         if any(getattr(op, "key", "") in self.refused for op in txn.success):
             raise MalformedRequest("the progress was refused: too large", detail="too large")
         return self.client.store.apply(txn)
