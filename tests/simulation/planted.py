@@ -161,7 +161,7 @@ def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
 
 
-@bug("invariant 4", "invariant 9", first=24)
+@bug("invariant 4", "invariant 9", first=47)
 def drop_the_gate_compare(patch: Patch) -> None:
     for module, name in CLAIMS:
         wrap(patch, module, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
@@ -247,7 +247,7 @@ def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
 
 
 # Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
-@bug("invariant 5", focus=("slow-watches",), first=75)
+@bug("invariant 5", focus=("slow-watches",), first=78)
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True

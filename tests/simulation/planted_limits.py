@@ -137,7 +137,7 @@ def an_executor_that_does_not_ask_what_it_serves(patch: Patch) -> None:
     substitute(patch, Context, "admits", lambda self, type_name, tables: True)
 
 
-@bug("not served", shape=one_serves_all)
+@bug("not served", "liveness", shape=one_serves_all, first=2)
 def an_executor_that_coordinates_tables_that_it_does_not_serve(patch: Patch) -> None:
     def coordinates(self: Elections, subject: tuple[str, str]) -> bool:
         return subject[1] in self._ctx.types
