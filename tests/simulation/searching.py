@@ -12,7 +12,7 @@ from distop.testing.simulation.run import quietly
 from tests.simulation.planted_progress import BUGS, Planted
 
 SEEDS = 2_000
-"""Schedules in which a bug is looked for at most: as many as CI runs of the code as it is."""
+"""Schedules in which a bug is looked for at most."""
 FEW = 20
 """Schedules after which a search is too long for a test of every change: the seed that it found is to be recorded."""
 _OURS = "/tests/simulation/"
