@@ -44,6 +44,17 @@ _INFIX = frozenset(
     {"and", "or", "not", "in", "is", "like", "ilike", "rlike", "regexp", "between", "div", "collate", "as", "xor"}
 )
 _TYPED = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
+_AROUND_TEXT = frozenset(
+    {"is", "not", "null", "and", "or", "in", "like", "ilike", "rlike", "regexp", "between", "true", "false"}
+)
+"""Words that are no column where an expression has texts in double quotes."""
+_CLOCK = frozenset(
+    {
+        *("now", "getdate", "sysdate", "curdate", "localtimestamp"),
+        *("current_date", "current_time", "current_timestamp"),
+    }
+)
+"""Functions of the clock, in Spark and in other databases."""
 _CONSTRUCTS = {"over": "a window", "identifier": "IDENTIFIER", "values": "a subquery", "table": "a table"}
 LIST_AT = "distop behaviors validate --json"
 """The command that prints the list of allowed functions."""
@@ -58,6 +69,8 @@ class _Token(NamedTuple):
 
 def unlisted(name: str, functions: Collection[str]) -> str:
     """The sentence about a function that is not allowed."""
+    if name.lower() in _CLOCK:
+        return f"the expression uses {shown(name)}, which depends on the time: write the date with digits"
     similar = get_close_matches(name.lower(), sorted(functions), 1, 0.8)
     hint = f" (did you mean {similar[0]!r}?)" if similar and similar[0] != name.lower() else ""
     return f"the expression uses {shown(name)}, which is not on the list of allowed functions{hint}: {LIST_AT}"
@@ -78,7 +91,8 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
         following = tokens[n + 1] if n + 1 < len(tokens) else _Token("sign", "")
         why = None
         if token.kind == "word" and token.text.lower() == "select" and last.text != ".":
-            why = construct("a subquery (write a column of this name in back quotes)")
+            hint = "" if last == ("sign", "(") else " (write a column of this name in back quotes)"
+            why = construct(f"a subquery{hint}")
         elif token.kind == "string":
             why = _of_time(last, token)
         elif token == ("sign", "("):
@@ -88,7 +102,21 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
         if why is not None:
             return why
         before, last = last, token
-    return None
+    return _text_alone(tokens)
+
+
+def _text_alone(tokens: list[_Token]) -> str | None:
+    """An expression that names no column, but has a text in double quotes: elsewhere in SQL that is a name."""
+    texts = [token.text for token in tokens if token.kind == "string" and token.text.startswith('"')]
+    after = [*tokens[1:], _Token("sign", "")]
+    names = (
+        token.kind == "quoted"
+        or (token.kind == "word" and token.text.lower() not in _AROUND_TEXT and following != ("sign", "("))
+        for token, following in zip(tokens, after, strict=True)
+    )
+    if not texts or any(names):
+        return None
+    return f"the expression names no column, and {shown(texts[0])} is a text: write names of columns in back quotes"
 
 
 def _tokens(text: str) -> list[_Token] | None:
@@ -127,6 +155,8 @@ def _call(before: _Token, name: _Token, functions: Collection[str]) -> str | Non
             return construct(_CONSTRUCTS[lower])
         if lower in _BEFORE_PARENTHESIS or (lower in _QUANTIFIERS and before.text.lower() in _LIKE):
             return None
+        if lower in _QUANTIFIERS and before.kind == "sign" and before.text in "=<>":
+            return construct(f"a comparison with {lower.upper()} (use array_contains, exists or forall)")
     return None if lower in functions else unlisted(name.text, functions)
 
 

@@ -33,8 +33,8 @@ ascii base64 bit_length btrim char char_length character_length chr collate coll
 elt encode endswith find_in_set initcap instr is_valid_utf8 lcase left len length levenshtein locate lower lpad ltrim
 luhn_check make_valid_utf8 mask octet_length overlay parse_url position regexp_count regexp_extract regexp_extract_all
 regexp_instr regexp_replace regexp_substr replace reverse right rpad rtrim soundex split split_part startswith substr
-substring substring_index to_binary to_number translate trim try_parse_url try_to_binary try_to_number try_url_decode
-try_validate_utf8 ucase unbase64 upper url_decode url_encode validate_utf8
+substring substring_index to_binary to_char to_number to_varchar translate trim try_parse_url try_to_binary
+try_to_number try_url_decode try_validate_utf8 ucase unbase64 upper url_decode url_encode validate_utf8
 """
 _DIGESTS = "crc32 hash md5 sha sha1 sha2 xxhash64"
 _JSON = """

@@ -26,7 +26,7 @@ def submitted(**arg: Any) -> None:
 @pytest.mark.parametrize("text", CONSTRAINTS)
 def test_a_usual_constraint_is_accepted_at_submission(text: str) -> None:
     if text in CLOCK:
-        with pytest.raises(InvalidArgument, match="not on the list of allowed functions"):
+        with pytest.raises(InvalidArgument, match="depends on the time"):
             submitted(checks=[{"check": text}])
     else:
         submitted(checks=[{"check": text}], where=text)
@@ -79,6 +79,38 @@ def test_what_is_not_on_the_list_is_refused_at_submission(text: str) -> None:
         with pytest.raises(InvalidArgument) as caught:
             submitted(**arg)
         assert "\n" not in str(caught.value).replace(text, "")
+
+
+@pytest.mark.parametrize("text", ['"COL" IS NOT NULL', 'length("COL") > 3', "\"A\" IN ('x') AND NOT (\"B\" IS NULL)"])
+def test_a_text_in_the_place_of_each_column_is_refused(text: str) -> None:
+    """The names of columns are so written in most databases. In Spark the check was valid, whatever the rows were."""
+    for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
+        with pytest.raises(InvalidArgument, match="names no column, and '\"(COL|A)\"' is a text: write names of columns in"):
+            submitted(**arg)
+
+
+@pytest.mark.parametrize("text", ['a = "x"', '`a` = "x"', "1 = 1", 'concat(a, "x") = "ax"', "'x' IS NULL"])
+def test_texts_beside_columns_are_accepted(text: str) -> None:
+    submitted(checks=[{"check": text}], where=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a <= getdate()", "the expression uses 'getdate', which depends on the time: write the date with digits"),
+        (
+            "a = ANY (l)",
+            "the expression has a comparison with ANY (use array_contains, exists or forall), which is not allowed: it "
+            "must look at one row by listed functions only",
+        ),
+        (
+            "a IN (SELECT 1)",
+            "the expression has a subquery, which is not allowed: it must look at one row by listed functions only",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_use_instead(text: str, reason: str) -> None:
+    assert refusal(text, ROW_FUNCTIONS) == reason
 
 
 def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
