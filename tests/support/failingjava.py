@@ -26,7 +26,8 @@ find "{work}" -name 'blockmgr-*' -exec rm -r {{}} + 2>/dev/null
 # In the background bash would give it no standard input, by whose end a JVM of PySpark ends.
 "{java}" "$@" <&0 &
 while kill -0 $!; do
-    [ -e "{moment}" ] && break
+    # PySpark removes the folder of the file as soon as it has read it.
+    [ -n "{moment}" ] && {{ [ -e "{moment}" ] || [ ! -e "$(dirname "{moment}")" ]; }} && break
     [ -z "{moment}" ] && [ -n "$(find "{work}" -name 'blockmgr-*' -print -quit 2>/dev/null)" ] && break
     sleep 0.01
 done
