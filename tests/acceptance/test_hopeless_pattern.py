@@ -22,6 +22,8 @@ async def test_a_hopeless_pattern_ends_at_its_time_limit_and_its_neighbour_keeps
         beside = asyncio.ensure_future(run(worker, neighbour))
         await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
         first = child_pid(worker)
+        # The limit is not to be used up by the start of Spark.
+        assert kinds(await run(worker, replace(request({"s": "spark"}, "s", tmp_path), op="t/sample/3"))) == "s:success"
         ends = await run(worker, request({"b": "spark-pattern"}, "b", tmp_path, time_limit=5.0))
         assert kinds(ends) == "b:error"
         assert ends["b"].error == "the job ran longer than its time limit of 5 s"
