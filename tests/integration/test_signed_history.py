@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import History, OperationRef, TableRecord
 from distop.core.txn import Put, Txn
 from distop.errors import InvalidArgument
 from tests.support.daemons import daemons
 from tests.support.etcd import connected
+from tests.support.lake import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +83,35 @@ def test_hole_8_a_forged_certificate_in_etcd_is_refused(group: Daemons, proved: 
     write(group, record)
     accepted = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
     assert accepted.state == "success"
+
+
+def test_hole_8_apply_refuses_a_forged_certificate_and_changes_nothing(group: Daemons, proved: Any) -> None:
+    from distop_behaviors.validate.certificate import Certificate, Column
+
+    lake = Folder(group.folder / "lake")
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "c", LongType()))
+    lake.new(schema).append(pa.table({"id": [1, 2], "c": pa.array([1, None], pa.int64())}))
+    group.client.add_table(TableRecord("lake", "iceberg", str(lake.root)))
+    op = group.client.start_operation("validate", "lake", CHECKS).wait(60).raise_for_state().op
+
+    # Of the column that has a NULL.
+    record = group.client._loop.run(_history(group, op))
+    told = Certificate.model_validate(record.report["certificate"])
+    (check,) = told.checks
+    fields = {n: getattr(told, n) for n in Certificate.model_fields if n != "digest"} | {
+        "checks": [check.model_copy(update={"name": "c_not_null", "check": {"not_null": "c"}})],
+        "columns": {"c": Column(id=2, type="long")},
+    }
+    forged = {**record.report, "certificate": Certificate.issue(**fields).model_dump(mode="json")}
+    before = lake.version
+    for changed in ({"signature": ""}, {}):
+        write(group, replace(record, report=forged, **changed))
+        refused = group.client.start_operation("apply", "lake", {"certificate": op}).wait(60)
+        assert refused.state == "failed"
+        assert f"the history record of {op} is not accepted: it is not signed" in refused.sentence()
+    assert [path.name for path in sorted((lake.root / "metadata").glob("*.json"))] == [
+        f"v{n}.metadata.json" for n in range(1, before + 1)
+    ]
 
 
 async def _history(group: Daemons, op: str) -> History:
