@@ -15,7 +15,6 @@ from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import identity
 from distop.recent import Kept
-from distop.storage_urls import check_paths
 from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -116,11 +115,11 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
 
 
 def _metadata(source: str) -> tuple[Any, ManifestIO]:
-    from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
-    check_paths((source,))
-    io = load_file_io({}, source)
+    from distop.tables.bounded import BoundedIO
+
+    io = BoundedIO()
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
 
