@@ -79,8 +79,8 @@ class Snapshot:
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
-    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns (in lower
-    case). It is read once for all partitions, and kept for the next operation.
+    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
+    (``facts.folded``). It is read once for all partitions, and kept for the next operation.
 
     ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
     """
