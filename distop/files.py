@@ -73,11 +73,32 @@ def write(location: str, data: bytes) -> None:
     temporary.replace(path)
 
 
-def read(location: str) -> bytes:
-    """The bytes of a file. Raises OSError."""
+_PIECE = 8 << 20
+"""Bytes that are read at once."""
+METADATA_BYTES = 256 << 20
+"""Of a table's metadata file, a manifest, or a footer at most, decompressed: whoever reads one has it in memory."""
+
+
+class TooLarge(ValueError):
+    """A file has more bytes than are read of one."""
+
+
+def read_whole(stream: Any, limit: int, location: str) -> bytes:
+    """All bytes of an open file. Raises TooLarge where it has more than ``limit``, and OSError."""
+    found = bytearray()
+    while piece := stream.read(min(_PIECE, limit + 1 - len(found))):
+        found += piece
+        if len(found) > limit:
+            raise TooLarge(f"the file {location} has more than {limit} bytes, the most that is read of such a file")
+    return bytes(found)
+
+
+def read(location: str, limit: int) -> bytes:
+    """The bytes of a file. Raises TooLarge where it has more than ``limit``, and OSError."""
     path = local_path(location)
     if path is not None:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return read_whole(file, limit, location)
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:
-        return bytes(stream.read())
+        return read_whole(stream, limit, location)

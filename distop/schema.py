@@ -37,6 +37,10 @@ NOT_YET = "not available yet"
 
 MAX_STEPS = 1_000_000
 """Keywords that are evaluated for one argument: references to each other multiply them without bound."""
+QUICK_STEPS = 2_000
+"""So many take less than 50 ms: more are not for an event loop."""
+_QUICK_SCHEMA = 2048
+"""Bytes of a schema that is prepared for the first time there."""
 _MAX_ERRORS = 1_000
 """So many errors are looked at to choose the one that is told."""
 # UNIQUE_BY, on an array: no two of its objects have the same value in the field that it names. ORDERED, on an object:
@@ -93,6 +97,10 @@ class _TooManySteps(Exception):
     """The evaluation is given up."""
 
 
+class TakesLong(Exception):
+    """The argument was not compared with the schema: that takes more than the steps that were given."""
+
+
 def _count(steps: int) -> None:
     left = _steps.get()
     left[0] -= steps
@@ -117,7 +125,12 @@ def _counted_errors(errors: Iterable[ValidationError]) -> Iterator[ValidationErr
         yield error
 
 
-@lru_cache(maxsize=64)
+_SCHEMAS = 64
+_prepared: set[bytes] = set()
+"""Schemas of which there is a validator, or was a short time ago."""
+
+
+@lru_cache(maxsize=_SCHEMAS)
 def _validator(schema: bytes) -> Validator:
     """Raises BadSchema. Nothing is fetched, no format is checked, and patterns are RE2's."""
     from jsonschema import Draft202012Validator, validators
@@ -140,6 +153,9 @@ def _validator(schema: bytes) -> Validator:
     extend: Any = validators.extend  # it has no types
     made: Any = extend(Draft202012Validator, {name: _counted(rule) for name, rule in rules.items()})
     found: Validator = made(plain, registry=Registry())
+    if len(_prepared) >= _SCHEMAS:
+        _prepared.clear()
+    _prepared.add(schema)
     return found
 
 
@@ -260,9 +276,10 @@ def out_of_order(low: Any, high: Any) -> bool:
     return numbers and low > high
 
 
-def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> Any:
+def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes, *, steps: int = MAX_STEPS) -> Any:
     """The decoded argument. Raises InvalidArgument, which names the place and what is wrong there; UnreadableRecord
-    where the type has published a schema that is not evaluated (``schema_bounds``).
+    where the type has published a schema that is not evaluated (``schema_bounds``); TakesLong where ``steps`` are
+    fewer than may be taken, and not enough.
     """
     arg = loads(value)
     if not schema:
@@ -271,7 +288,9 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
 
     if len(value) <= _KEPT and value in (fitting := _fitting(_spelled(schema))):
         return arg
-    errors = _errors(type_name, schema, arg)
+    if steps < MAX_STEPS and len(_spelled(schema)) > _QUICK_SCHEMA and _spelled(schema) not in _prepared:
+        raise TakesLong
+    errors = _errors(type_name, schema, arg, steps)
     if not errors and len(value) <= _KEPT:
         if len(fitting) >= _KEPT:
             fitting.clear()
@@ -282,10 +301,10 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
     return arg
 
 
-def _errors(type_name: str, schema: Mapping[str, Any], arg: Any) -> list[ValidationError]:
+def _errors(type_name: str, schema: Mapping[str, Any], arg: Any, steps: int) -> list[ValidationError]:
     from referencing.exceptions import Unresolvable
 
-    _steps.set([MAX_STEPS])
+    _steps.set([steps])
     try:
         return list(islice(_validator(_spelled(schema)).iter_errors(arg), _MAX_ERRORS))
     except (BadSchema, Unresolvable) as error:
@@ -294,7 +313,9 @@ def _errors(type_name: str, schema: Mapping[str, Any], arg: Any) -> list[Validat
         raise UnreadableRecord(
             f"the schema that {type_name} has published is not used: {why:.300}; publish the type again without that"
         ) from None
-    except (_TooManySteps, RecursionError):
+    except (_TooManySteps, RecursionError) as error:
+        if steps < MAX_STEPS and isinstance(error, _TooManySteps):
+            raise TakesLong from None
         raise InvalidArgument(
             f"the argument of {type_name} takes too long to compare with the type's schema, which refers to itself "
             "again and again: make the argument smaller, or the schema simpler"

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from distop_behaviors.reading.facts import folded
+
 NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 MAX_DISTINCT = 1_000
 SHOWN = 20
@@ -33,7 +35,7 @@ class BuildArgument(BaseModel):
     @field_validator("columns")
     @classmethod
     def _each_once(cls, columns: list[str]) -> list[str]:
-        if len({column.lower() for column in columns}) < len(columns):
+        if len({folded(column) for column in columns}) < len(columns):
             raise ValueError("a column is named twice")
         return columns
 

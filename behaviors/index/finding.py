@@ -15,7 +15,7 @@ from distop_behaviors.index.planning import file_list
 from distop_behaviors.index.table import ids_now, listed, record_of, widened
 from distop_behaviors.index.values import Unindexable, arrow_type, canonical, numbers, together
 from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable, ddl, match, problem, quote
+from distop_behaviors.reading.facts import Unreadable, ddl, match, may_match, problem, quote
 from distop_behaviors.validate.scan import Group, relation
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class _Question:
         return {
             name: kind
             for name, kind in found.items()
-            if problem(kind) is None and match(name, self._table.paths) is None
+            if problem(kind) is None and not may_match(name, self._table.paths)
         }
 
     def _columns(self, given: Sequence[Any], schema: Mapping[str, SparkType]) -> dict[str, str]:

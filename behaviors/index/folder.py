@@ -31,6 +31,7 @@ from distop.core.frozen import frozen
 from distop.deletion import Place, components, delete, names
 from distop.deletion import check_unlinked as _check_unlinked
 from distop.errors import InvalidArgument, UnsafePath
+from distop.files import METADATA_BYTES, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -176,7 +177,7 @@ class Folder:
     def _read(self, number: int) -> Generation:
         path = self._path(number)
         try:
-            return Generation.from_json(path.read_text())
+            return Generation.from_json(read(str(path), METADATA_BYTES).decode())
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgument(f"the index file {path} cannot be read: {e}") from e
 

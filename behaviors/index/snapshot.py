@@ -10,7 +10,7 @@ from distop_behaviors.index.alike import Reading, Unfaithful, check_leaves, chos
 from distop_behaviors.index.local import Wanted
 from distop_behaviors.index.table import on_disk
 from distop_behaviors.reading import fields, footers, manifests
-from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.facts import Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 def wanted(table: Listed, named: Sequence[PlannedFile], places: Sequence[Whole], columns: Columns) -> list[Wanted]:
     """Rows of these files. Raises Unfaithful where rows of one may be deleted, or it cannot be read from a disk."""
     try:
-        known = manifests.snapshot_of(table.source, frozenset(name.lower() for name in columns.partitions))
+        known = manifests.snapshot_of(table.source, frozenset(folded(name) for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
         raise Unfaithful(str(e)) from e
     found = []

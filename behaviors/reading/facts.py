@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
@@ -90,21 +91,53 @@ class Unreadable(Exception):
 
 
 class Ambiguous(Exception):
-    """A name stands for several columns that differ in case alone."""
+    """A name stands for several columns that differ in case alone, or Spark finds the column in some places only."""
+
+
+def folded(text: str) -> str:
+    """A text without its case: two have the same one if and only if ``equalsIgnoreCase`` of Java calls them equal. Each
+    character stands for one, so that what is found in a text is found in this one.
+    """
+    return text.lower() if text.isascii() else "".join(map(_folded, text))
+
+
+@lru_cache(maxsize=4096)
+def _folded(char: str) -> str:
+    """``Character.toLowerCase(Character.toUpperCase(c))``: of each by the mappings to a single character."""
+    upper = next((one for one in (char.upper(), char.title()) if len(one) == 1), char)
+    return "i" if upper == "\u0130" else upper.lower()
 
 
 def match(name: str, names: Collection[str]) -> str | None:
-    """The column of this name: exactly, else ignoring case as Spark does. Raises Ambiguous."""
+    """The column of this name: exactly, else ignoring case as Spark does.
+
+    Spark compares names by ``equalsIgnoreCase``, and those of a table's columns and a file's also in lower case, which
+    for some letters is another rule (``ſ`` and ``s``). Raises Ambiguous where they differ, and for several columns.
+    """
     if name in names:
         return name
     found = None
-    folded = name.lower()
+    wanted, lower, plain = folded(name), name.lower(), name.isascii()
     for candidate in names:
-        if candidate.lower() == folded:
+        # In lower case, what is like an ASCII name is so by the other rule as well.
+        if folded(candidate) == wanted or (not plain and candidate.lower() == lower):
             if found is not None:
                 raise Ambiguous(f"the name {name!r} stands for both {found!r} and {candidate!r}")
             found = candidate
+    if found is not None and (folded(found) != wanted or found.lower() != lower):
+        raise Ambiguous(
+            f"the name {name!r} may or may not stand for {found!r}, by the case of a letter that Spark compares in two "
+            f"ways: write {found!r}"
+        )
     return found
+
+
+def may_match(name: str, names: Collection[str]) -> bool:
+    """Whether one of these columns may be meant."""
+    try:
+        return match(name, names) is not None
+    except Ambiguous:
+        return True
 
 
 def split_path(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import Leaf
+from distop_behaviors.reading.facts import Leaf, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,8 @@ def columns_of(schema: Any) -> dict[str, SparkType]:
 
 
 def fields_of(schema: Any, wanted: frozenset[str]) -> dict[Path, Field]:
-    """The fields below the ``wanted`` top-level columns (in lower case), by their paths."""
-    chosen = [field for field in schema.fields if field.name.lower() in wanted]
+    """The fields below the ``wanted`` top-level columns (``facts.folded``), by their paths."""
+    chosen = [field for field in schema.fields if folded(field.name) in wanted]
     return {field.leaf.path: field for field in _walk(chosen, (), defaulted=False)}
 
 

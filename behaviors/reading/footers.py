@@ -14,7 +14,7 @@ from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
 from distop.files import open_filesystem
 from distop_behaviors.reading import parquet_tail, store_errors
-from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
+from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,9 +81,9 @@ def read_all(
     """The facts of each planned file, in order, or why it cannot be read. ``check`` is called now and then, and raises
     where the reading is to stop.
 
-    ``wanted``: the top-level columns, in lower case, whose statistics are needed, or the ids of single values. What was
-    read of a file is kept for the next operation: each time, size and modification time are compared with the plan's
-    first, unless the files are ``immutable``, and their paths are all there is to know.
+    ``wanted``: the top-level columns (``facts.folded``) whose statistics are needed, or the ids of single values. What
+    was read of a file is kept for the next operation: each time, size and modification time are compared with the
+    plan's first, unless the files are ``immutable``, and their paths are all there is to know.
     """
     found: list[FileFacts | Unreadable | None] = []
     for n in range(0, len(files), CHECKED_EVERY):
@@ -235,7 +235,7 @@ class _Schemas:
         for field in arrow:
             where: list[tuple[tuple[str, ...], int]] = []
             columns[field.name], index = _spark_type(field.type, schema, index, (field.name,), where)
-            named = field.name.lower() in self.wanted
+            named = folded(field.name) in self.wanted
             for leaf_path, leaf_index in where:
                 if named or ids.get(leaf_path) in self.wanted:
                     leaves[leaf_path] = _leaf(schema.column(leaf_index), leaf_path)

@@ -15,7 +15,6 @@ from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import identity
 from distop.recent import Kept
-from distop.storage_urls import check_paths
 from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -80,8 +79,8 @@ class Snapshot:
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
-    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns (in lower
-    case). It is read once for all partitions, and kept for the next operation.
+    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
+    (``facts.folded``). It is read once for all partitions, and kept for the next operation.
 
     ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
     """
@@ -116,11 +115,11 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
 
 
 def _metadata(source: str) -> tuple[Any, ManifestIO]:
-    from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
-    check_paths((source,))
-    io = load_file_io({}, source)
+    from distop.tables.bounded import BoundedIO
+
+    io = BoundedIO()
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
 

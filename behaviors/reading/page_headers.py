@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.files import open_filesystem
 from distop_behaviors.reading import parquet_tail
-from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.facts import Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -57,12 +57,12 @@ def check(path: str, columns: Collection[str]) -> None:
 
 
 def _check(path: str, metadata: Any, columns: Collection[str], read: Reader) -> None:
-    wanted = {column.lower() for column in columns}  # Spark finds a column whatever its case
+    wanted = {folded(column) for column in columns}  # Spark finds a column whatever its case
     for n in range(metadata.num_row_groups):
         group = metadata.row_group(n)
         for i in range(group.num_columns):
             chunk = group.column(i)
-            column = chunk.path_in_schema.lower()
+            column = folded(chunk.path_in_schema)
             if column.split(".")[0] not in wanted and column not in wanted:
                 continue
             why = _wrong(chunk, read)

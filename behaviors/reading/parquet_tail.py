@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop.files import open_filesystem
+from distop.files import METADATA_BYTES, open_filesystem
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ def _tail(path: str, size: int, last: Callable[[int], bytes]) -> bytes:
         raise Unreadable(
             f"the file {path} is not a readable Parquet file: its last bytes give a footer length of "
             f"{wanted - _END} bytes, but the file has only {size}"
+        )
+    if wanted > METADATA_BYTES:
+        raise Unreadable(
+            f"the file {path} cannot be read: its footer has {wanted - _END} bytes, and at most "
+            f"{METADATA_BYTES - _END} are read"
         )
     return last(wanted) if wanted > len(tail) else tail
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from distop.core.frozen import frozen
 from distop.row_expressions import construct, refusal, unlisted
+from distop_behaviors.reading.facts import folded
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
     # In the body of a lambda a name that is no argument of it becomes a column, or such a function, only later.
     variables = list(_parts(tree.map(nodes.variables).distinct()))
     for column in variables:
-        if column[0].lower() == "user":
+        if folded(column[0]) == "user":
             raise Refused(unlisted(column[0], ROW_FUNCTIONS))
     for column in columns + variables:
-        if len(column) == 1 and column[0].lower() in _OF_SESSION:
+        if len(column) == 1 and folded(column[0]) in _OF_SESSION:
             raise Refused(unlisted(column[0], ROW_FUNCTIONS))
     return RowExpression(_column(session, tree), tuple(dict.fromkeys(column[0] for column in columns)))
 

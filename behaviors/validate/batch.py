@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled, TableUnavailable
 from distop_behaviors.reading import footer_probe, footers, manifests, nearer, page_headers
-from distop_behaviors.reading.facts import VOID, Unreadable, match, of_json
+from distop_behaviors.reading.facts import VOID, Unreadable, match, may_match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -206,12 +206,12 @@ class Batch:
     def _path_columns(self, part: Part, names: Names) -> Mapping[str, str]:
         """All partition columns with their types, if one of them is named."""
         named = {*names.where, *(n for check in names.checks for n in check)}
-        return part.path_columns if any(match(n, part.path_columns) is not None for n in named) else {}
+        return part.path_columns if any(may_match(n, part.path_columns) for n in named) else {}
 
     def _group(self, part: Part, names: Names, files: Sequence[PlannedFile], uncounted: Collection[str] = ()) -> Group:
         of_path = self._path_columns(part, names)
-        columns = {n: t for n, t in sorted(part.columns.items()) if match(n, of_path) is None}
-        absent = tuple(n for n in part.absent if match(n, of_path) is None)
+        columns = {n: t for n, t in sorted(part.columns.items()) if not may_match(n, of_path)}
+        absent = tuple(n for n in part.absent if not may_match(n, of_path))
         values = self._values if of_path and self._declared is not None else None
         all_rows = any(f[0] in uncounted for f in files)
         return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source, values, all_rows)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from distop.errors import InvalidArgument
+from distop_behaviors.reading.facts import folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,10 +143,10 @@ def named_in(expression: str, names: list[str]) -> list[str]:
     """Those of the names that an expression may mean, and perhaps some that it does not: a column that it looks at is
     written in it, whatever its case, and between backticks if it is no plain word.
     """
-    text = expression.replace("``", "`").lower()
+    text = folded(expression.replace("``", "`"))
     found = []
     for name in names:
-        wanted = name.lower()
+        wanted = folded(name)
         plain = re.fullmatch(r"\w+", wanted) is not None
         if re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", text) if plain else wanted in text:
             found.append(name)

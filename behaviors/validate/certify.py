@@ -10,7 +10,7 @@ from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.errors import InvalidArgument
-from distop.files import gone, identity, local_path, read, write
+from distop.files import TooLarge, gone, identity, local_path, read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 NOTHING_NEW = "nothing-new"
 """The name of the one partition, without files, of an Iceberg table to which nothing came."""
 _FOLDER = "certificates"
+_LIST_BYTES = 1 << 30
+"""Of a list of files at most."""
 KEPT_LISTS = 256
 _written: dict[str, tuple[str, ...]] = {}
 """The lists of files that this process has written, as they then were. A network's file system may show one for a while
@@ -169,8 +171,8 @@ def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
         if argument.since is None:
             keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
         else:
-            read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
-    except OSError as error:
+            read(f"{ctx.shared_dir}/{_list_of(summary.version)}", _LIST_BYTES)
+    except (OSError, TooLarge) as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
     if columns is None:
         return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
@@ -229,7 +231,7 @@ def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
         )
     location = f"{ctx.shared_dir}/{certificate.files}"
     try:
-        told = json.loads(read(location))
+        told = json.loads(read(location, _LIST_BYTES))
         fits = (told["version"], told["digest"]) == (certificate.version, digest_of({"files": told["files"]}))
         files = [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in told["files"]]
     except (OSError, ValueError, LookupError, TypeError) as error:

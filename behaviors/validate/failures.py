@@ -60,6 +60,7 @@ _OF_TASK = re.compile(
     r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: "
 )
 """What Spark puts before the exception of a task, where it is no cause of its own."""
+_STACK_OVERFLOW = "java.lang.StackOverflowError"
 MAX_SENTENCE = 600
 """Maximum characters of Spark's error message, which may quote a whole expression."""
 _DISK = "No space left on device"
@@ -197,11 +198,13 @@ def sentence_of(error: Exception) -> str:
             text = _of_java(error.java_exception)
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
     line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
+    if line == _STACK_OVERFLOW:  # in a task: of the expression's own depth the driver fails before
+        return f"a regular expression that repeats a group, as (a|b)*, meets too long a text ({line}): use [ab]*"
     return shorten(private.redact(re.sub(r"\s*SQLSTATE: \w+.*$", "", line)), MAX_SENTENCE)
 
 
 def _of_java(thrown: Any) -> str:
     name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "").strip()
-    if name == "java.lang.StackOverflowError":
+    if name == _STACK_OVERFLOW:
         return f"the expression is nested too deeply for Spark ({name})"
     return text or name

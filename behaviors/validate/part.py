@@ -10,6 +10,7 @@ from distop_behaviors.reading.facts import (
     VOID,
     Ambiguous,
     ddl,
+    folded,
     follow,
     holds,
     match,
@@ -47,9 +48,9 @@ class Names:
     failed: Mapping[int, str] = field(default_factory=dict)
 
     def wanted(self) -> frozenset[str]:
-        """Top-level columns whose statistics may decide something, in lower case."""
+        """Top-level columns whose statistics may decide something (``facts.folded``)."""
         first = {split_path(name)[0] for names in self.checks for name in names}
-        return frozenset(n.lower() for n in first | {name for names in self.checks for name in names})
+        return frozenset(folded(n) for n in first | {name for names in self.checks for name in names})
 
 
 @dataclass(slots=True)
@@ -310,7 +311,7 @@ class Preparation:
         self._argument = argument
         self._names = names
         self._types = types
-        self._named = {n.lower() for named in (names.where, *names.checks) for n in named}
+        self._named = {folded(n) for named in (names.where, *names.checks) for n in named}
         self._resolved: _Resolved | None = None
         self._hulls: dict[int, FileFacts] = {}
         """By the identity of a schema."""
@@ -374,7 +375,7 @@ class Preparation:
         """What all of the files share, where all that is named is in them."""
         if not facts or any(f.columns is not facts[0].columns for f in facts):
             return None
-        return None if any(name.lower() in self._named for name in plan.values) else facts[0].columns
+        return None if any(folded(name) in self._named for name in plan.values) else facts[0].columns
 
     def _resolve(self, part: Part, columns: Columns) -> None:
         names = self._names

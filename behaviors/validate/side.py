@@ -8,7 +8,7 @@ from distop.behavior import PartitionPlan
 from distop.tables import check_reachable
 from distop.tables.parquet import partition_values
 from distop_behaviors.reading import footers, iceberg, manifests
-from distop_behaviors.reading.facts import Unreadable, match, of_json, resolve, split_path, type_at
+from distop_behaviors.reading.facts import Unreadable, folded, match, of_json, resolve, split_path, type_at
 from distop_behaviors.validate import apart, scan
 from distop_behaviors.validate.bounds import Unfit, family, path_value
 from distop_behaviors.validate.part import Columns, Target
@@ -64,7 +64,7 @@ class Side:
         self._of_path = False
 
     def _read(self, files: Sequence[PlannedFile], wanted: Sequence[str], stop: Callable[[], None]) -> list[FileFacts]:
-        names = frozenset(n.lower() for name in wanted for n in (name, split_path(name)[0]))
+        names = frozenset(folded(n) for name in wanted for n in (name, split_path(name)[0]))
         if self.source:
             snapshot = manifests.snapshot_of(self.source, names, stop)
             return snapshot.of(PartitionPlan(0, self.table.name, files=tuple(files), source=self.source))

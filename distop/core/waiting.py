@@ -35,6 +35,7 @@ from distop.core.txn import (
     value_is,
 )
 from distop.core.unique import freed
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,10 +104,17 @@ def signal(
     """Tell successors how an operation has ended: the edges of those that may go on are taken away, in those of the
     others it is written down (their own coordinator ends them). ``links``: edge → what stands at its ``next`` key.
     Those of several operations go together (``core.claiming.group``).
+
+    An edge that is not named by this operation and the one in its value was written by hand, and is only taken away: by
+    others it would reach an operation that does not wait for this one, on any table.
     """
     ops: list[Operation] = []
     for edge, one in links.items():
-        after = keys.edge(OperationRef.parse(one.op), "after", edge)
+        successor = _successor(ref, edge, one)
+        if successor is None:
+            ops.append(Delete(keys.edge(ref, "next", edge)))
+            continue
+        after = keys.edge(successor, "after", edge)
         if one.satisfied_by(ended):
             ops.append(Delete(after))
         else:
@@ -115,6 +123,15 @@ def signal(
         ops.append(Delete(keys.edge(ref, "next", edge)))
     over = (unchanged(keys.of(ref, "state"), state_mod), election, value_is(keys.pending(ref), word(Phase.CLEANING)))
     return Txn(over, tuple(ops), (), "signal")
+
+
+def _successor(ref: OperationRef, edge: str, link: Edge) -> OperationRef | None:
+    """The operation that waits for ``ref`` by this edge; None where it names none."""
+    try:
+        successor = OperationRef.parse(link.op)
+    except InvalidArgument:
+        return None
+    return successor if edge == edge_id(ref, successor) else None
 
 
 # ----------------------------------------------------------------------- begin

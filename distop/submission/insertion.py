@@ -20,7 +20,7 @@ from distop.errors import DistopError, Incompatible, InvalidArgument, OperationS
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, find_earlier, is_of
 from distop.submission.request import After
-from distop.submission.submit import WRITE_LIMIT, Lost, Started, make_spec, object_of, overdue, read_type
+from distop.submission.submit import WRITE_LIMIT, Lost, Started, make_spec, object_found, overdue, read_type
 from distop.submission.waiting import predecessors, standings
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Insertion:
             self._types[subject] = found.declaration, found.record
             self._counters[subject] = found.counters
             for n in places:
-                self._objects[n] = object_of(found.declaration, self._wanted[n])
+                self._objects[n] = await object_found(found.declaration, self._wanted[n])
 
     async def _read_counters(self, subject: Subject) -> None:
         self._counters[subject] = (await read_type(self._etcd, self._keys, *subject)).counters

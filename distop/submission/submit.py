@@ -118,11 +118,11 @@ class Try:
         self.verdict = None
         return self
 
-    def object_of(self, of_type: OfType) -> str:
-        """As :func:`object_of`."""
+    async def object_of(self, of_type: OfType) -> str:
+        """As :func:`object_found`."""
         self._same(of_type)
         if self._object is None:
-            self._object = object_of(of_type.declaration, self.wanted)
+            self._object = await object_found(of_type.declaration, self.wanted)
         return self._object
 
     def spec_of(self, of_type: OfType) -> tuple[Spec, bytes]:
@@ -262,7 +262,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         assert found is not None
         of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
-    objects = _objects(of_type, _open(tries))
+    objects = await _objects(of_type, _open(tries))
     asked = await _by_id(etcd, keys, of_type, objects)
     if not asked:
         return
@@ -420,7 +420,7 @@ async def _by_id(etcd: EtcdClient, keys: Keys, of_type: OfType, objects: dict[Tr
             found[one] = answer
             if answer.request.arg != one.wanted.arg:
                 try:
-                    objects[one] = object_of(declaration, answer.request)
+                    objects[one] = await object_found(declaration, answer.request)
                 except InvalidArgument as error:
                     one.verdict = error
                     del found[one]
@@ -513,12 +513,12 @@ def _spec(one: Try, asked: Asked, of_type: OfType) -> tuple[Spec, bytes]:
     return spec, spec.encode()
 
 
-def _objects(of_type: OfType, tries: Sequence[Try]) -> dict[Try, str]:
+async def _objects(of_type: OfType, tries: Sequence[Try]) -> dict[Try, str]:
     """Those whose argument fits, with the objects that they work on."""
     found: dict[Try, str] = {}
     for one in tries:
         try:
-            found[one] = one.object_of(of_type)
+            found[one] = await one.object_of(of_type)
         except InvalidArgument as error:
             one.verdict = error
     return found
@@ -611,9 +611,22 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
     )
 
 
-def object_of(declaration: Declaration, wanted: Request) -> str:
-    """The object that it works on, or "". Raises InvalidArgument where the argument does not fit."""
-    from distop.schema import check_argument
+async def object_found(declaration: Declaration, wanted: Request) -> str:
+    """As :func:`object_of`. What takes long does not hold up the event loop: a session's leases are renewed on it."""
+    from distop.schema import QUICK_STEPS, TakesLong
+
+    try:
+        return object_of(declaration, wanted, steps=QUICK_STEPS)
+    except TakesLong:
+        return await asyncio.to_thread(object_of, declaration, wanted)
+
+
+def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = None) -> str:
+    """The object that it works on, or "". ``steps``: at most, of the comparison with the schema.
+
+    Raises InvalidArgument where the argument does not fit, and as ``schema.check_argument``.
+    """
+    from distop.schema import MAX_STEPS, check_argument
 
     if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
         raise InvalidArgument(
@@ -625,7 +638,7 @@ def object_of(declaration: Declaration, wanted: Request) -> str:
             f"{wanted.type} has no code that executors run, so its jobs have no time limit: whoever owns a job says "
             "how long (duration)"
         )
-    arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
+    arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg, steps=steps or MAX_STEPS)
     if declaration.object_field is None:
         return ""
     value = arg.get(declaration.object_field) if isinstance(arg, dict) else None

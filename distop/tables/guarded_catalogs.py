@@ -17,6 +17,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from requests import RequestException
 
 from distop.storage_urls import check_paths
+from distop.tables.bounded import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ def made(name: str, settings: Mapping[str, Any]) -> Catalog:
     that do not fit, NotInstalledError, and errors of the connection.
     """
     told = settings.get("type")
+    settings = bounded(dict(settings))
     kind = CatalogType(str(told).lower()) if told else infer_catalog_type(name, dict(settings))
     if kind in (CatalogType.REST, CatalogType.SQL, CatalogType.HIVE) and not settings.get("uri"):
         raise ValueError("URI missing")

@@ -34,6 +34,8 @@ NO_SNAPSHOT = "no snapshot"
 
 _FOLDER = "metadata"
 _HINT = "version-hint.text"
+_HINT_BYTES = 64
+"""Of the hint at most: it is a number."""
 _NUMBERED = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json")
 _CHECKED_EVERY = 1_000
 """Files of a manifest between two looks at whether to go on."""
@@ -220,7 +222,7 @@ def metadata_file(location: Location) -> str:
                 "register it with --option catalog=…, and as its location what it is called there"
             )
         raise InvalidArgument(f"the location {location.text!r} holds no Iceberg table: there is no metadata in it")
-    hint = location.text_in(f"{_FOLDER}/{_HINT}").strip() if _HINT in names else ""
+    hint = location.text_in(f"{_FOLDER}/{_HINT}", _HINT_BYTES).strip() if _HINT in names else ""
     version = int(hint) if hint.isdecimal() else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
@@ -247,12 +249,12 @@ def read_metadata(source: str) -> tuple[Any, ManifestIO]:
 
 def _read_metadata(source: str) -> tuple[Any, Any]:
     from pyiceberg.exceptions import ValidationError
-    from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
-    check_paths((source,))
+    from distop.tables.bounded import BoundedIO
+
     # Without the table's properties: they would choose the code that opens its files, and the host.
-    io = load_file_io({}, source)
+    io = BoundedIO()
     try:
         return FromInputFile.table_metadata(io.new_input(source)), io
     except OSError as error:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.files import open_filesystem
+from distop.files import TooLarge, open_filesystem, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,14 +190,22 @@ class Location:
         except _TROUBLE as e:
             raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
 
-    def text_in(self, name: str) -> str:
-        """A small file under the location, whole. Raises TableUnavailable where it cannot be read."""
+    def text_in(self, name: str, limit: int) -> str:
+        """A small file under the location, whole. Raises InvalidArgument where it has more than ``limit`` bytes,
+        TableUnavailable where it cannot be read.
+        """
         try:
             if self.filesystem is None:
-                with open(os.path.join(self.root, name), encoding="utf-8", errors="replace") as f:
-                    return f.read()
-            with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
-                return bytes(stream.read()).decode(errors="replace")
+                with open(os.path.join(self.root, name), "rb") as f:
+                    data = read_whole(f, limit, name)
+            else:
+                with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
+                    data = read_whole(stream, limit, name)
+            return data.decode(errors="replace")
+        except TooLarge:
+            raise InvalidArgument(
+                f"the file {name!r} of {self.text!r} has more than {limit} bytes, the most that is read of it"
+            ) from None
         except _TROUBLE as e:
             raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
 

@@ -35,6 +35,8 @@ ANSWER_SETTING = "spark.distop.jvmAnswer"
 ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+EXECUTOR_JAVA_OPTIONS = "spark.executor.extraJavaOptions"
+FATAL_DEPTH = "spark.executor.killOnFatalError.depth"
 STALLED_SETTING, STALLED_SECONDS = "spark.distop.stalledAfter", 60.0
 """Setting, and its default: seconds for which a session has jobs of which no task runs or ends. It is examined then,
 and again each time after as many seconds.
@@ -78,8 +80,11 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
     local = work_dir / "spark"
     # A JVM that had no memory left for one of its threads goes on without what that thread did: nobody knows in what
     # state, and every job that follows may break. Here it ends, and the child with it.
-    java = f"-Dderby.system.home={local / 'derby'} -XX:+ExitOnOutOfMemoryError"
+    exits = "-XX:+ExitOnOutOfMemoryError"
+    java = {JAVA_OPTIONS: f"-Dderby.system.home={local / 'derby'} {exits}"}
     conf = {
+        # Else Spark ends the JVM, and all jobs in it, for a task whose stack overflows, as by a pattern it may.
+        FATAL_DEPTH: "0",
         "spark.app.name": f"distop-{executor}",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",
@@ -97,6 +102,7 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
             "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
         }
     else:
+        java[EXECUTOR_JAVA_OPTIONS] = exits
         # A Spark executor that is cut off from its driver must stop before the claims that it works under can be
         # taken over.
         conf |= {
@@ -107,7 +113,7 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         # Spark's own default pattern stays: a setting of the user's would take its place.
         user = {**user, private.PATTERN_SETTING: f"{private.PATTERN}|(?:{pattern})"}
     # Of two that contradict each other Java takes the last.
-    return {**conf, **user, JAVA_OPTIONS: f"{java} {user.get(JAVA_OPTIONS, '')}".rstrip()}
+    return {**conf, **user, **{name: f"{own} {user.get(name, '')}".rstrip() for name, own in java.items()}}
 
 
 def _seconds(user: Mapping[str, str], name: str, default: float) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.worker.spark import FATAL_DEPTH
 from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
@@ -45,6 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         local_spark("local[2]", "distop tests")
         .config("spark.driver.extraJavaOptions", f"{FRUGAL} {ROOM} -Dderby.system.home={metastore}")
         .config("spark.sql.shuffle.partitions", "4")
+        .config(FATAL_DEPTH, "0")  # as in executors
         .config("spark.sql.catalogImplementation", "hive")
         .config("spark.sql.warehouse.dir", str(metastore / "warehouse"))
         .config("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:derby:memory:metastore;create=true")

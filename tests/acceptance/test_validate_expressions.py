@@ -97,6 +97,10 @@ BREAKING = {
 """Expressions that Spark breaks on, by where it does."""
 
 
+STACK = "a regular expression that repeats a group, as (a|b)*, meets too long a text (java.lang.StackOverflowError): "
+STACK += "use [ab]*"
+
+
 @pytest.mark.parametrize("where", BREAKING)
 def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table: Table, where: str) -> None:
     for p in range(3):
@@ -111,6 +115,28 @@ def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table:
     assert "\n" not in broken["error"]
     assert "\tat " not in broken["error"]
     assert len(broken["error"]) <= MAX_SENTENCE + 200
+
+
+@pytest.mark.parametrize("statistics", ["auto", "never"])
+def test_a_pattern_that_overflows_the_stack_is_an_error_of_its_check_only(table: Table, statistics: str) -> None:
+    """Java matches a repeated alternative by recursion, one level for each character of the text."""
+    for p in range(3):
+        table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a" * 200_000 if p == 1 else "a", None, "b"]})
+    neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "s RLIKE '^[ab]*$'"})
+    ran = table.run({"check": "s RLIKE '^(a|b)*$'"}, *neighbours, statistics=statistics)
+    broken, *judged = ran.report["checks"]
+    expected = [("violated", 3), ("violated", 3), ("valid", 0), ("valid", 0)]
+    assert [(check["verdict"], check["violations"]) for check in judged] == expected
+    assert all(check["exact"] and check["error"] is None for check in judged)
+    assert broken["verdict"] == "error"
+    assert broken["error"] == f"the files of partition p=1 cannot be checked: {STACK}"
+
+
+def test_a_where_that_overflows_the_stack_is_reported_in_one_sentence(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [1, 2, -1], "s": ["a" * 200_000, None, "b"]})
+    ran = table.run({"check": "x > 0"}, where="s RLIKE '^(a|b)*$'")
+    assert ran.report["checks"][0]["verdict"] == "error"
+    assert STACK in ran.report["checks"][0]["error"]
 
 
 @pytest.mark.parametrize("where", ["analysis", "parser"])

@@ -10,7 +10,7 @@ import pytest
 from distop.core.model import Node
 from distop.worker.bounded_wait import answer_within
 from distop.worker.probing import trouble
-from distop.worker.spark import ANSWER_SETTING, SparkHolder
+from distop.worker.spark import ANSWER_SETTING, SparkHolder, settings
 from distop.worker.stalling import Activity, Stall
 
 if TYPE_CHECKING:
@@ -151,3 +151,13 @@ def test_an_answer_comes_within_its_time_or_not_at_all() -> None:
     never.set()
     with pytest.raises(ZeroDivisionError):
         answer_within(60.0, lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://h:7077"])
+def test_only_a_lack_of_memory_ends_a_jvm(tmp_path: Path, master: str) -> None:
+    user = {"spark.driver.extraJavaOptions": "-Da=1", "spark.executor.extraJavaOptions": "-Db=1"}
+    found = settings(master, "e", tmp_path, 10.0, user)
+    assert found["spark.executor.killOnFatalError.depth"] == "0"
+    assert found["spark.driver.extraJavaOptions"].endswith("-XX:+ExitOnOutOfMemoryError -Da=1")
+    of_cluster = "-XX:+ExitOnOutOfMemoryError -Db=1"
+    assert found["spark.executor.extraJavaOptions"] == ("-Db=1" if master.startswith("local") else of_cluster)

@@ -74,7 +74,7 @@ def test_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, 
     ):
         with pytest.raises(InvalidArgument, match=f"the path of a file, .*, {HOSTILE[url]}"):
             with_files(partition, Place(shared), "t/sample/1")
-    for ask in (open_filesystem, read, read_metadata, ManifestIO(None).new_input):
+    for ask in (open_filesystem, lambda url: read(url, 1), read_metadata, ManifestIO(None).new_input):
         with pytest.raises(InvalidArgument):
             ask(path)
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
 from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
+from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.argument import Argument, Check
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value
+from distop_behaviors.validate.certificate import named_in
 from distop_behaviors.validate.part import Names, Preparation
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, hull, masked
 from tests.support.context import FakeContext
@@ -321,6 +322,43 @@ def test_names_and_paths() -> None:
     assert split_path("`a``b`.c") == ("a`b", "c")
     with pytest.raises(Ambiguous):
         match("ab", ["AB", "aB"])
+
+
+SIMILAR = [("s", "S"), ("\u017f", "s"), ("k", "\u212a"), ("i", "\u0130"), ("i", "\u0131"), ("\u03c2", "\u03a3")]
+SIMILAR += [("\u1f80", "\u1f88"), ("\u00b5", "\u03bc"), ("\U00010400", "\U00010428")]
+
+
+@pytest.mark.parametrize(("one", "other"), SIMILAR)
+def test_names_are_compared_by_java_s_rule(one: str, other: str) -> None:
+    """Each pair is equal by ``equalsIgnoreCase`` of Java 17. Where Spark looks them up in lower case, too, it is found
+    only if they are the same there; a name that one of both takes for a column's is refused.
+    """
+    assert folded(f"a{one}b") == folded(f"a{other}b")
+    if one.lower() == other.lower():
+        assert match(f"a{one}", ["b", f"a{other}"]) == f"a{other}"
+    else:
+        for asked, column in ((one, other), (other, one)):
+            with pytest.raises(Ambiguous, match="may or may not stand for"):
+                match(asked, ["b", column])
+            assert match(asked, [asked, column]) == asked
+
+
+@pytest.mark.parametrize(("one", "other"), [("\u00df", "ss"), ("\ufb01", "fi"), ("\u0149", "n"), ("\u1fb3", "\u03b1")])
+def test_names_that_only_python_takes_for_one_in_upper_case_are_two(one: str, other: str) -> None:
+    assert folded(one) != folded(other)
+    assert match(one, [other]) is None
+
+
+def test_a_name_that_is_the_same_in_lower_case_alone_is_ambiguous() -> None:
+    assert ("\u0130").lower() == "i\u0307"
+    with pytest.raises(Ambiguous, match="may or may not stand for"):
+        match("\u0130", ["i\u0307"])
+    with pytest.raises(Ambiguous, match="stands for both"):
+        match("s\u017f", ["SS", "Ss"])
+
+
+def test_a_column_is_found_in_an_expression_by_java_s_rule() -> None:
+    assert named_in("\u017f > 0 and \u212a = 1", ["s", "k", "i"]) == ["s", "k"]
 
 
 def test_types_widen_or_do_not() -> None:

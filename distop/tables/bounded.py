@@ -1,0 +1,68 @@
+"""The ``FileIO`` by which pyiceberg opens the files of a table: of each no more is read than metadata may have."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from typing import Any
+
+from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
+
+from distop.files import METADATA_BYTES, read_whole
+from distop.storage_urls import check_paths
+
+INNER_IMPL = "distop.py-io-impl"
+"""The setting of a catalog that has what stood at ``py-io-impl``."""
+
+_COMPRESSED = ".gz.metadata.json"
+"""How a file's name ends that pyiceberg decompresses."""
+
+
+def bounded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a catalog by which it opens all files so."""
+    inner = {INNER_IMPL: settings[PY_IO_IMPL]} if PY_IO_IMPL in settings else {}
+    return {**settings, **inner, PY_IO_IMPL: f"{BoundedIO.__module__}.{BoundedIO.__name__}"}
+
+
+class BoundedIO(FileIO):
+    """Opens files as pyiceberg does by these properties. A file that has more than METADATA_BYTES raises TooLarge, one
+    that lies where data may not send anybody InvalidArgument.
+    """
+
+    def new_input(self, location: str) -> InputFile:
+        return _Bounded(self._of(location).new_input(location))
+
+    def new_output(self, location: str) -> OutputFile:
+        return self._of(location).new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        where = location if isinstance(location, str) else location.location
+        self._of(where).delete(where)
+
+    def _of(self, location: str) -> FileIO:
+        check_paths((location,))
+        rest = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, INNER_IMPL)}
+        if INNER_IMPL in self.properties:
+            rest[PY_IO_IMPL] = self.properties[INNER_IMPL]
+        return load_file_io(rest, location)
+
+
+class _Bounded(InputFile):
+    def __init__(self, inner: InputFile) -> None:
+        super().__init__(inner.location)
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def exists(self) -> bool:
+        return self._inner.exists()
+
+    def open(self, seekable: bool = True) -> Any:
+        with self._inner.open(seekable) as stream:
+            data = read_whole(stream, METADATA_BYTES, self.location)
+        if self.location.endswith(_COMPRESSED):
+            # A few bytes may stand for any number of them: counted here, before all are in memory at once.
+            with gzip.open(io.BytesIO(data)) as text:
+                read_whole(text, METADATA_BYTES, self.location)
+        return io.BytesIO(data)
