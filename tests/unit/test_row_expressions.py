@@ -84,8 +84,9 @@ def test_what_is_not_on_the_list_is_refused_at_submission(text: str) -> None:
 @pytest.mark.parametrize("text", ['"COL" IS NOT NULL', 'length("COL") > 3', "\"A\" IN ('x') AND NOT (\"B\" IS NULL)"])
 def test_a_text_in_the_place_of_each_column_is_refused(text: str) -> None:
     """The names of columns are so written in most databases. In Spark the check was valid, whatever the rows were."""
+    reason = "names no column, and '\"(COL|A)\"' is a text: write names of columns in back quotes"
     for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
-        with pytest.raises(InvalidArgument, match="names no column, and '\"(COL|A)\"' is a text: write names of columns in"):
+        with pytest.raises(InvalidArgument, match=reason):
             submitted(**arg)
 
 
