@@ -19,6 +19,7 @@ from pyiceberg.types import LongType, NestedField
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import catalogs, check_table, plan_table
+from distop.tables.bounded import INNER_IMPL
 from distop.tables.guarded_catalogs import REST_PROPERTIES, STORAGE_PROPERTIES, storage_properties
 from tests.support.icebergrest import RestCatalogServer, configure
 
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 TABLE = TableRecord("t", "iceberg", "sales.orders", {"catalog": "prod"})
+BOUNDED = "distop.tables.bounded.BoundedIO"
 TRAP = "distop_trap"
 ROWS = pa.table({"id": [1]})
 
 PROPERTIES: dict[str, Any] = {
     "py-io-impl": f"{TRAP}.Trap",
+    INNER_IMPL: f"{TRAP}.Trap",
     "py-catalog-impl": f"{TRAP}.Trap",
     "auth": {"type": "custom", "impl": f"{TRAP}.Trap"},
     "auth.impl": f"{TRAP}.Trap",
@@ -102,8 +105,8 @@ def test_what_a_server_sends_chooses_neither_code_nor_a_host(
         assert len(plan_table(TABLE).partitions) == 1, name
         with catalogs.opened(TABLE) as found:
             io = found.loaded.io
-            assert name not in io.properties or io.properties[name] in (ours.uri, "sesame"), name
-            assert type(io).__module__ == "pyiceberg.io.pyarrow", name
+            assert name not in io.properties or io.properties[name] in (ours.uri, "sesame", BOUNDED), name
+            assert f"{type(io).__module__}.{type(io).__name__}" == BOUNDED, name
             found.commit([SetPropertiesUpdate(updates={"checked": name})])
         assert not trap.exists(), name
         assert theirs.asked == [], name
