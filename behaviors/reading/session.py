@@ -13,6 +13,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    # Else the parser replaces ${env:NAME} and the like by variables and settings of the JVM, also inside of texts.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.binaryAsString": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",

@@ -85,6 +85,8 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
     conf = {
         # Else Spark ends the JVM, and all jobs in it, for a task whose stack overflows, as by a pattern it may.
         FATAL_DEPTH: "0",
+        # Else a text with ${env:NAME} in SQL, such as the path of a table, becomes the variable of the JVM.
+        "spark.sql.variable.substitute": "false",
         "spark.app.name": f"distop-{executor}",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",

@@ -91,6 +91,18 @@ def test_a_check_tells_nothing_of_the_executor(table: Table, text: str) -> None:
     )
 
 
+def test_no_variable_of_the_executor_takes_the_place_of_its_name(table: Table) -> None:
+    """Spark's parser replaced them, also in texts: a failing cast of one put an environment variable into the report."""
+    names = ["${env:PATH}", "${system:user.dir}", "${spark.app.id}", "${hiveconf:spark.app.name}"]
+    table.add("a.parquet", {"s": names})
+    text = ", ".join(f"'{name}'" for name in names)
+    for statistics in ("auto", "never"):
+        ran = table.run({"check": f"s IN ({text})"}, statistics=statistics, where=f"s IN ({text})")
+        assert (ran.report["verdict"], ran.report["checks"][0]["error"]) == ("valid", None)
+        ran = table.run({"check": "s = '${env:PATH}'"}, statistics=statistics)
+        assert ran.report["checks"][0]["violations"] == 3
+
+
 GRAMMAR = frozenset("! + - ~ not case".split())
 """Operators that SHOW FUNCTIONS lists, and that take an expression in parentheses."""
 TRICKS = {
