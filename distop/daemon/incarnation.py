@@ -203,7 +203,10 @@ class Incarnation(Context):
         if actionlog.wanted():
             tables, told = self.keys.family(K.TABLE_ACTIONS), actionlog.TableActions(self.keys, self.log)
             watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
-            watch.begin()
+            try:
+                await watch.start()  # what is done from "ready" on is written
+            except EtcdRejected:
+                watch.begin()  # it tries again, and nothing else waits for it
             self._actions_of_tables.append(watch)
         self.caught_up_at = max(feed.revision for feed in self._feeds)
         self._caught_up = True
