@@ -22,6 +22,7 @@ from distop.errors import TableUnavailable, UnsafePath
 from distop.files import write
 from distop.places import STAGE
 from distop.storage_urls import check_paths
+from distop.tables.confinement import copied
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import new_schema, scratch
@@ -240,6 +241,7 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     deletion.check_unlinked(place)
     path = f"{place.location}/view-{uuid.uuid4().hex}.metadata.json"
     write(path, json.dumps(told | {"current-schema-id": schema_id}).encode())
+    copied(source, path)
     return path
 
 
