@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError
-from distop.files import identity
+from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
 from distop.tables.confinement import TableFiles, table_of
@@ -72,12 +72,15 @@ class Snapshot:
 
     def _check_whole(self, path: str, size: int, local: str) -> None:
         try:
-            found = os.stat(local).st_size  # noqa: PTH116
+            found = os.stat(local)  # noqa: PTH116
+            check_regular(path, found.st_mode)
         except FileNotFoundError:
             raise Gone(file_gone(path, self.id)) from None
+        except NotRegular as error:
+            raise Unreadable(str(error)) from None
         except OSError as error:
             raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
-        check_length(path, size, found)
+        check_length(path, size, found.st_size)
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:

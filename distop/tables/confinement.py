@@ -8,12 +8,12 @@ elsewhere, so a data file of Iceberg is held to the table's folder only in an ex
 from __future__ import annotations
 
 import os
-import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
+from distop.files import NotRegular, check_regular
 from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
@@ -81,7 +81,12 @@ class TableFiles:
             if strict and not self._has(local):
                 raise self._outside(path)
             if deletes:
-                check_regular(local)
+                try:
+                    check_regular(path, os.stat(local).st_mode)
+                except NotRegular as error:
+                    raise InvalidArgument(str(error)) from None
+                except OSError:
+                    continue  # its reader says that it is gone
 
     def check_link(self, path: str) -> None:
         """Raises InvalidArgument for a link on a disk that leads out of the table's folder."""
@@ -106,16 +111,6 @@ class TableFiles:
             f"the file {shown(path)} lies outside of its table {shown(self._location)}: move it there, or list its "
             f"folder in the executors' environment, as {LOCATIONS}"
         )
-
-
-def check_regular(path: str) -> None:
-    """Raises InvalidArgument for a pipe, a device or a folder where a file should be; none there is fine."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
-        raise InvalidArgument(f"the file {shown(path)} is not a regular file: it is a pipe, a device or a folder")
 
 
 def _local(location: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.files import identity, local_path
+from distop.files import NotRegular, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
@@ -255,8 +255,7 @@ def metadata_file(location: Location) -> str:
     version = int(hint) if hint.isdecimal() else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
-            f"the metadata of the table at {location.text!r} is incomplete: version {version}, which {_HINT} names, "
-            "is missing"
+            f"the metadata of the table at {location.text!r} is incomplete: the version that {_HINT} names is missing"
         )
     while version + 1 in numbered:
         version += 1
@@ -286,6 +285,8 @@ def _read_metadata(source: str) -> tuple[Any, Any]:
     io = BoundedIO()
     try:
         return FromInputFile.table_metadata(io.new_input(source)), io
+    except NotRegular as error:
+        raise InvalidArgument(str(error)) from error
     except OSError as error:
         raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
     except (ValidationError, ValueError) as error:

@@ -118,7 +118,7 @@ def test_a_delete_file_is_no_link_out_of_its_table_and_no_pipe(tmp_path: Path) -
     path.unlink()
     os.mkfifo(path)
     for ask in asked(tmp_path / "t", source):
-        with pytest.raises(InvalidArgument, match=r"deletes.parquet' is not a regular file: it is a pipe"):
+        with pytest.raises(InvalidArgument, match=r"deletes.parquet is not a regular file: it is a pipe"):
             ask()
 
 
