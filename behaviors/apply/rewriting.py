@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import deletion
+from distop.confinement import copied
 from distop.core.frozen import frozen
 from distop.deletion import Place
 from distop.errors import TableUnavailable, UnsafePath
 from distop.files import open_regular, write
 from distop.places import STAGE
 from distop.storage_urls import check_paths
-from distop.tables.confinement import copied
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import new_schema, scratch

@@ -11,12 +11,12 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import TableFiles, table_of
 from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
-from distop.tables.confinement import TableFiles, table_of
 from distop.tables.iceberg import checked
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable

@@ -11,13 +11,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import TableFiles, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
-from distop.tables.confinement import TableFiles, table_of
 from distop.tables.location import Location
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural

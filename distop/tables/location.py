@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH123, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from distop.confinement import TableFiles
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
@@ -105,8 +106,8 @@ class Location:
 
     def walk(self, *, deep: bool = True) -> Iterator[Entry]:
         """Every visible file under the location, in no order; not ``deep``: of itself alone. What goes away meanwhile
-        may be left out. Raises TableUnavailable where a folder is unreadable, InvalidArgument where a pipe or a device
-        is among the files.
+        may be left out. Raises TableUnavailable where a folder is unreadable, InvalidArgument where a pipe, a device
+        or a link that leads out of the location is among the files.
         """
         try:
             yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
@@ -121,6 +122,7 @@ class Location:
             check_regular(self.root, info.st_mode)
             yield Entry("", self.root, info.st_size, info.st_mtime_ns)
             return
+        files = TableFiles(self.root)
         folders = [(self.root, "")]
         while folders:
             path, relative = folders.pop()
@@ -136,6 +138,8 @@ class Location:
                     continue
                 if entry.is_dir():
                     if deep:
+                        if entry.is_symlink():
+                            files.check_link(entry.path)
                         folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
                     continue
                 try:
@@ -144,6 +148,8 @@ class Location:
                     if os.path.lexists(entry.path):  # a link to what is not there: its rows would go unseen
                         raise
                     continue
+                if entry.is_symlink():
+                    files.check_link(entry.path)
                 check_regular(entry.path, info.st_mode)
                 yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH116, PTH118, PTH119, PTH120 -- os.path takes a million paths fast
+# ruff: noqa: PTH116 -- os.path takes a million paths fast
 """Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
 
 Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
@@ -23,6 +23,8 @@ LOCATIONS = "DISTOP_TABLE_LOCATIONS"
 """The environment variable with folders and URLs that any table may have files below: ``/warehouse,s3://bucket/old``."""
 
 _METADATA = "metadata"
+_IN_AUTHORITY = 2
+"""Slashes up to the end of the bucket or the host of a URL."""
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 _some_tables_only = False
 _KEPT_COPIES = 256
@@ -64,6 +66,7 @@ class TableFiles:
         local = _local(location)
         self._own = None if local is None else f"{os.path.abspath(local).rstrip('/')}/"
         self._resolved: dict[str, str] = {}
+        self._known: set[str] = set()
 
     def check(self, paths: Iterable[str], *, deletes: bool = False) -> None:
         """Raises InvalidArgument for a path that metadata names, and that is no allowed URL (storage_urls), or may not
@@ -71,7 +74,11 @@ class TableFiles:
         is a regular file in the table's folder, so that errors of its reader tell nothing of other files.
         """
         for path in paths:
-            check_paths((path,))
+            folder, _, name = path.rpartition("/")
+            if folder not in self._known or "?" in name or "#" in name:
+                check_paths((path,))
+                if folder.count("/") > _IN_AUTHORITY:  # the name is no part of a bucket's or a host's
+                    self._known.add(folder)
             local = _local(path)
             if local is None:
                 if _some_tables_only and not self._has_url(path):
