@@ -1,4 +1,4 @@
-# ruff: noqa: PTH116 -- os.path takes a million paths fast
+# ruff: noqa: PTH100, PTH114, PTH116 -- os.path takes a million paths fast
 """Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
 
 Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
