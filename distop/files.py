@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from distop.clock import uuid
 from distop.storage_urls import check_place
@@ -93,11 +95,45 @@ def read_whole(stream: Any, limit: int, location: str) -> bytes:
     return bytes(found)
 
 
+_IRREGULAR = "the file {} is not a regular file: it is a pipe, a device or a folder"
+
+
+class NotRegular(OSError):
+    """A pipe, a device or a link stands where a file should."""
+
+
+def open_regular(path: str, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. ``follow``:
+    a link to one, too. Raises NotRegular and OSError.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise NotRegular(f"the file {path} is a symbolic link, which is not followed") from None
+        if error.errno == errno.ENXIO:  # a socket, or a device without a driver
+            raise NotRegular(_IRREGULAR.format(path)) from None
+        raise
+    try:
+        check_regular(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: str, mode: int) -> None:
+    """Raises NotRegular where this is the mode of no regular file."""
+    if not stat.S_ISREG(mode):
+        raise NotRegular(_IRREGULAR.format(path))
+
+
 def read(location: str, limit: int) -> bytes:
-    """The bytes of a file. Raises TooLarge where it has more than ``limit``, and OSError."""
+    """The bytes of a file. Raises TooLarge where it has more than ``limit``, and OSError: NotRegular among it."""
     path = local_path(location)
     if path is not None:
-        with path.open("rb") as file:
+        with open_regular(str(path)) as file:
             return read_whole(file, limit, location)
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:

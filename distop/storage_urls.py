@@ -69,8 +69,10 @@ def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if path.startswith("/") or not (found := _SCHEME.match(path)) or found[1] == "file":
             continue
-        bucket = path[: path.find("/", found.end() + 2) + 1]
-        if bucket in known and "?" not in path and "#" not in path:
+        end = path.find("/", found.end() + 2)
+        bucket = path[: end + 1]
+        # Without a slash after it, the end of the bucket's name is not known.
+        if end >= 0 and bucket in known and "?" not in path and "#" not in path:
             continue
         check_place("the path of a file", path)
         if not _URI.match(path):

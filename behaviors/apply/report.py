@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from distop.errors import InvalidArgument
 from distop_behaviors.validate.argument import Argument as Checks
 from distop_behaviors.validate.certificate import Certificate, certificate_of
 from distop_behaviors.validate.report import Answer, CheckReport, combine
@@ -38,7 +39,9 @@ class Request:
 
 def request_of(argument: Argument, ctx: JobContext) -> Request:
     """Raises InvalidArgument where the operation has no certificate, or its record is not accepted."""
-    return Request(certificate_of(argument.certificate, ctx), argument.settle_seconds)
+    if ctx.table is None:
+        raise InvalidArgument("a certificate is applied to the table that was validated: name it")
+    return Request(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)
 
 
 class Made(BaseModel):

@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import deletion
+from distop.confinement import copied
 from distop.core.frozen import frozen
 from distop.deletion import Place
 from distop.errors import TableUnavailable, UnsafePath
-from distop.files import write
+from distop.files import open_regular, write
 from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
@@ -240,6 +241,7 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     deletion.check_unlinked(place)
     path = f"{place.location}/view-{uuid.uuid4().hex}.metadata.json"
     write(path, json.dumps(told | {"current-schema-id": schema_id}).encode())
+    copied(source, path)
     return path
 
 
@@ -250,7 +252,9 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
 
     check_paths((path,))
     try:
-        schema = pq.read_schema(local_path(path) or path)
+        local = local_path(path)
+        with open_regular(local) if local is not None else nullcontext(path) as file:
+            schema = pq.read_schema(file)
     except (OSError, pa.ArrowInvalid) as error:
         raise TableUnavailable(f"the file {path}, which came meanwhile, cannot be read: {error}") from error
     found = {int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in schema}

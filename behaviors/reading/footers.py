@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
-from distop.files import open_filesystem
+from distop.files import NotRegular, check_regular, open_filesystem
 from distop_behaviors.reading import parquet_tail, store_errors
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
 
@@ -62,9 +62,12 @@ def unchanged(path: str, size: int, mtime_ns: int) -> None:
             found = (info.size, info.mtime_ns or 0)
         else:
             status = os.stat(path)  # noqa: PTH116
+            check_regular(path, status.st_mode)
             found = (status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
         raise Unreadable(f"the file {path} is gone since the operation was planned") from None
+    except NotRegular as e:
+        raise Unreadable(str(e)) from None
     except OSError as e:
         raise Unreadable(f"the file {path} cannot be read: {e.strerror or e}") from e
     if found != (size, mtime_ns):

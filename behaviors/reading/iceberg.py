@@ -16,11 +16,12 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import FatalError
+from distop.behavior import FatalError, TableUnavailable
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
 from distop.storage_urls import check_paths
+from distop.tables.iceberg import check_files
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
     jvm: Any = session._jvm
     check_installed(jvm)
     check_paths((source,))
+    _check_files(source)
     location = f"file://{source}" if source.startswith("/") else source
     iceberg = jvm.org.apache.iceberg
     conf = session._jsparkSession.sessionState().newHadoopConf()
@@ -235,6 +237,19 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
         raise
+
+
+def _check_files(source: str) -> None:
+    """Raises Gone where metadata are, and what ``check_files`` raises."""
+    try:
+        check_files(source)
+    except TableUnavailable as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, FileNotFoundError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise Gone(gone(source, f"{cause.filename or 'a manifest'} is gone")) from error
 
 
 def check_columns(schema: Any) -> None:

@@ -11,11 +11,13 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import TableFiles, table_of
 from distop.core.frozen import frozen
 from distop.errors import DistopError
-from distop.files import identity
+from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
+from distop.tables.iceberg import checked
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
@@ -70,12 +72,15 @@ class Snapshot:
 
     def _check_whole(self, path: str, size: int, local: str) -> None:
         try:
-            found = os.stat(local).st_size  # noqa: PTH116
+            found = os.stat(local)  # noqa: PTH116
+            check_regular(path, found.st_mode)
         except FileNotFoundError:
             raise Gone(file_gone(path, self.id)) from None
+        except NotRegular as error:
+            raise Unreadable(str(error)) from None
         except OSError as error:
             raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
-        check_length(path, size, found)
+        check_length(path, size, found.st_size)
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
@@ -97,13 +102,15 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
         if snapshot is not None:
+            allowed = TableFiles(table_of(source))
+            allowed.check((snapshot.manifest_list,))
             with io.watched():
                 manifests = list(snapshot.manifests(io))
-                removed = _deletes(manifests, metadata, io, check)
+                removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
                     if manifest.content == _DATA:
                         facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
-                        files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, check))
+                        files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
     except FileNotFoundError as error:
         raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
     except (DistopError, Unreadable):
@@ -111,6 +118,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
+    checked(source)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 
@@ -123,7 +131,9 @@ def _metadata(source: str) -> tuple[Any, ManifestIO]:
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
 
-def _deletes(manifests: Sequence[Any], metadata: Any, io: ManifestIO, check: Callable[[], None]) -> deletes.Deletes:
+def _deletes(
+    manifests: Sequence[Any], metadata: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]
+) -> deletes.Deletes:
     from pyiceberg.transforms import VoidTransform
 
     found = deletes.Deletes()
@@ -132,7 +142,7 @@ def _deletes(manifests: Sequence[Any], metadata: Any, io: ManifestIO, check: Cal
             continue
         spec = metadata.specs()[manifest.partition_spec_id]
         everywhere = all(isinstance(field.transform, VoidTransform) for field in spec.fields)
-        for entry in _entries(manifest, io, check):
+        for entry in _entries(manifest, io, allowed, check):
             partition = deletes.partition_of(spec.spec_id, _values(entry.file))
             found.add(deletes.delete_of(entry, partition, everywhere=everywhere))
     return found
@@ -237,8 +247,10 @@ class Entry:
     file: File
 
 
-def _entries(manifest: Any, io: ManifestIO, check: Callable[[], None]) -> Iterator[Entry]:
-    """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out."""
+def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[Entry]:
+    """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out. Raises
+    InvalidArgument for a file that may not belong to the table.
+    """
     from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
 
@@ -248,6 +260,7 @@ def _entries(manifest: Any, io: ManifestIO, check: Callable[[], None]) -> Iterat
     places = [columns.index(name) for name in File.__annotations__]
     top = [field.name for field in schema.fields]
     status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))
+    allowed.check((manifest.manifest_path,))
     with AvroFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
         for n, entry in enumerate(reader):
             if n % _CHECKED_EVERY == 0:
@@ -258,4 +271,6 @@ def _entries(manifest: Any, io: ManifestIO, check: Callable[[], None]) -> Iterat
                 continue
             if sequence is None and (manifest.sequence_number == 0 or status == _ADDED):
                 sequence = manifest.sequence_number
-            yield Entry(sequence, File(*(file[place] for place in places)))
+            found = File(*(file[place] for place in places))
+            allowed.check((found.file_path,), deletes=manifest.content == _DELETES)
+            yield Entry(sequence, found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from distop.files import open_filesystem
+from distop.files import open_filesystem, open_regular
 from distop_behaviors.reading import parquet_tail
 from distop_behaviors.reading.facts import Unreadable, folded
 
@@ -49,11 +49,9 @@ def check(path: str, columns: Collection[str]) -> None:
         with filesystem.open_input_file(inner) as file:
             _check(path, metadata, columns, lambda offset, count: bytes(file.read_at(count, offset)))
     else:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open_regular(path) as opened:
+            descriptor = opened.fileno()
             _check(path, metadata, columns, lambda offset, count: os.pread(descriptor, count, offset))
-        finally:
-            os.close(descriptor)
 
 
 def _check(path: str, metadata: Any, columns: Collection[str], read: Reader) -> None:

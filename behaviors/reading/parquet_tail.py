@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop.files import METADATA_BYTES, open_filesystem
+from distop.files import METADATA_BYTES, open_filesystem, open_regular
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
@@ -57,12 +57,10 @@ def read(path: str) -> Footer:
             size = file.size()
             tail = _tail(path, size, lambda count: bytes(file.read_at(count, size - count)))
     else:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open_regular(path) as file:
+            descriptor = file.fileno()
             size = os.fstat(descriptor).st_size
             tail = _tail(path, size, lambda count: os.pread(descriptor, count, size - count))
-        finally:
-            os.close(descriptor)
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
     except (pa.ArrowException, OSError, ValueError) as e:

@@ -39,9 +39,9 @@ class Validate(Behavior):
         from distop_behaviors.validate.certificate import certificate_of
         from distop_behaviors.validate.certify import check_covered, check_table, what_is_new
 
-        since = certificate_of(argument.since, ctx)
-        check_covered(since, argument)
+        since = certificate_of(argument.since, table.name, ctx)
         check_table(since, table)
+        check_covered(since, argument)
         return what_is_new(since, super().partitions(table, arg, ctx), table, ctx)
 
     def jobs(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop_behaviors.reading.facts import folded
 
@@ -111,8 +112,15 @@ class Certificate(BaseModel):
         return len(json.dumps(self.model_dump(mode="json")))
 
 
-def certificate_of(operation: str, ctx: JobContext) -> Certificate:
-    """The certificate of a validation, from its history record. Raises InvalidArgument where it has none."""
+def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
+    """The certificate of a validation of this table, from its history record. Raises InvalidArgument where it has none.
+
+    History is not asked about another table: whoever may only use this one learns nothing of that.
+    """
+    if operation.rpartition("/")[0].rpartition("/")[0] != table:
+        raise InvalidArgument(
+            f"{shown(operation)} is no validation of the table {table!r}: name one, such as {table}/validate/7"
+        )
     record = ctx.history_record(operation)
     if not re.fullmatch(rf"[^/]+/({'|'.join(TYPES)})/[0-9]+", operation) or record.get("op") != operation:
         raise InvalidArgument(f"{operation!r} is no validation: name one, such as table/validate/7")

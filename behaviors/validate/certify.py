@@ -85,7 +85,7 @@ def _certificate(
     before: int | None = 0
     if argument.since is not None:
         try:
-            before = certificate_of(argument.since, ctx).rows
+            before = certificate_of(argument.since, table.name, ctx).rows
         except InvalidArgument as error:
             raise Uncertified(str(error)) from error
     certificate = Certificate.issue(

@@ -18,7 +18,7 @@ from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
 from distop_behaviors.reading import iceberg
-from distop_behaviors.reading.facts import Unreadable, ddl, quote
+from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
 from distop_behaviors.validate import onestage, rows_read
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
@@ -146,7 +146,18 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     if group.source:
         iceberg.stage(session, group.source, group.files)
     frame = _relations.get(key, lambda: _read(session, group), keep=keep)
-    return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+    return frame.withColumns({name: F.lit(None) for name in distinct(group.missing)}) if group.missing else frame
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The first of those names that Spark may take for one column: it adds no second one, and finds the first by each
+    of them.
+    """
+    found: list[str] = []
+    for name in names:
+        if not may_match(name, found):
+            found.append(name)
+    return found
 
 
 def _read(session: SparkSession, group: Group) -> DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
 
-from distop.files import METADATA_BYTES, read_whole
+from distop.files import METADATA_BYTES, local_path, open_regular, read_whole
 from distop.storage_urls import check_paths
 
 INNER_IMPL = "distop.py-io-impl"
@@ -59,7 +59,8 @@ class _Bounded(InputFile):
         return self._inner.exists()
 
     def open(self, seekable: bool = True) -> Any:
-        with self._inner.open(seekable) as stream:
+        path = local_path(self.location)
+        with self._inner.open(seekable) if path is None else open_regular(str(path)) as stream:
             data = read_whole(stream, METADATA_BYTES, self.location)
         if self.location.endswith(_COMPRESSED):
             # A few bytes may stand for any number of them: counted here, before all are in memory at once.

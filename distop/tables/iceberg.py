@@ -11,11 +11,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import TableFiles, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.files import identity, local_path
+from distop.files import NotRegular, identity, local_path
 from distop.recent import Kept
-from distop.storage_urls import check_paths
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.location import Location
@@ -50,6 +50,8 @@ _UNKNOWN = 2
 _read: Kept[tuple[Any, Any]] = Kept(4)
 _plans: Kept[tuple[Planned, tuple[str, ...]]] = Kept(4)
 """With the paths of the manifests that they were read from, and of the list of these."""
+_checked: Kept[bool] = Kept(64)
+"""The metadata files whose files may belong to their tables."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -135,11 +137,12 @@ def _planned(
     if snapshot is not None:
         try:
             with io.watched():
-                for prefix, name, file in _data_files(metadata, snapshot, io, check, manifests):
+                for prefix, name, file in _data_files(source, metadata, snapshot, io, check, manifests):
                     group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
                     group.append(file)
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
+    checked(source)
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -152,6 +155,32 @@ def _planned(
         files = sorted(folders[name], key=lambda f: (natural(f[0]), f[0]))
         partitions.append(PartitionPlan(ordinal, name, sum(f[1] for f in files), tuple(files), source=source))
     return Planned(partitions, version), tuple(manifests)
+
+
+def check_files(source: str, check: Callable[[], None] = lambda: None) -> None:
+    """Raises InvalidArgument where the current snapshot of a metadata file names a file that may not belong to the
+    table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
+    not check again.
+    """
+    _checked.get(identity(source), lambda: _read_all(source, check))
+
+
+def checked(source: str) -> None:
+    """Note that all files of a metadata file's current snapshot have been checked (confinement)."""
+    _checked.get(identity(source), lambda: True)
+
+
+def _read_all(source: str, check: Callable[[], None]) -> bool:
+    metadata, io = read_metadata(source)
+    snapshot = metadata.current_snapshot()
+    if snapshot is not None:
+        try:
+            with io.watched():
+                for _ in _data_files(source, metadata, snapshot, io, check, []):
+                    pass
+        except Damaged as error:
+            raise _unread(metadata, snapshot, error) from error
+    return True
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
@@ -226,8 +255,7 @@ def metadata_file(location: Location) -> str:
     version = int(hint) if hint.isdecimal() else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
-            f"the metadata of the table at {location.text!r} is incomplete: version {version}, which {_HINT} names, "
-            "is missing"
+            f"the metadata of the table at {location.text!r} is incomplete: the version that {_HINT} names is missing"
         )
     while version + 1 in numbered:
         version += 1
@@ -257,6 +285,8 @@ def _read_metadata(source: str) -> tuple[Any, Any]:
     io = BoundedIO()
     try:
         return FromInputFile.table_metadata(io.new_input(source)), io
+    except NotRegular as error:
+        raise InvalidArgument(str(error)) from error
     except OSError as error:
         raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
     except (ValidationError, ValueError) as error:
@@ -265,11 +295,12 @@ def _read_metadata(source: str) -> tuple[Any, Any]:
 
 
 def _data_files(
-    metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[str]
+    source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[str]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
     file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. ``read_from`` gets the paths
-    of the manifests and of their list. Raises TableUnavailable.
+    of the manifests and of their list. Raises TableUnavailable, and InvalidArgument where one of these files, or a
+    delete file, may not belong to the table (confinement).
     """
     from pyiceberg.manifest import ManifestContent
 
@@ -283,14 +314,15 @@ def _data_files(
 
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
+    files = TableFiles(table_of(source))
+    files.check((snapshot.manifest_list,))
     read_from.append(snapshot.manifest_list)
     for manifest in read(snapshot.manifests):
         check()
-        # Also of deletes, which Spark opens.
-        check_paths((manifest.manifest_path,))
+        files.check((manifest.manifest_path,))
         read_from.append(manifest.manifest_path)
-        if manifest.content != ManifestContent.DATA:
-            continue
+        # Spark opens the delete files.
+        deletes = manifest.content != ManifestContent.DATA
         spec_id = manifest.partition_spec_id
         if spec_id not in namings:
             namings[spec_id] = _Naming(specs[spec_id], metadata)
@@ -300,6 +332,9 @@ def _data_files(
                 check()
                 io.alive()
             file = entry.data_file
+            files.check((file.file_path,), deletes=deletes)
+            if deletes:
+                continue
             yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
 
 

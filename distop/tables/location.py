@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH123, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from distop.confinement import TableFiles
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.files import TooLarge, open_filesystem, read_whole
+from distop.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,18 +106,23 @@ class Location:
 
     def walk(self, *, deep: bool = True) -> Iterator[Entry]:
         """Every visible file under the location, in no order; not ``deep``: of itself alone. What goes away meanwhile
-        may be left out. Raises TableUnavailable where a folder is unreadable.
+        may be left out. Raises TableUnavailable where a folder is unreadable, InvalidArgument where a pipe, a device
+        or a link that leads out of the location is among the files.
         """
         try:
             yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
+        except NotRegular as e:
+            raise InvalidArgument(str(e)) from None
         except _TROUBLE as e:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
     def _walk_local(self, deep: bool) -> Iterator[Entry]:
         if not os.path.isdir(self.root):
             info = os.stat(self.root)
+            check_regular(self.root, info.st_mode)
             yield Entry("", self.root, info.st_size, info.st_mtime_ns)
             return
+        files = TableFiles(self.root)
         folders = [(self.root, "")]
         while folders:
             path, relative = folders.pop()
@@ -132,6 +138,8 @@ class Location:
                     continue
                 if entry.is_dir():
                     if deep:
+                        if entry.is_symlink():
+                            files.check_link(entry.path)
                         folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
                     continue
                 try:
@@ -140,6 +148,9 @@ class Location:
                     if os.path.lexists(entry.path):  # a link to what is not there: its rows would go unseen
                         raise
                     continue
+                if entry.is_symlink():
+                    files.check_link(entry.path)
+                check_regular(entry.path, info.st_mode)
                 yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
 
     def check(self) -> None:
@@ -191,12 +202,12 @@ class Location:
             raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
 
     def text_in(self, name: str, limit: int) -> str:
-        """A small file under the location, whole. Raises InvalidArgument where it has more than ``limit`` bytes,
-        TableUnavailable where it cannot be read.
+        """A small file under the location, whole. Raises InvalidArgument where it has more than ``limit`` bytes, or is
+        a link, a pipe or a device; TableUnavailable where it cannot be read.
         """
         try:
             if self.filesystem is None:
-                with open(os.path.join(self.root, name), "rb") as f:
+                with open_regular(os.path.join(self.root, name), follow=False) as f:
                     data = read_whole(f, limit, name)
             else:
                 with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
@@ -206,13 +217,15 @@ class Location:
             raise InvalidArgument(
                 f"the file {name!r} of {self.text!r} has more than {limit} bytes, the most that is read of it"
             ) from None
+        except NotRegular as e:
+            raise InvalidArgument(str(e)) from None
         except _TROUBLE as e:
             raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
 
     def begins_as_parquet(self, entry: Entry) -> bool:
         """By its first four bytes. Raises OSError where it cannot be read."""
         if self.filesystem is None:
-            with open(entry.path, "rb") as f:
+            with open_regular(entry.path) as f:
                 return f.read(4) == _MAGIC
         path = self.root + entry.path[len(self.text) :]
         with self.filesystem.open_input_stream(path) as stream:

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop import garbage, logs, private
+from distop import confinement, garbage, logs, private
 from distop.worker import protocol, redacted
 from distop.worker.calls import Call
 from distop.worker.context import Environment
@@ -67,6 +67,7 @@ class Child:
             handler.addFilter(_with_context)
             handler.setFormatter(logs.Plain("%(asctime)s %(levelname)s %(name)s %(context)s%(message)s"))
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
+        confinement.confine(env.serves.tables is not None)
         self._outbox.start()
         self._outbox.send(hello(env))
         garbage.settle(look=False)

@@ -262,7 +262,7 @@ class Run:
         started = time.time()
         try:
             # With its file list, for the cleanup as for the job.
-            partition = ctx.partition = shared.with_files(partition, ctx.shared, self.op)
+            partition = ctx.partition = shared.with_files(partition, ctx.shared, self.op, ctx.table)
             if ordinal in self._cancelled:
                 self._end_cancelled(behavior, ctx, partition, cleans, started)
                 return
@@ -329,7 +329,7 @@ class Run:
             todo: list[PartitionPlan] = []
             late = self._late()
             for ordinal in group:
-                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared, self.op)
+                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared, self.op, ctx.table)
                 if ordinal in self._cancelled:
                     self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
                 elif late:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from distop import deletion
+from distop.confinement import TableFiles, table_of
 from distop.core.codec import dumps, loads
-from distop.core.model import OperationRef
+from distop.core.model import OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import write
@@ -88,11 +89,13 @@ def remove_plans(shared: Place, op: str) -> None:
     deletion.delete(shared, _plans(op))
 
 
-def with_files(partition: PartitionPlan, shared: Place | None, op: str) -> PartitionPlan:
+def with_files(
+    partition: PartitionPlan, shared: Place | None, op: str, table: TableRecord | None = None
+) -> PartitionPlan:
     """The partition with its file lists, read from the shared directory where the plan of ``op`` left it there.
 
     A plan and a file list are data. Raises UnsafePath where the plan names a file that is no list of this operation,
-    InvalidArgument where one leads elsewhere than a table may lie, and OSError.
+    InvalidArgument where one leads elsewhere than a table may lie, or by now out of its ``table``, and OSError.
     """
     if partition.files_at:
         if shared is None:
@@ -102,7 +105,13 @@ def with_files(partition: PartitionPlan, shared: Place | None, op: str) -> Parti
         beside = tuple(_listed(one, shared, op) for one in partition.beside)
         partition = replace(_listed(partition, shared, op), beside=beside)
     for listed in partition.lists():
-        check_paths((listed.source, *listed.folders, *(path for path, _, _ in listed.files)))
+        paths = [path for path, _, _ in listed.files]
+        check_paths((listed.source, *listed.folders, *paths))
+        record = listed.table if isinstance(listed, Pinned) else table
+        if listed.source:
+            TableFiles(table_of(listed.source)).check(paths)
+        elif record is not None and record.format == "parquet":
+            TableFiles(record.location).check(paths)
     return partition
 
 

@@ -396,7 +396,7 @@ def test_what_cannot_be_applied_is_refused_before_anything_is_looked_at(bench: B
     some = bench.certificate("refused", NOT_NULL, where="id > 1")
     with pytest.raises(InvalidArgument, match="a column is required for all rows, and .* where id > 1 alone"):
         bench.apply(bench.context("refused"), some)
-    with pytest.raises(InvalidArgument, match="is one of the table 'refused'"):
+    with pytest.raises(InvalidArgument, match="'refused/validate/1' is no validation of the table 'nulls'"):
         bench.apply(bench.context("nulls"), bench.certificate("refused", NOT_NULL))
     folder = {**certificate, "format": "parquet"}
     with pytest.raises(InvalidArgument, match="a folder of parquet files, which has no schema to change"):

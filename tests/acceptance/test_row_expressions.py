@@ -103,6 +103,20 @@ def test_no_variable_of_the_executor_takes_the_place_of_its_name(table: Table) -
         assert ran.report["checks"][0]["violations"] == 3
 
 
+def test_two_spellings_of_a_missing_column_harm_no_check(table: Table) -> None:
+    table.add("a.parquet", {"s": ["1"]})
+    checks = [{"check": text} for text in ("user IS NULL", "USER IS NULL", "u\u017fer IS NULL", "s = '1'", "s = '2'")]
+    ran = table.run(*checks, statistics="never")
+    assert [(check["verdict"], check["error"]) for check in ran.report["checks"][-2:]] == [
+        ("valid", None),
+        ("violated", None),
+    ]
+    nowhere = ["user", "USER", "u\u017fer"]
+    assert [check["error"] for check in ran.report["checks"][:3]] == [
+        f"the column {name!r} is in none of the table's files" for name in nowhere
+    ]
+
+
 GRAMMAR = frozenset("! + - ~ not case".split())
 """Operators that SHOW FUNCTIONS lists, and that take an expression in parentheses."""
 TRICKS = {

@@ -147,7 +147,7 @@ def run_operation(
     def context(table: TableRecord) -> FakeContext:  # type: ignore[no-redef]
         ctx = made(table)
         if behavior.type_name == "validate":  # whose certificates are its own
-            ctx.operation = "/".join([ctx.operation.partition("/")[0], "validate", ctx.operation.rpartition("/")[2]])
+            ctx.operation = "/".join([table.name, "validate", ctx.operation.rpartition("/")[2]])
         return ctx
 
     whole, version = partitions is None and names is None, ""

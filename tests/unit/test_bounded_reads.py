@@ -69,8 +69,12 @@ def test_no_more_is_read_than_the_limit_and_one_byte() -> None:
     with pytest.raises(TooLarge, match=r"the file f has more than 20000000 bytes, the most that is read of such a"):
         read_whole(endless, 20_000_000, "f")
     assert endless.given == 20_000_001
-    with pytest.raises(TooLarge, match="the file /dev/zero has more than 9 bytes"):
-        read("/dev/zero", 9)
+
+
+def test_a_file_that_is_read_whole_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(10))
+    with pytest.raises(TooLarge, match="/f has more than 9 bytes"):
+        read(str(tmp_path / "f"), 9)
 
 
 def test_a_version_hint_of_iceberg_is_bounded(tmp_path: Path, table: Any) -> None:
@@ -79,10 +83,6 @@ def test_a_version_hint_of_iceberg_is_bounded(tmp_path: Path, table: Any) -> Non
     check_table(record(tmp_path))
     hint.write_text("2".rjust(65))
     with pytest.raises(InvalidArgument, match="version-hint.text' of .* has more than 64 bytes"):
-        check_table(record(tmp_path))
-    hint.unlink()
-    hint.symlink_to("/dev/zero")
-    with pytest.raises(InvalidArgument, match=r"the file 'metadata/version-hint.text' of '.*/t' has more than 64 byte"):
         check_table(record(tmp_path))
     with pytest.raises(InvalidArgument, match="version-hint.text' of .* has more than 64 bytes"):
         plan_table(record(tmp_path))

@@ -191,6 +191,22 @@ def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..
         run(NOT_NULL, since={**other, "digest": digest_of(other)})
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_history_of_another_table_is_not_asked(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    other = {**certificate, "table": "hr.pay", "operation": "hr.pay/validate/1", "digest": ""}
+    record = {"op": "hr.pay/validate/1", "state": "success", "report": {"certificate": other}}
+    other["digest"] = digest_of(other)
+    monkeypatch.setattr("tests.support.context.HISTORY", {"hr.pay/validate/1": record} if exists else {})
+    with pytest.raises(InvalidArgument) as refused:
+        run({"not_null": "id"}, since="hr.pay/validate/1")
+    assert str(refused.value) == (
+        "'hr.pay/validate/1' is no validation of the table 't': name one, such as t/validate/7"
+    )
+
+
 def test_hole_8_a_caller_names_a_validation_and_brings_no_certificate(run: Callable[..., Ran]) -> None:
     certificate = run(NOT_NULL).report["certificate"]
     for model, arg in (
@@ -205,7 +221,7 @@ def test_hole_8_a_caller_names_a_validation_and_brings_no_certificate(run: Calla
 def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[..., Ran], tmp_path: Path) -> None:
     certificate, ctx = run(NOT_NULL).report["certificate"], FakeContext(tmp_path)
     op = presented(certificate)
-    assert certificate_of(op, ctx).digest == certificate["digest"]
+    assert certificate_of(op, "t", ctx).digest == certificate["digest"]
     good = HISTORY[op]
     for changed, sentence in (
         ({"state": "failed"}, "has no certificate: it ended as failed"),
@@ -216,12 +232,12 @@ def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[...
     ):
         HISTORY[op] = {**good, **changed}
         with pytest.raises(InvalidArgument, match=sentence):
-            certificate_of(op, ctx)
+            certificate_of(op, "t", ctx)
     # A type whose report says what its caller wants gives no certificate, and neither does another operation's.
     for other in ("t/echo/1", "t/validate/x/1", "t/validate/7"):
         HISTORY[other] = {**good, "op": other}
         with pytest.raises(InvalidArgument, match="is no validation|is of another operation"):
-            certificate_of(other, ctx)
+            certificate_of(other, "t", ctx)
 
 
 def test_hole_8_what_actors_returned_is_not_certified(folder: Path, tmp_path: Path) -> None:

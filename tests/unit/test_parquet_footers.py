@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -139,13 +139,19 @@ def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Pat
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[PlannedFile]:
-    """A file whose reader waits for ever."""
-    path = tmp_path / "hanging.parquet"
-    os.mkfifo(path)
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile]:
+    """A file that does not answer, as one on a lost network file system."""
+    path, over = tmp_path / "hanging.parquet", threading.Event()
+    path.touch()
+
+    def open_regular(path: str) -> None:
+        over.wait()
+        raise OSError("the file system is gone")
+
+    monkeypatch.setattr(parquet_tail, "open_regular", open_regular)
     status = path.stat()
     yield str(path), status.st_size, status.st_mtime_ns
-    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # the end of the file, for who still waits
+    over.set()  # for who still waits
 
 
 @pytest.mark.timeout(30)

@@ -85,6 +85,13 @@ def test_a_path_that_hadoop_reads_as_a_url_is_refused(path: str) -> None:
         check_paths(("/fine", path))
 
 
+def test_a_url_without_a_path_vouches_for_no_other_url() -> None:
+    with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
+        check_paths(("abfs://a@b.dfs.core.windows.net", "http://127.0.0.1:9"))
+    with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
+        check_paths(("s3://bucket", "http://127.0.0.1:9", "s3://bucket/a"))
+
+
 @pytest.mark.parametrize(
     "path", ["../../etc/list.json", "plans/../../list.json", "/etc/list.json", "results/t/sample/1/list.json"]
 )

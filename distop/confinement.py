@@ -1,0 +1,133 @@
+# ruff: noqa: PTH100, PTH114, PTH116 -- os.path takes a million paths fast
+"""Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
+
+Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
+elsewhere, so a data file of Iceberg is held to the table's folder only in an executor that serves some tables alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from distop.core.texts import shown
+from distop.errors import InvalidArgument
+from distop.files import NotRegular, check_regular
+from distop.storage_urls import check_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LOCATIONS = "DISTOP_TABLE_LOCATIONS"
+"""The environment variable with folders and URLs that any table may have files below: ``/warehouse,s3://bucket/old``."""
+
+_METADATA = "metadata"
+_IN_AUTHORITY = 2
+"""Slashes up to the end of the bucket or the host of a URL."""
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
+_some_tables_only = False
+_KEPT_COPIES = 256
+_copies: OrderedDict[str, str] = OrderedDict()
+"""The tables of metadata files that this process has written elsewhere."""
+
+
+def confine(some_tables_only: bool) -> None:
+    """Say whether this process serves some tables alone."""
+    global _some_tables_only
+    _some_tables_only = some_tables_only
+
+
+def table_of(source: str) -> str:
+    """The folder of the Iceberg table whose metadata file this is. The path of the file is what the table's record or
+    its catalog says; the ``location`` inside the file is not asked, since who writes the table chooses it.
+    """
+    if source in _copies:
+        return _copies[source]
+    folder, _, _ = source.rpartition("/")
+    return folder.removesuffix(f"/{_METADATA}") or "/"
+
+
+def copied(source: str, path: str) -> None:
+    """Note that this process has written the metadata of ``source`` to another path: they are of the same table."""
+    _copies[path] = table_of(source)
+    while len(_copies) > _KEPT_COPIES:
+        _copies.popitem(last=False)
+
+
+class TableFiles:
+    """The files that may belong to the table in a folder or at a URL."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._allowed = [location, *(one.strip() for one in os.environ.get(LOCATIONS, "").split(",") if one.strip())]
+        self._folders = [f"{os.path.realpath(found).rstrip('/')}/" for found in map(_local, self._allowed) if found]
+        self._urls = [f"{_plain(one).rstrip('/')}/" for one in self._allowed if _local(one) is None]
+        local = _local(location)
+        self._own = None if local is None else f"{os.path.abspath(local).rstrip('/')}/"
+        self._resolved: dict[str, str] = {}
+        self._known: set[str] = set()
+
+    def check(self, paths: Iterable[str], *, deletes: bool = False) -> None:
+        """Raises InvalidArgument for a path that metadata names, and that is no allowed URL (storage_urls), or may not
+        belong to this table. ``deletes``: these are delete files, which only writers of the table make; one on a disk
+        is a regular file in the table's folder, so that errors of its reader tell nothing of other files.
+        """
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            if folder not in self._known or "?" in name or "#" in name:
+                check_paths((path,))
+                if folder.count("/") > _IN_AUTHORITY:  # the name is no part of a bucket's or a host's
+                    self._known.add(folder)
+            local = _local(path)
+            if local is None:
+                if _some_tables_only and not self._has_url(path):
+                    raise self._outside(path)
+                continue
+            strict = deletes or _some_tables_only or (self._own is not None and local.startswith(self._own))
+            if strict and not self._has(local):
+                raise self._outside(path)
+            if deletes:
+                try:
+                    check_regular(path, os.stat(local).st_mode)
+                except NotRegular as error:
+                    raise InvalidArgument(str(error)) from None
+                except OSError:
+                    continue  # its reader says that it is gone
+
+    def check_link(self, path: str) -> None:
+        """Raises InvalidArgument for a link on a disk that leads out of the table's folder."""
+        if not self._has(path):
+            raise self._outside(path)
+
+    def _has(self, local: str) -> bool:
+        folder, name = os.path.split(local)
+        if folder not in self._resolved:
+            self._resolved[folder] = os.path.realpath(folder)
+        found = f"{self._resolved[folder].rstrip('/')}/{name}"
+        if name in ("", ".", "..") or os.path.islink(found):
+            found = os.path.realpath(local)
+        return any(found.startswith(allowed) for allowed in self._folders)
+
+    def _has_url(self, path: str) -> bool:
+        url = _plain(path)
+        return ".." not in url.split("/") and any(url.startswith(allowed) for allowed in self._urls)
+
+    def _outside(self, path: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"the file {shown(path)} lies outside of its table {shown(self._location)}: move it there, or list its "
+            f"folder in the executors' environment, as {LOCATIONS}"
+        )
+
+
+def _local(location: str) -> str | None:
+    """The path on a disk, as Iceberg has it with or without a scheme."""
+    if location.startswith("file:"):
+        return "/" + location[len("file:") :].lstrip("/")
+    return None if "://" in location else location
+
+
+def _plain(url: str) -> str:
+    """The URL with one of several schemes that mean the same."""
+    scheme, _, rest = url.partition("://")
+    return f"{_ALIASES.get(scheme.lower(), scheme.lower())}://{rest}"

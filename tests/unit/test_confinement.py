@@ -1,0 +1,231 @@
+"""Files that metadata or links name: only those that may belong to the table are opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg import manifest as written
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField
+
+from distop import confinement
+from distop.core.model import TableRecord
+from distop.core.plan import PartitionPlan, Pinned
+from distop.errors import InvalidArgument
+from distop.tables import check_table, iceberg, plan_table
+from distop.tables.iceberg import check_files, metadata_file
+from distop.tables.location import Location
+from distop.worker.shared import with_files
+from distop_behaviors.reading import manifests
+from tests.support.lake import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
+ROWS = pa.table({"id": [1, 2, 3]})
+CONTENT = {"data": DataFileContent.DATA, "deletes": DataFileContent.POSITION_DELETES}
+
+
+@pytest.fixture(autouse=True)
+def whole() -> Iterator[None]:
+    """Each test begins, and ends, as an executor that serves all tables."""
+    confinement.confine(False)
+    yield
+    confinement.confine(False)
+
+
+class DeleteManifest(written.ManifestWriterV2):
+    """The writer of a manifest of delete files, which pyiceberg has not."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def forged(folder: Path, path: str, content: str = "data") -> str:
+    """A table of one file, whose newest snapshot lists ``path`` too: its metadata file."""
+    made = Folder(folder).new(SCHEMA)
+    made.append(ROWS)
+    snapshot = made.metadata.current_snapshot()
+    assert snapshot is not None
+    listed = snapshot.manifests(made.io)
+    file = DataFile.from_args(
+        _table_format_version=2,
+        content=CONTENT[content],
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=1000,
+        **dict.fromkeys(("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")),
+    )
+    kind = DeleteManifest if content == "deletes" else written.ManifestWriterV2
+    place = f"{folder}/metadata/forged.avro"
+    with kind(UNPARTITIONED_PARTITION_SPEC, SCHEMA, made.io.new_output(place), snapshot.snapshot_id, "null") as writer:
+        entry = ManifestEntry.from_args(
+            status=written.ManifestEntryStatus.ADDED, snapshot_id=snapshot.snapshot_id, data_file=file
+        )
+        writer.add_entry(entry)
+    out = made.io.new_output(snapshot.manifest_list + ".new")
+    with written.write_manifest_list(2, out, snapshot.snapshot_id, None, 1, "null") as of:
+        of.add_manifests([*listed, writer.to_manifest_file()])
+    os.replace(snapshot.manifest_list + ".new", snapshot.manifest_list)  # noqa: PTH105
+    return metadata_file(Location.of(str(folder)))
+
+
+def forget() -> None:
+    """What was read by another executor."""
+    for kept in (iceberg._plans, iceberg._checked, manifests._snapshots):
+        kept._values.clear()
+
+
+def asked(folder: Path, source: str) -> list[Any]:
+    """Whoever reads the manifests, or has Spark read them."""
+    return [
+        lambda: plan_table(TableRecord("t", "iceberg", str(folder))),
+        lambda: manifests.snapshot_of(source, frozenset()),
+        lambda: check_files(source),
+    ]
+
+
+@pytest.mark.parametrize("content", CONTENT)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/latest", "s3a://bucket:80/x", "http:/127.0.0.1/x"])
+def test_a_manifest_cannot_choose_a_host(tmp_path: Path, content: str, url: str) -> None:
+    source = forged(tmp_path / "t", url, content)
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match="the path of a file"):
+            ask()
+
+
+def test_a_delete_file_lies_in_the_folder_of_its_table(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("PAR1")
+    source = forged(tmp_path / "t", str(tmp_path / "secret"), "deletes")
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match=r"the file '.*/secret' lies outside of its table '.*/t'"):
+            ask()
+
+
+def test_a_delete_file_is_no_link_out_of_its_table_and_no_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "t" / "data" / "deletes.parquet"
+    source = forged(tmp_path / "t", f"file://{path}", "deletes")
+    (tmp_path / "secret").write_text("PAR1")
+    path.symlink_to(tmp_path / "secret")
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match="lies outside of its table"):
+            ask()
+    path.unlink()
+    os.mkfifo(path)
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match=r"deletes.parquet is not a regular file: it is a pipe"):
+            ask()
+
+
+def test_metadata_tell_of_a_delete_file_that_is_their_own(tmp_path: Path) -> None:
+    source = forged(tmp_path / "t", str(tmp_path / "t" / "data" / "deletes.parquet"), "deletes")
+    for ask in asked(tmp_path / "t", source):
+        ask()
+
+
+def test_a_copy_of_metadata_elsewhere_is_of_the_same_table(tmp_path: Path) -> None:
+    source = forged(tmp_path / "t", str(tmp_path / "t" / "data" / "deletes.parquet"), "deletes")
+    copy = tmp_path / "stage" / "view.metadata.json"
+    copy.parent.mkdir()
+    copy.write_bytes(Path(source).read_bytes())
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        check_files(str(copy))
+    confinement.copied(source, str(copy))
+    check_files(str(copy))
+
+
+def test_a_link_in_a_parquet_table_leads_nowhere_else(tmp_path: Path) -> None:
+    table, other = tmp_path / "t" / "p=1", tmp_path / "other"
+    for folder in (table, other):
+        folder.mkdir(parents=True)
+        pq.write_table(ROWS, folder / "a.parquet")
+    (table / "b.parquet").symlink_to(other / "a.parquet")
+    record = TableRecord("t", "parquet", str(tmp_path / "t"))
+    for ask in (check_table, plan_table):
+        with pytest.raises(InvalidArgument, match=r"the file '.*/t/p=1/b.parquet' lies outside of its table '.*/t'"):
+            ask(record)
+    (table / "b.parquet").unlink()
+    (tmp_path / "t" / "p=2").symlink_to(other)
+    with pytest.raises(InvalidArgument, match=r"the file '.*/t/p=2' lies outside of its table '.*/t'"):
+        plan_table(record)
+
+
+def test_a_link_within_a_table_or_to_a_listed_folder_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, other = tmp_path / "t", tmp_path / "other"
+    for folder in (table, other):
+        folder.mkdir()
+        pq.write_table(ROWS, folder / "a.parquet")
+    (table / "b.parquet").symlink_to(table / "a.parquet")
+    (table / "c.parquet").symlink_to(other / "a.parquet")
+    monkeypatch.setenv(confinement.LOCATIONS, f"/nowhere, {other}")
+    (tmp_path / "link").symlink_to(table)
+    for location in (table, tmp_path / "link"):
+        planned = plan_table(TableRecord("t", "parquet", str(location)))
+        assert [Path(f[0]).name for f in planned.partitions[0].files] == ["a.parquet", "b.parquet", "c.parquet"]
+
+
+def test_an_executor_of_some_tables_reads_no_file_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "pay.parquet"
+    pq.write_table(ROWS, other)
+    source = forged(tmp_path / "t", str(other))
+    for ask in asked(tmp_path / "t", source):
+        ask()  # add_files names files elsewhere
+    forget()
+    confinement.confine(True)
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match=r"pay.parquet' lies outside of its table '.*/t': move it there"):
+            ask()
+    monkeypatch.setenv(confinement.LOCATIONS, str(other.parent))
+    for ask in asked(tmp_path / "t", source):
+        ask()
+
+
+def test_a_folder_that_is_known_vouches_for_its_files_alone() -> None:
+    files = confinement.TableFiles("s3://bucket/t")
+    files.check(("s3://bucket", "s3://bucket/t/a", "s3://bucket/t/b"))
+    for path in ("s3://bucket:80", "s3://bucket/t/c?endpoint_override=x", "s3://bucket/t/c#x", "http://a/t"):
+        with pytest.raises(InvalidArgument, match="the path of a file"):
+            files.check((path,))
+
+
+def test_urls_of_a_table_are_compared_by_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    confinement.confine(True)
+    monkeypatch.setenv(confinement.LOCATIONS, "gs://old/t/")
+    files = confinement.TableFiles(confinement.table_of("s3://bucket/t/metadata/v1.metadata.json"))
+    files.check(("s3://bucket/t/data/a", "s3a://bucket/t/data/a", "gs://old/t/b"))
+    for path in ("s3://bucket/t2/a", "s3://bucket/t/../u/a", "s3://other/t/a", "gs://old/u", "/etc/passwd"):
+        with pytest.raises(InvalidArgument, match="lies outside of its table 's3://bucket/t'"):
+            files.check((path,))
+
+
+def test_a_planned_file_that_became_a_link_is_not_read(tmp_path: Path) -> None:
+    for folder in ("t", "other"):
+        (tmp_path / folder).mkdir()
+        pq.write_table(ROWS, tmp_path / folder / "a.parquet")
+    record = TableRecord("t", "parquet", str(tmp_path / "t"))
+    (planned,) = plan_table(record).partitions
+    assert with_files(planned, None, "t/noop/1", record) is planned
+    (tmp_path / "t" / "a.parquet").unlink()
+    (tmp_path / "t" / "a.parquet").symlink_to(tmp_path / "other" / "a.parquet")
+    beside = PartitionPlan(0, "p", beside=(Pinned(record, "v", files=planned.files),))
+    for partition, of in ((planned, record), (beside, None)):
+        with pytest.raises(InvalidArgument, match=r"a.parquet' lies outside of its table '.*/t'"):
+            with_files(partition, None, "t/noop/1", of)
