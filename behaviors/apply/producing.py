@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.apply")
 
 _METADATA = "metadata"
+_LOG_LIMIT = "write.metadata.previous-versions-max"
 FOLDER = "distop-"
 """How the folder begins that a commit through a catalog has its manifests in."""
 
@@ -42,6 +43,7 @@ class Production:
         self._transaction = self._iceberg.Transactions.newTransaction(table.name(), table.operations())
         self._made = self._transaction.table().operations()
         self.base = self._transaction.startMetadata()
+        self._made.commit(self.base, keeping_log(self._jvm, self.base))
 
     @property
     def _iceberg(self) -> Any:
@@ -55,7 +57,8 @@ class Production:
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
         if rewrite.schema is not None:
             schema = self._iceberg.SchemaParser.fromJson(json.dumps(rewrite.schema))
-            self._made.commit(self.base, self.base.updateSchema(schema))
+            current = self._made.current()
+            self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
             source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged.metadata()))
             if (snapshot := source.currentSnapshot()) is not None:
@@ -88,10 +91,11 @@ class Production:
         """With a former schema and snapshot (None: it is still this one) as the current ones, and the data files
         ``kept`` of the present one.
         """
-        builder = self._iceberg.TableMetadata.buildFrom(self.base).setCurrentSchema(schema)
+        current = self._made.current()
+        builder = self._iceberg.TableMetadata.buildFrom(current).setCurrentSchema(schema)
         if snapshot is not None:
             builder = builder.setBranchSnapshot(snapshot, "main")
-        self._made.commit(self.base, builder.build())
+        self._made.commit(current, builder.build())
         if snapshot is not None and kept:
             appending = self._transaction.newFastAppend()
             for file in self._data_files():
@@ -125,6 +129,19 @@ class Production:
     def _with(self, change: Mapping[str, str | None]) -> Any:
         current = self._made.current()
         return current.replaceProperties(properties(self._jvm, current, change))
+
+
+def keeping_log(jvm: Any, base: Any) -> Any:
+    """The metadata to build a commit on: ``base``, with all of its metadata log and its own file in that.
+
+    A commit whose table has ``write.metadata.delete-after-commit.enabled`` deletes the files that the new log lacks, and
+    whoever writes a table's metadata chooses what its log names. The properties stay as they are: only for the moment
+    in which the log is made its limit is another one.
+    """
+    room = properties(jvm, base, {_LOG_LIMIT: str(base.previousFiles().size() + 1)})
+    logged = base.replaceProperties(room).replaceProperties(base.properties())
+    # The change of a property and back is none of the steps that a catalog is told.
+    return jvm.org.apache.iceberg.TableMetadata.buildFrom(logged).discardChanges().build()
 
 
 def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any:

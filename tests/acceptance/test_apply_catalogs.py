@@ -24,6 +24,7 @@ from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
+from tests.support.sparklake import DELETING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,6 +237,21 @@ def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
+
+
+def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path: Path) -> None:
+    victims = [tmp_path / f"victim{n}" for n in range(3)]
+    for victim in victims:
+        victim.write_text("of somebody else")
+    with opened("sql", tmp_path) as bench:
+        file = Path(bench.loaded.metadata_location.removeprefix("file://"))
+        found = json.loads(file.read_text())
+        found["properties"] |= DELETING
+        found["metadata-log"] = [{"timestamp-ms": 1000 + n, "metadata-file": str(v)} for n, v in enumerate(victims)]
+        file.write_text(json.dumps(found))
+        assert bench.apply(bench.certificate()).report["verdict"] == "applied"
+        assert [victim.exists() for victim in victims] == [True] * 3
+        assert bench.loaded.properties.items() >= DELETING.items()
 
 
 def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

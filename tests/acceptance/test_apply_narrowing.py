@@ -24,7 +24,7 @@ from tests.support.applying import Staging as Context
 from tests.support.context import Ran, presented, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
+from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -315,6 +315,16 @@ def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: 
     assert bench.rows() == [*ROWS, (6, 60, "a"), (9, BIG, "a")]
     assert bench.metadata.schema() == before.schema()
     assert dict(bench.metadata.properties) == dict(before.properties)
+
+
+def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
+    victims = [tmp_path / f"victim{n}" for n in range(3)]
+    for victim in victims:
+        victim.write_text("of somebody else")
+    bench.lake.name_victims(bench.name, *victims)
+    assert bench.apply(bench.certificate()).report["verdict"] == "applied"
+    assert [victim.exists() for victim in victims] == [True] * 3
+    assert bench.metadata.properties.items() >= DELETING.items()
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.slow)])
