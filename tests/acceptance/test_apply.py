@@ -155,6 +155,26 @@ def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
 
 
+def test_a_planted_mark_beside_rows_that_nobody_read_is_not_believed(
+    bench: Bench, careless: Callable[[str], None]
+) -> None:
+    new_table(bench.lake, "planted")
+    certificate, ctx = bench.certificate("planted", NOT_NULL), bench.context("planted")
+    bench.lake.load("planted").updateSchema().allowIncompatibleChanges().requireColumn("c").commit()
+    careless("planted")
+    mark = {
+        "operation": ctx.operation,
+        "certificate": certificate["digest"],
+        "snapshot": bench.metadata("planted").current_snapshot_id,
+        "required": [2],
+        "properties": {},
+    }
+    bench.lake.load("planted").updateProperties().set(MARK, json.dumps(mark)).commit()
+    ran = bench.apply(ctx, certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("violated", 1), ran.message
+    assert ran.report["checks"][0]["violations"] == 1
+
+
 def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
     new_table(bench.lake, "named")
     victims = [tmp_path / f"victim{n}" for n in range(3)]

@@ -239,6 +239,36 @@ def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
 
 
+def test_a_planted_mark_spares_no_look_at_the_rows(bench: Bench) -> None:
+    certificate, ctx = bench.certificate(), bench.context()
+    bench.loaded.append(ROWS)
+    with bench.loaded.update_schema(allow_incompatible_changes=True) as updating:
+        updating.update_column("c", required=True)
+    planted = {
+        "operation": ctx.operation,
+        "certificate": certificate["digest"],
+        "snapshot": bench.loaded.metadata.current_snapshot_id,
+        "required": [2],
+        "properties": {},
+    }
+    with bench.loaded.transaction() as changing:
+        changing.set_properties({MARK: json.dumps(planted)})
+    report = bench.apply(certificate, ctx).report
+    assert (report["verdict"], report["rounds"], report["rows"]) == ("applied", 1, 2)
+    assert bench.mark != planted
+
+
+def test_a_planted_mark_takes_nothing_back(bench: Bench) -> None:
+    certificate, ctx = bench.certificate(), bench.context()
+    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
+    planted = {"operation": ctx.operation, "certificate": certificate["digest"], "required": [], "properties": {"x": "y"}}
+    with bench.loaded.transaction() as changing:
+        changing.set_properties({MARK: json.dumps(planted)})
+    (job,) = Apply().partitions(bench.record, argument, ctx).partitions
+    Apply().cancel_job_and_cleanup(argument, job, ctx)
+    assert (bench.mark, "x" in bench.loaded.properties) == (planted, False)
+
+
 def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path: Path) -> None:
     victims = [tmp_path / f"victim{n}" for n in range(3)]
     for victim in victims:
