@@ -12,9 +12,8 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.deletion import Place, check_unlinked, delete, delete_or_log
+from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
-from distop.files import write
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop_behaviors.reading.fields import local_path
@@ -166,10 +165,9 @@ def detached(session: Any, source: str) -> Iterator[Any]:
     loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
     place = Place(_local(str(loaded.location()).rstrip("/")), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
-    check_unlinked(folder)
     told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
-    write(f"{folder.location}/v1.metadata.json", told)
-    write(f"{folder.location}/version-hint.text", b"1")
+    write(folder, "v1.metadata.json", told)
+    write(folder, "version-hint.text", b"1")
     try:
         yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:

@@ -293,9 +293,8 @@ class Context(JobContext):
         local = local_path(place.location)
         if local is None:
             return place.location
-        deletion.check_unlinked(place)  # what could not be removed again is not written
-        local.mkdir(parents=True, exist_ok=True)
-        return str(local)
+        with deletion.made_folder(place):  # what could not be removed again is not written
+            return str(local)
 
     @property
     def stage_place(self) -> Place:

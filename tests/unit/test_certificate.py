@@ -97,7 +97,7 @@ def test_a_list_that_was_gone_as_soon_as_it_was_written_is_written_again(
 ) -> None:
     ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(certify, "write", lambda location, data: None)
+        patch.setattr(certify, "write", lambda *_: None)
         certify.keep_files("gone", lambda: files, ctx)
     certify.keep_files("gone", lambda: files, ctx)
     assert json.loads((tmp_path / "certificates" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
