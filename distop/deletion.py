@@ -1,4 +1,4 @@
-"""The one place where files under a table, a shared directory, a stage or an index are removed, and whole files written.
+"""The one place where files under a table, a shared directory, a stage or an index are removed, or written whole.
 
 A :class:`Place` is derived from an operation, a partition and an attempt, or from an index: never from a result, a plan
 or a file. What is removed or written is named by a path below its place. On a disk every folder on the way is opened by
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _TRIES = 1000
 """How often the removal of a folder is repeated while somebody else removes files from it: each try gets further."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def components(path: str) -> list[str]:
@@ -145,8 +146,8 @@ def read_regular(place: Place, path: str, limit: int) -> bytes:
 
 
 def write(place: Place, path: str, data: bytes) -> None:
-    """Write a whole file in a place, seen wholly or not at all; its folders are made. On a disk no link leads to it, and
-    a link of its name is replaced. Raises UnsafePath, and OSError.
+    """Write a file in a place, seen wholly or not at all; its folders are made. On a disk no link leads to it, and a
+    link of its name is replaced. Raises UnsafePath, and OSError.
     """
     parts = components(path)
     whole = place.below(path)
@@ -159,7 +160,7 @@ def write(place: Place, path: str, data: bytes) -> None:
     parent = whole.parent
     with made_folder(parent) as opened:
         temporary = f".{parts[-1]}.{uuid.uuid4().hex}"
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=opened)
+        file = os.open(temporary, _NEW, 0o666, dir_fd=opened)
         try:
             with os.fdopen(file, "wb") as stream:
                 stream.write(data)
@@ -179,7 +180,7 @@ def made_folder(place: Place) -> Iterator[int]:
     """
     anchor = local_path(place.anchor)
     if anchor is not None:
-        os.makedirs(anchor, exist_ok=True)
+        anchor.mkdir(parents=True, exist_ok=True)
     parts = components(place.path) if place.path else []
     with _opened(place.anchor, parts, make=True) as opened:
         if opened is None:
@@ -209,12 +210,14 @@ def regular_file(place: Place, path: str) -> Path:
 
 @contextmanager
 def _opened(anchor: str, parts: list[str], *, make: bool = False) -> Iterator[int | None]:
-    """The folder at the end of a path, open; None where it is not there. ``make``: the folders behind the anchor. Raises
-    UnsafePath where a link is on the way behind the anchor.
+    """The folder at the end of a path, open; None where it is not there. ``make``: those behind the anchor are made.
+    Raises UnsafePath where a link is on the way behind the anchor.
     """
     path = local_path(anchor)
     if not anchor or path is None or os.path.realpath(path) == "/":
-        raise UnsafePath(f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never the root")
+        raise UnsafePath(
+            f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never the root"
+        )
     with ExitStack() as stack:
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

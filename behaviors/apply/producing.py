@@ -133,9 +133,9 @@ class Production:
 def keeping_log(jvm: Any, base: Any) -> Any:
     """The metadata to build a commit on: ``base``, with all of its metadata log and its own file in that.
 
-    A commit whose table has ``write.metadata.delete-after-commit.enabled`` deletes the files that the new log lacks, and
-    whoever writes a table's metadata chooses what its log names. The properties stay as they are: only for the moment
-    in which the log is made its limit is another one.
+    Iceberg's commit deletes the files that the new log lacks, where ``write.metadata.delete-after-commit.enabled`` is
+    set; and whoever writes a table's metadata chooses what its log names. The properties stay as they are: only while
+    the log is made, its limit is another one.
     """
     room = properties(jvm, base, {_LOG_LIMIT: str(base.previousFiles().size() + 1)})
     logged = base.replaceProperties(room).replaceProperties(base.properties())

@@ -136,8 +136,8 @@ def certificate_of(operation: str, ctx: JobContext) -> Certificate:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """The digest of a certificate's JSON, without the one that it has, and without the fields of :data:`_LATER` that are
-    empty: so one that was issued before there were any keeps its own.
+    """The digest of a certificate's JSON, without the one that it has, and without empty fields of ``_LATER``: so one
+    that was issued before there were any keeps its own.
     """
     rest = {name: value for name, value in data.items() if name != "digest" and (name not in _LATER or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)

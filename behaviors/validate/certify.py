@@ -43,8 +43,8 @@ _LIST_BYTES = 1 << 30
 """Of a list of files at most."""
 KEPT_LISTS = 256
 _written: dict[str, tuple[tuple[str, ...], str]] = {}
-"""The lists of files that this process has written, as they then were, with their digests. A network's file system may show one for a while
-that is gone: then a certificate names it, and going on from that says what to do.
+"""The lists of files that this process has written, as they then were, with their digests. A network's file system may
+show one for a while that is gone: then a certificate names it, and going on from that says what to do.
 """
 
 
@@ -222,7 +222,7 @@ def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobConte
     location = shared.below(_list_of(version)).location
     if location in _written and _written[location][0] == _standing(location):
         return _written[location][1]
-    listed = [list(file) for file in files()]
+    listed = sorted(list(file) for file in files())
     digest = digest_of({"files": listed})
     write(shared, _list_of(version), json.dumps({"version": version, "files": listed, "digest": digest}).encode())
     # Of files alone the version tells what is in the list. Partitions' names depend on the argument as well: a job over

@@ -261,7 +261,8 @@ def test_a_planted_mark_spares_no_look_at_the_rows(bench: Bench) -> None:
 def test_a_planted_mark_takes_nothing_back(bench: Bench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
     argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
-    planted = {"operation": ctx.operation, "certificate": certificate["digest"], "required": [], "properties": {"x": "y"}}
+    mine = {"operation": ctx.operation, "certificate": certificate["digest"]}
+    planted = {**mine, "required": [], "properties": {"x": "y"}}
     with bench.loaded.transaction() as changing:
         changing.set_properties({MARK: json.dumps(planted)})
     (job,) = Apply().partitions(bench.record, argument, ctx).partitions
