@@ -1,8 +1,9 @@
-"""The one place where files under a table, a shared directory, a stage or an index are removed.
+"""The one place where files under a table, a shared directory, a stage or an index are removed, or written whole.
 
 A :class:`Place` is derived from an operation, a partition and an attempt, or from an index: never from a result, a plan
-or a file. What is removed is named by a path below its place. On a disk every folder on the way is opened by the folder
-before it, and a symbolic link among them is refused: nobody can move the path elsewhere between a look and the removal.
+or a file. What is removed or written is named by a path below its place. On a disk every folder on the way is opened by
+the folder before it, and a symbolic link among them is refused: nobody can move the path elsewhere between a look and
+the removal, or the write.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import errno
 import os
 import shutil
 import stat
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import uuid
 from distop.core.frozen import frozen
 from distop.errors import UnsafePath, describe
 from distop.files import local_path, open_filesystem
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _TRIES = 1000
 """How often the removal of a folder is repeated while somebody else removes files from it: each try gets further."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def components(path: str) -> list[str]:
@@ -142,6 +145,49 @@ def read_regular(place: Place, path: str, limit: int) -> bytes:
         return opened.read(limit + 1)
 
 
+def write(place: Place, path: str, data: bytes) -> None:
+    """Write a file in a place, seen wholly or not at all; its folders are made. On a disk no link leads to it, and a
+    link of its name is replaced. Raises UnsafePath, and OSError.
+    """
+    parts = components(path)
+    whole = place.below(path)
+    if local_path(place.anchor) is None:
+        filesystem, inner = _remote(whole)
+        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(inner) as stream:
+            stream.write(data)
+        return
+    parent = whole.parent
+    with made_folder(parent) as opened:
+        temporary = f".{parts[-1]}.{uuid.uuid4().hex}"
+        file = os.open(temporary, _NEW, 0o666, dir_fd=opened)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, parts[-1], src_dir_fd=opened, dst_dir_fd=opened)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=opened)
+            raise
+
+
+@contextmanager
+def made_folder(place: Place) -> Iterator[int]:
+    """A descriptor of the folder that a place on a disk is, made with those above it; no link leads to it. Raises
+    UnsafePath, and OSError.
+    """
+    anchor = local_path(place.anchor)
+    if anchor is not None:
+        anchor.mkdir(parents=True, exist_ok=True)
+    parts = components(place.path) if place.path else []
+    with _opened(place.anchor, parts, make=True) as opened:
+        if opened is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
+        yield opened
+
+
 def regular_file(place: Place, path: str) -> Path:
     """The path of a file that lies in a place and is no link. Raises UnsafePath where that is not so, FileNotFoundError
     where there is none, and OSError.
@@ -163,13 +209,15 @@ def regular_file(place: Place, path: str) -> Path:
 
 
 @contextmanager
-def _opened(anchor: str, parts: list[str]) -> Iterator[int | None]:
-    """The folder at the end of a path, open; None where it is not there. Raises UnsafePath where a link is on the way
-    behind the anchor.
+def _opened(anchor: str, parts: list[str], *, make: bool = False) -> Iterator[int | None]:
+    """The folder at the end of a path, open; None where it is not there. ``make``: those behind the anchor are made.
+    Raises UnsafePath where a link is on the way behind the anchor.
     """
     path = local_path(anchor)
     if not anchor or path is None or os.path.realpath(path) == "/":
-        raise UnsafePath(f"nothing is removed below {anchor or '/'!r}: a table or a shared directory is never the root")
+        raise UnsafePath(
+            f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never the root"
+        )
     with ExitStack() as stack:
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -178,6 +226,9 @@ def _opened(anchor: str, parts: list[str]) -> Iterator[int | None]:
             return
         stack.callback(os.close, folder)
         for n, part in enumerate(parts, 1):
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
             try:
                 folder = os.open(part, _FOLDER, dir_fd=folder)
             except FileNotFoundError:
@@ -244,7 +295,7 @@ def _remote(place: Place) -> tuple[Any, str]:
     filesystem, root = open_filesystem(place.anchor)
     root = root.strip("/")
     if not root:
-        raise UnsafePath(f"nothing is removed below {place.anchor!r}: it names no bucket, or no folder")
+        raise UnsafePath(f"nothing is removed or written below {place.anchor!r}: it names no bucket, or no folder")
     inner = "/".join((*components(root), *(components(place.path) if place.path else ())))
     try:
         inner.encode()

@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from distop.clock import uuid
 from distop.storage_urls import check_place
 
 
@@ -55,24 +54,6 @@ def open_filesystem(location: str) -> tuple[Any, str]:
         location += f"?retry_limit_seconds={GCS_RETRIES:g}"
     opened: tuple[Any, str] = fs.FileSystem.from_uri(location)
     return opened
-
-
-def write(location: str, data: bytes) -> None:
-    """Write a whole file, seen wholly or not at all; its folders are made."""
-    path = local_path(location)
-    if path is None:
-        filesystem, inner = open_filesystem(location)
-        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
-        with filesystem.open_output_stream(inner) as stream:
-            stream.write(data)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 _PIECE = 8 << 20

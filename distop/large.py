@@ -11,9 +11,9 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import loads
-from distop.deletion import check_unlinked, read_regular
+from distop.deletion import read_regular
+from distop.deletion import write as write_file
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord, UnsafePath, describe
-from distop.files import write as write_file
 from distop.places import result_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def write(shared: Place, attempt: Attempt, data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, at most {MAX_BYTES} are kept in a file: return less")
     place = result_of(shared, attempt)
-    check_unlinked(place.parent)
-    write_file(place.location, data)
+    write_file(place.parent, place.name, data)
     return {POINTER: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 

@@ -2,11 +2,13 @@
 
 What was judged is what is changed: the swap compares with the very metadata that was loaded before it was judged.
 Every step may be repeated after a crash. A property of the table, written by the swap itself, says which operation made
-the change, on which snapshot, and what was before.
+the change, on which snapshot, and what was before. Whoever writes to the table can write that mark as well: one counts
+only if the job's checkpoint, which is fenced by its claim in etcd, has announced it before the swap.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 MARK = "distop.applied"
 """The table property that says who made the last change, as JSON."""
+_ANNOUNCED = 512
+"""Marks that a checkpoint announces at most: the last ones."""
 NEW_FILES = "new-files"
 """What stands for a partition in samples and errors of the files that are looked at here."""
 ROUNDS = 20
@@ -129,10 +133,11 @@ class Applying:
     def commit(self, head: Head) -> None:
         """Swap the schema, if the table is what was judged. Whether it took place is seen when it is loaded again."""
         self._ctx.check_cancelled()
-        change = self._change(head)
+        change, mark = self._change(head)
+        announced = list(dict.fromkeys([*self._announced(), digest_of_mark(mark)]))[-_ANNOUNCED:]
         # From here on the job goes on from what stands in the table, and only its end may take that back. One whose job
         # is another's by now cannot save it.
-        if not self._ctx.progress.save({"snapshot": self._covered}, force=True):
+        if not self._ctx.progress.save({"snapshot": self._covered, "marks": announced}, force=True):
             raise RuntimeError("that the schema is about to be changed could not be written down: nothing was changed")
         self._ctx.status("changing the schema")
         try:
@@ -195,14 +200,20 @@ class Applying:
 
     def _mark(self, head: Head) -> Mapping[str, Any] | None:
         """What this operation left in the table, where it has made the change."""
-        try:
-            mark = json.loads(head.properties.get(MARK, "null"))
-        except ValueError:
+        text = head.properties.get(MARK)
+        if text is None or digest_of_mark(text) not in self._announced():
             return None
-        mine = {"operation": self._ctx.operation, "certificate": self._certificate.digest}
-        return mark if isinstance(mark, dict) and mine.items() <= mark.items() else None
+        mark: Mapping[str, Any] = json.loads(text)
+        return mark
 
-    def _change(self, head: Head) -> Change:
+    def _announced(self) -> list[str]:
+        """The digests of the marks that attempts at this job were about to write."""
+        checkpoint = self._ctx.progress.load()
+        marks = checkpoint.get("marks") if isinstance(checkpoint, dict) else None
+        return [mark for mark in marks if isinstance(mark, str)] if isinstance(marks, list) else []
+
+    def _change(self, head: Head) -> tuple[Change, str]:
+        """What is to be changed, and the mark in it."""
         schema = read_metadata(head.source)[0].schema()
         required = [i for i in self._required().values() if not schema.find_field(i).required]
         mark = {
@@ -216,10 +227,8 @@ class Applying:
                 if head.properties.get(name) != value
             },
         }
-        return Change(
-            required=tuple(required),
-            properties={**self._wanted.properties, MARK: json.dumps(mark, ensure_ascii=False, sort_keys=True)},
-        )
+        text = json.dumps(mark, ensure_ascii=False, sort_keys=True)
+        return Change(required=tuple(required), properties={**self._wanted.properties, MARK: text}), text
 
     def _required(self) -> dict[str, int]:
         """The columns that are to be required: by the names of their checks, their field ids."""
@@ -263,3 +272,8 @@ class Applying:
         while (left := until - monotonic()) > 0:
             self._ctx.check_cancelled()
             sleep(min(_SLICE, left))
+
+
+def digest_of_mark(text: str) -> str:
+    """What announces a mark."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop.tables.iceberg import folder_of
-from distop_behaviors.apply.producing import Production, properties, uri
+from distop_behaviors.apply.producing import Production, keeping_log, properties, uri
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.iceberg import check_installed
@@ -65,7 +65,7 @@ class HadoopTarget:
         for field_id in change.optional:
             update.makeColumnOptional(base.schema().findColumnName(field_id))
         told = properties(jvm, base, change.properties or {})
-        self._commit(operations, base, base.updateSchema(update.apply()).replaceProperties(told))
+        self._commit(operations, base, keeping_log(jvm, base).updateSchema(update.apply()).replaceProperties(told))
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
         """See Target. What was written on the way is removed where it was refused."""

@@ -12,9 +12,8 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.deletion import Place, check_unlinked, delete, delete_or_log
+from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
-from distop.files import write
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop_behaviors.reading.fields import local_path
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.apply")
 
 _METADATA = "metadata"
+_LOG_LIMIT = "write.metadata.previous-versions-max"
 FOLDER = "distop-"
 """How the folder begins that a commit through a catalog has its manifests in."""
 
@@ -42,6 +42,7 @@ class Production:
         self._transaction = self._iceberg.Transactions.newTransaction(table.name(), table.operations())
         self._made = self._transaction.table().operations()
         self.base = self._transaction.startMetadata()
+        self._made.commit(self.base, keeping_log(self._jvm, self.base))
 
     @property
     def _iceberg(self) -> Any:
@@ -55,7 +56,8 @@ class Production:
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
         if rewrite.schema is not None:
             schema = self._iceberg.SchemaParser.fromJson(json.dumps(rewrite.schema))
-            self._made.commit(self.base, self.base.updateSchema(schema))
+            current = self._made.current()
+            self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
             source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged.metadata()))
             if (snapshot := source.currentSnapshot()) is not None:
@@ -88,10 +90,11 @@ class Production:
         """With a former schema and snapshot (None: it is still this one) as the current ones, and the data files
         ``kept`` of the present one.
         """
-        builder = self._iceberg.TableMetadata.buildFrom(self.base).setCurrentSchema(schema)
+        current = self._made.current()
+        builder = self._iceberg.TableMetadata.buildFrom(current).setCurrentSchema(schema)
         if snapshot is not None:
             builder = builder.setBranchSnapshot(snapshot, "main")
-        self._made.commit(self.base, builder.build())
+        self._made.commit(current, builder.build())
         if snapshot is not None and kept:
             appending = self._transaction.newFastAppend()
             for file in self._data_files():
@@ -127,6 +130,19 @@ class Production:
         return current.replaceProperties(properties(self._jvm, current, change))
 
 
+def keeping_log(jvm: Any, base: Any) -> Any:
+    """The metadata to build a commit on: ``base``, with all of its metadata log and its own file in that.
+
+    Iceberg's commit deletes the files that the new log lacks, where ``write.metadata.delete-after-commit.enabled`` is
+    set; and whoever writes a table's metadata chooses what its log names. The properties stay as they are: only while
+    the log is made, its limit is another one.
+    """
+    room = properties(jvm, base, {_LOG_LIMIT: str(base.previousFiles().size() + 1)})
+    logged = base.replaceProperties(room).replaceProperties(base.properties())
+    # The change of a property and back is none of the steps that a catalog is told.
+    return jvm.org.apache.iceberg.TableMetadata.buildFrom(logged).discardChanges().build()
+
+
 def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any:
     """Those of some metadata with a change."""
     changed = jvm.java.util.HashMap(metadata.properties())
@@ -149,10 +165,9 @@ def detached(session: Any, source: str) -> Iterator[Any]:
     loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
     place = Place(_local(str(loaded.location()).rstrip("/")), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
-    check_unlinked(folder)
     told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
-    write(f"{folder.location}/v1.metadata.json", told)
-    write(f"{folder.location}/version-hint.text", b"1")
+    write(folder, "v1.metadata.json", told)
+    write(folder, "version-hint.text", b"1")
     try:
         yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:

@@ -26,7 +26,7 @@ from distop.tables.changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
 from distop.tables.options import check_options
 from distop_behaviors.apply import narrowing, rewriting
-from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
+from distop_behaviors.apply.applying import MARK, ROUNDS, Applying, digest_of_mark
 from distop_behaviors.apply.report import Outcome, Rewritten, Staged
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.apply.target import Moved, Rewrite, Unsure
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 _LOOK_EVERY = 1.0
+_NOTHING = ""
+"""The snapshot of which no row has been looked at."""
 
 
 @frozen
@@ -61,6 +63,8 @@ class Narrowing(Applying):
         super().__init__(request, table, target, ctx)
         self._narrowed = narrowing.needed(self._wanted.narrowed, self._certificate)
         self._folder: str | None = None
+        self._announced_here: list[str] = []
+        """The marks that this completion was about to write."""
 
     def check(self, metadata: Any, io: Any) -> None:
         """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
@@ -104,7 +108,7 @@ class Narrowing(Applying):
             head = self.load()
             mark = self._mark(head)
             if mark is not None:
-                self._covered = str(mark["snapshot"])
+                self._covered = str(mark["snapshot"]) if self._is_own(head) else _NOTHING
                 self.outcome.rewritten = Rewritten.model_validate(mark["rewritten"])
                 self.settle(mark)
                 self.outcome.verdict = "applied"
@@ -251,6 +255,7 @@ class Narrowing(Applying):
 
         def told(snapshot: str) -> Mapping[str, str | None]:
             text = json.dumps({**mark, "snapshot": snapshot}, ensure_ascii=False, sort_keys=True)
+            self._announced_here.append(digest_of_mark(text))
             return {**properties, MARK: text}
 
         self._ctx.status("changing the schema, and the files with it")
@@ -277,6 +282,55 @@ class Narrowing(Applying):
         mapping = narrowing.mapped(head.properties.get(narrowing.NAME_MAPPING), ids)
         return found | ({narrowing.NAME_MAPPING: mapping} if mapping is not None else {})
 
+    # ------------------------------------------------------------------- marks
+
+    def _announced(self) -> list[str]:
+        return self._announced_here
+
+    def _is_own(self, head: Head) -> bool:
+        return super()._mark(head) is not None
+
+    def _mark(self, head: Head) -> Mapping[str, Any] | None:
+        """The mark of this completion; or one that may be of an earlier one, which left no checkpoint, if the table is
+        what it says. Anybody may have written the latter: it covers no row, and nothing is taken back by it.
+        """
+        if (own := super()._mark(head)) is not None:
+            return own
+        try:
+            mark = json.loads(head.properties.get(MARK, "null"))
+            mine = {"operation": self._ctx.operation, "certificate": self._certificate.digest}
+            if not isinstance(mark, dict) or not mine.items() <= mark.items():
+                return None
+            Rewritten.model_validate(mark["rewritten"])
+            metadata = read_metadata(head.source)[0]
+            former = rewriting.schema_of(json.loads(metadata.model_dump_json()), int(mark["schema"]))
+            ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
+            whole = isinstance(mark["required"], list) and isinstance(mark["properties"], dict)
+            stands = whole and not self._undone(head, metadata, ids)
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return None
+        return mark if stands and {one.id for one in self._narrowed} <= {f["id"] for f in former["fields"]} else None
+
+    def _undone(self, head: Head, metadata: Any, ids: Mapping[int, int]) -> list[str]:
+        """What of the change is not in the table; ``ids``: of the columns, by the former ones."""
+        schema = metadata.schema()
+        undone = self._widened(schema, ids)
+        for field_id in self._required().values():
+            name = schema.find_column_name(ids.get(field_id, field_id))
+            if name is None or not schema.find_field(ids.get(field_id, field_id)).required:
+                undone.append(str(name))
+        wanted = self._properties(head, ids)
+        return undone + [name for name, value in wanted.items() if head.properties.get(name) != value]
+
+    def _widened(self, schema: Any, ids: Mapping[int, int]) -> list[str]:
+        """The columns that do not have their new types."""
+        names = {one.id: schema.find_column_name(ids[one.id]) for one in self._narrowed}
+        return [
+            one.name
+            for one in self._narrowed
+            if names[one.id] is None or str(schema.find_field(ids[one.id]).field_type) != one.type
+        ]
+
     # ------------------------------------------------------------------ settle
 
     def settle(self, mark: Mapping[str, Any]) -> None:
@@ -288,7 +342,7 @@ class Narrowing(Applying):
             last = monotonic() >= until
             head = self.load()
             metadata, io = read_metadata(head.source)
-            self._check_narrowed(head, metadata, mark)
+            self._check_narrowed(metadata, mark)
             clean = self._late(head, metadata, io, mark)
             if last and clean:
                 self.outcome.snapshot = self._covered
@@ -340,6 +394,8 @@ class Narrowing(Applying):
     ) -> bool:
         """Go back to the snapshot before the change, with what came late, where nothing else was committed since."""
         since = str(mark["snapshot"])
+        if not self._is_own(head):
+            return False
         if {f[0] for f in new_files(metadata, io, since) or ()} != {f[0] for f in late}:
             return False
         if since != NO_SNAPSHOT and replaced_files(metadata, io, since) != frozenset():
@@ -353,16 +409,10 @@ class Narrowing(Applying):
             return False
         return True
 
-    def _check_narrowed(self, head: Head, metadata: Any, mark: Mapping[str, Any]) -> None:
+    def _check_narrowed(self, metadata: Any, mark: Mapping[str, Any]) -> None:
         """Raises InvalidArgument where somebody else has undone the change meanwhile."""
-        schema = metadata.schema()
         ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
-        undone = []
-        for one in self._narrowed:
-            name = schema.find_column_name(ids[one.id])
-            if name is None or str(schema.find_field(ids[one.id]).field_type) != one.type:
-                undone.append(one.name)
-        if undone:
+        if undone := self._widened(metadata.schema(), ids):
             raise InvalidArgument(f"somebody else has undone the change meanwhile: {', '.join(undone)}")
 
 

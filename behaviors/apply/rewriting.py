@@ -20,7 +20,7 @@ from distop.confinement import copied
 from distop.core.frozen import frozen
 from distop.deletion import Place
 from distop.errors import TableUnavailable, UnsafePath
-from distop.files import open_regular, write
+from distop.files import open_regular
 from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
@@ -129,22 +129,20 @@ def stage(
     for place in (into.place, into.data):
         deletion.check_unlinked(place)
     # What names the files is there before the first of them: so whoever sweeps finds them.
-    write(
-        f"{location}/metadata/v1.metadata.json",
-        json.dumps(scratch(raw, schema, f"file://{location}", f"file://{data}")).encode(),
-    )
-    write(f"{location}/metadata/version-hint.text", b"1")
+    metadata = json.dumps(scratch(raw, schema, f"file://{location}", f"file://{data}")).encode()
+    deletion.write(into.place, f"{_TABLE}/metadata/v1.metadata.json", metadata)
+    deletion.write(into.place, f"{_TABLE}/metadata/version-hint.text", b"1")
     ctx.status(f"writing {len(files)} files anew")
     try:
         if int(raw["format-version"]) >= iceberg.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:
             _write(session, source, files, schema, narrowed, location)
-        metadata = read_metadata(metadata_file(Location.of(location)))[0]
+        written = read_metadata(metadata_file(Location.of(location)))[0]
     except BaseException:
         discard(into, frozenset(), ctx.log)
         raise
-    snapshot = metadata.current_snapshot()
+    snapshot = written.current_snapshot()
     summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
     return Staged(
         files=int(summary.get("added-data-files", 0)),
@@ -238,9 +236,9 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     """A metadata file that has the table of another one under a former schema, as those see it who began before."""
     raw = raw_metadata(session_of(ctx.spark), source)
     told = {n: v for n, v in raw.items() if n not in ("schema", "partition-spec")}
-    deletion.check_unlinked(place)
-    path = f"{place.location}/view-{uuid.uuid4().hex}.metadata.json"
-    write(path, json.dumps(told | {"current-schema-id": schema_id}).encode())
+    name = f"view-{uuid.uuid4().hex}.metadata.json"
+    path = f"{place.location}/{name}"
+    deletion.write(place, name, json.dumps(told | {"current-schema-id": schema_id}).encode())
     copied(source, path)
     return path
 

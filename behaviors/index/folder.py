@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop.deletion import Place, components, delete, names
+from distop.deletion import Place, components, delete, made_folder, names, write
 from distop.deletion import check_unlinked as _check_unlinked
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import METADATA_BYTES, read
@@ -214,10 +214,11 @@ class Folder:
         """Raises InvalidArgument where no index can be put here, UnsafePath where a link leads elsewhere."""
         self.check_unlinked()
         try:
-            for folder in (self.data, self._generations):
-                folder.mkdir(parents=True, exist_ok=True)
+            for folder in ("data", "generations"):
+                with made_folder(self._place.below(folder)):
+                    pass
             probe = self.data / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
+            write(self._place, f"data/{probe.name}", b"")
             self._delete(probe)
         except OSError as e:
             raise InvalidArgument(
@@ -226,18 +227,12 @@ class Folder:
 
     def publish(self, generation: Generation) -> None:
         """Make it the current one. Raises Superseded where its number is taken, UnsafePath and OSError."""
-        self.check_unlinked()
-        for folder in (self._generations, self.data):
-            folder.mkdir(parents=True, exist_ok=True)
         path = self._path(generation.number)
         # A drop's is told from those of builds, which are counted apart.
         whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
         scratch = self.data / self.own(f"{whose}-generation.new-{uuid.uuid4().hex}")
         try:
-            with scratch.open("w") as file:
-                file.write(generation.to_json())
-                file.flush()
-                os.fsync(file.fileno())
+            write(self._place, f"data/{scratch.name}", generation.to_json().encode())
             self._link(scratch, path)
         finally:
             self._delete(scratch)
@@ -246,24 +241,22 @@ class Folder:
         """Remove something of the index; whether it was there. Raises UnsafePath and OSError."""
         return delete(self._place, path.relative_to(self.root).as_posix())
 
-    @staticmethod
-    def _link(scratch: Path, path: Path) -> None:
-        try:
-            os.link(scratch, path)
-        except FileExistsError:
-            raise Superseded(f"the name {path} is taken") from None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
+    def _link(self, scratch: Path, path: Path) -> None:
+        """Give a data file another name, if that is free. Raises Superseded, UnsafePath and OSError."""
+        place = self._place.below(path.parent.relative_to(self.root).as_posix())
+        with made_folder(self._place.below("data")) as data, made_folder(place) as folder:
+            try:
+                os.link(scratch.name, path.name, src_dir_fd=data, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                raise Superseded(f"the name {path} is taken") from None
             os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def add(self, name: str, write: Callable[[Path], None]) -> tuple[int, str]:
         """Have ``write`` make a data file, and give it its name; one that has the name already stays, and is taken
         instead. Its size and digest. Raises what ``write`` does, and leaves nothing of it then.
         """
-        self.data.mkdir(parents=True, exist_ok=True)
-        path = self.data / name
+        with made_folder(self._place.below("data")):
+            path = self.data / name
         if not path.exists():
             scratch = self.data / f"{name}.new-{uuid.uuid4().hex}"
             try:

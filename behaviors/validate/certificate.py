@@ -32,6 +32,9 @@ TYPES = ("validate",)
 ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
 """Checks that look at each row by itself: what held for some rows holds whatever comes beside them."""
 
+_LATER = ("types", "files_digest")
+"""Fields that certificates of the first releases do not have."""
+
 
 class Column(BaseModel):
     """A column of an Iceberg table: its field id, and its type without what is inside a nested one."""
@@ -57,8 +60,9 @@ class Certified(BaseModel):
 class Certificate(BaseModel):
     """``version``: the table's, as the plan had it. Of Iceberg: ``uuid``, ``metadata`` (the file that was planned
     from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside them. Of Parquet
-    folders: ``files``, where the list of the files stands, below the shared directory, and ``partition_types``; of
-    Parquet in Spark's catalog ``files``, and ``types``, those that the catalog had for the columns looked at, as JSON.
+    folders: ``files``, where the list of the files stands, below the shared directory, ``files_digest``, its digest,
+    and ``partition_types``; of Parquet in Spark's catalog ``files`` with its digest, and ``types``, those that the
+    catalog had for the columns looked at, as JSON.
 
     ``rows``: how many were looked at, by this operation and by those ``since`` which it went on; null where they were
     not counted.
@@ -79,6 +83,7 @@ class Certificate(BaseModel):
     schema_id: int | None = None
     columns: dict[str, Column] = {}
     files: str | None = None
+    files_digest: str | None = None
     partition_types: dict[str, str] = {}
     types: dict[str, Any] = {}
     where: str | None = None
@@ -139,10 +144,10 @@ def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """The digest of a certificate's JSON, without the one that it has, and without ``types`` where there are none: so
-    one that was issued before there were any keeps its own.
+    """The digest of a certificate's JSON, without the one that it has, and without empty fields of ``_LATER``: so one
+    that was issued before there were any keeps its own.
     """
-    rest = {name: value for name, value in data.items() if name != "digest" and (name != "types" or value)}
+    rest = {name: value for name, value in data.items() if name != "digest" and (name not in _LATER or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"blake2b-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 

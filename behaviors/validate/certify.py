@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
-from distop.errors import InvalidArgument
-from distop.files import TooLarge, gone, identity, local_path, read, write
+from distop.deletion import read_regular, write
+from distop.errors import InvalidArgument, UnsafePath
+from distop.files import gone, identity, local_path
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext, Planned, Summary, TableRecord
+    from distop.deletion import Place
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.report import Report
 
@@ -40,9 +42,9 @@ _FOLDER = "certificates"
 _LIST_BYTES = 1 << 30
 """Of a list of files at most."""
 KEPT_LISTS = 256
-_written: dict[str, tuple[str, ...]] = {}
-"""The lists of files that this process has written, as they then were. A network's file system may show one for a while
-that is gone: then a certificate names it, and going on from that says what to do.
+_written: dict[str, tuple[tuple[str, ...], str]] = {}
+"""The lists of files that this process has written, as they then were, with their digests. A network's file system may
+show one for a while that is gone: then a certificate names it, and going on from that says what to do.
 """
 
 
@@ -167,17 +169,31 @@ def _columns_of(table: TableRecord) -> dict[str, Any] | None:
 def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
     columns = _columns_of(table)
     try:
-        # Of what is not new the plan says nothing: planning kept the list.
         if argument.since is None:
-            keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
+            digest = keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
         else:
-            read(f"{ctx.shared_dir}/{_list_of(summary.version)}", _LIST_BYTES)
-    except (OSError, TooLarge) as error:
+            digest = _carried_over(certificate_of(argument.since, ctx), table, summary, ctx)
+    except (OSError, InvalidArgument) as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
+    of_files = {"files": _list_of(summary.version), "files_digest": digest}
     if columns is None:
-        return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
+        return {**of_files, "partition_types": dict(table.options.get("partition_types") or {})}
     named = looked_at(argument, list(columns))
-    return {"files": _list_of(summary.version), "types": {name: columns[name] for name in columns if name in named}}
+    return {**of_files, "types": {name: columns[name] for name in columns if name in named}}
+
+
+def _carried_over(since: Certificate, table: TableRecord, summary: Summary, ctx: JobContext) -> str:
+    """The digest of the list that planning has kept. Of what is not new the plan says nothing, and whoever may write
+    into the shared directory may have replaced the list: each of its files has to be one of ``since``, or of the plan.
+    Raises InvalidArgument, and OSError.
+    """
+    files, digest = _read_list(summary.version, ctx)
+    unknown = set(files).difference(kept_files(since, ctx), _listed(summary.partitions(), table))
+    if unknown:
+        raise InvalidArgument(
+            f"it names {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated now"
+        )
+    return digest
 
 
 def _listed(partitions: Iterable[PartitionPlan], table: TableRecord) -> list[Entry]:
@@ -198,22 +214,24 @@ def _list_of(version: str) -> str:
     return f"{_FOLDER}/{version}.json"
 
 
-def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> None:
-    """Write the list of a table's files to where certificates of this version say. Twice is once: ``files`` is not
-    asked for what this process has written, and nobody since. Raises what that raises, and OSError.
+def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> str:
+    """Write the list of a table's files to where certificates of this version say; its digest. Twice is once: ``files``
+    is not asked for what this process has written, and nobody since. Raises what that raises, and OSError.
     """
-    location = f"{ctx.shared_dir}/{_list_of(version)}"
-    if location in _written and _written[location] == _standing(location):
-        return
-    listed = [list(file) for file in files()]
-    told = {"version": version, "files": listed, "digest": digest_of({"files": listed})}
-    write(location, json.dumps(told).encode())
+    shared = _shared(ctx)
+    location = shared.below(_list_of(version)).location
+    if location in _written and _written[location][0] == _standing(location):
+        return _written[location][1]
+    listed = sorted(list(file) for file in files())
+    digest = digest_of({"files": listed})
+    write(shared, _list_of(version), json.dumps({"version": version, "files": listed, "digest": digest}).encode())
     # Of files alone the version tells what is in the list. Partitions' names depend on the argument as well: a job over
     # several has one of its own.
     if all(len(file) == 3 for file in listed) and (found := _standing(location)) is not None:
         if len(_written) >= KEPT_LISTS:
             _written.clear()
-        _written[location] = found
+        _written[location] = found, digest
+    return digest
 
 
 def _standing(location: str) -> tuple[str, ...] | None:
@@ -223,28 +241,54 @@ def _standing(location: str) -> tuple[str, ...] | None:
 
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
-    """The files of a certificate. Raises InvalidArgument where its list is gone, or is another."""
+    """The files of a certificate. Raises InvalidArgument where its list is gone, or is not the one of its digest."""
     if certificate.files != _list_of(certificate.version) or "/" in certificate.version:
         raise InvalidArgument(
             f"the certificate of {certificate.operation} names {certificate.files!r}, which is no list of files of its "
             "version: validate the whole table"
         )
-    location = f"{ctx.shared_dir}/{certificate.files}"
+    if certificate.files_digest is None:
+        raise InvalidArgument(
+            f"the certificate of {certificate.operation} was issued by an earlier release of distop, without a digest "
+            "of its list of files: validate the whole table"
+        )
     try:
-        told = json.loads(read(location, _LIST_BYTES))
-        fits = (told["version"], told["digest"]) == (certificate.version, digest_of({"files": told["files"]}))
-        files = [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in told["files"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        files, digest = _read_list(certificate.version, ctx)
+    except OSError as error:
         raise InvalidArgument(
-            f"the list of files {location}, which the certificate of {certificate.operation} names, cannot be read "
-            f"({error}): validate the whole table"
+            f"the list of files {certificate.files}, which the certificate of {certificate.operation} names, cannot be "
+            f"read ({error}): validate the whole table"
         ) from error
-    if not fits:
+    if digest != certificate.files_digest:
         raise InvalidArgument(
-            f"the list of files {location} is not the one of the certificate of {certificate.operation}: validate the "
-            "whole table"
+            f"the list of files {certificate.files} is not the one of the certificate of {certificate.operation}: "
+            "validate the whole table"
         )
     return files
+
+
+def _shared(ctx: JobContext) -> Place:
+    if ctx.shared is None:
+        raise FileNotFoundError("there is no shared directory: give the executors a --shared-dir")
+    return ctx.shared
+
+
+def _read_list(version: str, ctx: JobContext) -> tuple[list[Entry], str]:
+    """The files of the list of a version, and the digest that they have. Raises InvalidArgument where it is no list of
+    files of this version, and OSError.
+    """
+    name = _list_of(version)
+    text = read_regular(_shared(ctx), name, _LIST_BYTES)
+    if len(text) > _LIST_BYTES:
+        raise InvalidArgument(f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table")
+    try:
+        told = json.loads(text)
+        if told["version"] == version:
+            digest = digest_of({"files": told["files"]})
+            return [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in told["files"]], digest
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidArgument(f"the list of files {name} cannot be read ({error}): validate the whole table") from error
+    raise InvalidArgument(f"the list of files {name} is one of another version: validate the whole table")
 
 
 # ----------------------------------------------------------------------- since
@@ -267,7 +311,7 @@ def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, 
         before = frozenset(kept_files(certificate, ctx))
         try:
             keep_files(planned.version, lambda: _listed(planned.partitions, found), ctx)
-        except OSError as error:
+        except (OSError, UnsafePath) as error:
             ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
         named = _columns_of(found) is not None
         return _only(planned, lambda file, name: ((*file, name) if named else file) not in before)

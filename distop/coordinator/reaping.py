@@ -15,6 +15,7 @@ from distop.core.plan import CHUNK_PAGE
 from distop.core.serving import refusal
 from distop.core.states import Stage
 from distop.core.txn import TxnResult
+from distop.node.checkpoints import read_checkpoints
 from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ class Reaper:
                 )
             return
         ref, worker = op.ref, self._ctx.worker
+        partitions = sorted(p for p, _, _ in claims)
+        saved = await read_checkpoints(self._ctx, ref, partitions) if op.spec.rules.resumable else {}
         items = [
-            JobItem(row, seen.value.attempt, seen.mod)
-            for row in rows.of(sorted(p for p, _, _ in claims))
+            JobItem(row, seen.value.attempt, seen.mod, saved.get(row["partition"]))
+            for row in rows.of(partitions)
             if (seen := op.claims.get(row["partition"])) is not None
         ]
         table = table_of(op)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core import claiming
-from distop.core.txn import Get
+from distop.node.checkpoints import read_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.node.context import Context
     from distop.node.openop import Held, OpenOperation
-
-AT_ONCE = 32
-"""Checkpoints in one read: up to 64 KiB each (T2)."""
 
 
 @dataclass(slots=True)
@@ -45,15 +42,7 @@ class Checkpoints:
         """What former attempts at these held jobs have saved. Raises as reads do."""
         if not op.spec.rules.resumable:
             return {}
-        again = [p for p in block if op.held[p].claim.attempt > 1]
-        found: dict[int, Any] = {}
-        for n in range(0, len(again), AT_ONCE):
-            page = again[n : n + AT_ONCE]
-            answers = await self._ctx.client.read(*(Get(self._ctx.keys.job(op.ref, p, "progress")) for p in page))
-            for p, answer in zip(page, answers, strict=True):
-                if answer.kv is not None:
-                    found[p] = self._ctx.decode(answer.kv.value)
-        return found
+        return await read_checkpoints(self._ctx, op.ref, [p for p in block if op.held[p].claim.attempt > 1])
 
     async def save(self, op: OpenOperation, partition: int, value: Any) -> bool:
         """Save one, after those that are being saved; where a later one waits already, only that one. Whether it was

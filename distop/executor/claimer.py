@@ -11,6 +11,7 @@ from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
 from distop.core.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
+from distop.node.checkpoints import read_checkpoints
 from distop.node.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
 
@@ -271,7 +272,8 @@ class Claimer:
             won.refused = True
         if not over:
             return
-        items = [JobItem(op.partition(p), seen.value.attempt, seen.mod) for p, seen, _ in over]
+        saved = await read_checkpoints(ctx, op.ref, [p for p, _, _ in over]) if op.spec.rules.resumable else {}
+        items = [JobItem(op.partition(p), seen.value.attempt, seen.mod, saved.get(p)) for p, seen, _ in over]
         try:
             await ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, items)
         except WorkerError as error:

@@ -12,6 +12,7 @@ from distop.core.codec import rfc3339
 from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.errors import InvalidArgument, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
+from distop.node.checkpoints import read_checkpoints
 from distop.worker.model import JobEnded, JobItem, Listener, RunRequest, WorkerError
 
 if TYPE_CHECKING:
@@ -362,7 +363,9 @@ class Jobs:
 
         async def fail() -> None:
             try:
-                item = JobItem(op.partition(event.partition), held.claim.attempt, held.fence)
+                p, resumable = event.partition, op.spec.rules.resumable
+                saved = await read_checkpoints(self._ctx, op.ref, [p]) if resumable else {}
+                item = JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
                 await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, [item])
             except SessionLost:
                 return

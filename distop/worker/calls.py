@@ -227,10 +227,14 @@ class Call:
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""
         wrong: Exception | None = None
-        for data, attempt, fence, _progress in self._items:
+        for data, attempt, fence, progress in self._items:
             partition = PartitionPlan.from_json(data)
             ctx = self._context(
-                partition=partition, attempt=attempt, fence=fence, incarnation=self._message["incarnation"]
+                partition=partition,
+                attempt=attempt,
+                fence=fence,
+                incarnation=self._message["incarnation"],
+                progress=progress,
             )
             ctx.superseded = self._message.get("superseded", False)
             try:

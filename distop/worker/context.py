@@ -136,10 +136,15 @@ class JobProgress(Progress):
 
 
 class NoProgress(Progress):
-    """In a batch, in planning and in completion there is no one job whose checkpoint it could be."""
+    """In a batch, in planning and in completion there is no one job whose checkpoint it could be; a cleanup reads the
+    checkpoint of its job, and writes none.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self._value = value
 
     def load(self) -> Any:
-        return None
+        return self._value
 
     def save(self, value: Any, *, force: bool = False) -> bool:
         return False
@@ -264,7 +269,7 @@ class Context(JobContext):
     @cached_property
     def progress(self) -> JobProgress | NoProgress:  # type: ignore[override]
         if self.partition is None or not self._number:
-            return NoProgress()
+            return NoProgress(self._loaded)
         return JobProgress(self._env.outbox, self._number, self.partition.partition, self._loaded)
 
     @cached_property
@@ -288,9 +293,8 @@ class Context(JobContext):
         local = local_path(place.location)
         if local is None:
             return place.location
-        deletion.check_unlinked(place)  # what could not be removed again is not written
-        local.mkdir(parents=True, exist_ok=True)
-        return str(local)
+        with deletion.made_folder(place):  # what could not be removed again is not written
+            return str(local)
 
     @property
     def stage_place(self) -> Place:

@@ -12,7 +12,6 @@ from distop.core.codec import dumps, loads
 from distop.core.model import OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument, UnsafePath
-from distop.files import write
 from distop.places import RESULTS, instances, operation_path
 from distop.storage_urls import check_paths
 
@@ -51,10 +50,8 @@ def spill(partitions: Iterable[PartitionPlan], shared: Place | None, op: str) ->
 def _spilled(listed: L, shared: Place, place: str) -> L:
     path = f"{place}-{uuid.uuid4().hex}.json"
     files = [list(f) for f in listed.files]
-    write(
-        f"{shared.location}/{path}",
-        dumps({"files": files, "folders": dict(listed.folders)} if listed.folders else files),
-    )
+    told = {"files": files, "folders": dict(listed.folders)} if listed.folders else files
+    deletion.write(shared, path, dumps(told))
     return replace(listed, files=(), folders={}, files_at=path)
 
 

@@ -23,7 +23,7 @@ from tests.support.applying import At, after_the_change, before_the_change, cras
 from tests.support.context import FakeContext, MemoryProgress, Ran, presented, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
+from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +153,40 @@ def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
     for arg in ({}, {"since": certificate}):
         ran = bench.validate("late", NOT_NULL, **arg)
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
+
+
+def test_a_planted_mark_beside_rows_that_nobody_read_is_not_believed(
+    bench: Bench, careless: Callable[[str], None]
+) -> None:
+    new_table(bench.lake, "planted")
+    certificate, ctx = bench.certificate("planted", NOT_NULL), bench.context("planted")
+    bench.lake.load("planted").updateSchema().allowIncompatibleChanges().requireColumn("c").commit()
+    careless("planted")
+    mark = {
+        "operation": ctx.operation,
+        "certificate": certificate["digest"],
+        "snapshot": bench.metadata("planted").current_snapshot_id,
+        "required": [2],
+        "properties": {},
+    }
+    bench.lake.load("planted").updateProperties().set(MARK, json.dumps(mark)).commit()
+    ran = bench.apply(ctx, certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("violated", 1), ran.message
+    assert ran.report["checks"][0]["violations"] == 1
+
+
+def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
+    new_table(bench.lake, "named")
+    victims = [tmp_path / f"victim{n}" for n in range(3)]
+    for victim in victims:
+        victim.write_text("of somebody else")
+    bench.lake.name_victims("named", *victims)
+    certificate = bench.certificate("named", NOT_NULL)
+    assert bench.apply(bench.context("named"), certificate).report["verdict"] == "applied"
+    assert [victim.exists() for victim in victims] == [True] * 3
+    # What the user has set stands in the table.
+    assert bench.metadata("named").properties.items() >= DELETING.items()
+    assert len(bench.metadata("named").metadata_log) == 4
 
 
 def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

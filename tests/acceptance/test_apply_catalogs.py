@@ -24,6 +24,7 @@ from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
+from tests.support.sparklake import DELETING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,6 +237,52 @@ def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
+
+
+def test_a_planted_mark_spares_no_look_at_the_rows(bench: Bench) -> None:
+    certificate, ctx = bench.certificate(), bench.context()
+    bench.loaded.append(ROWS)
+    with bench.loaded.update_schema(allow_incompatible_changes=True) as updating:
+        updating.update_column("c", required=True)
+    planted = {
+        "operation": ctx.operation,
+        "certificate": certificate["digest"],
+        "snapshot": bench.loaded.metadata.current_snapshot_id,
+        "required": [2],
+        "properties": {},
+    }
+    with bench.loaded.transaction() as changing:
+        changing.set_properties({MARK: json.dumps(planted)})
+    report = bench.apply(certificate, ctx).report
+    assert (report["verdict"], report["rounds"], report["rows"]) == ("applied", 1, 2)
+    assert bench.mark != planted
+
+
+def test_a_planted_mark_takes_nothing_back(bench: Bench) -> None:
+    certificate, ctx = bench.certificate(), bench.context()
+    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
+    mine = {"operation": ctx.operation, "certificate": certificate["digest"]}
+    planted = {**mine, "required": [], "properties": {"x": "y"}}
+    with bench.loaded.transaction() as changing:
+        changing.set_properties({MARK: json.dumps(planted)})
+    (job,) = Apply().partitions(bench.record, argument, ctx).partitions
+    Apply().cancel_job_and_cleanup(argument, job, ctx)
+    assert (bench.mark, "x" in bench.loaded.properties) == (planted, False)
+
+
+def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path: Path) -> None:
+    victims = [tmp_path / f"victim{n}" for n in range(3)]
+    for victim in victims:
+        victim.write_text("of somebody else")
+    with opened("sql", tmp_path) as bench:
+        file = Path(bench.loaded.metadata_location.removeprefix("file://"))
+        found = json.loads(file.read_text())
+        found["properties"] |= DELETING
+        found["metadata-log"] = [{"timestamp-ms": 1000 + n, "metadata-file": str(v)} for n, v in enumerate(victims)]
+        file.write_text(json.dumps(found))
+        assert bench.apply(bench.certificate()).report["verdict"] == "applied"
+        assert [victim.exists() for victim in victims] == [True] * 3
+        assert bench.loaded.properties.items() >= DELETING.items()
 
 
 def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

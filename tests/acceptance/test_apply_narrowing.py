@@ -24,7 +24,7 @@ from tests.support.applying import Staging as Context
 from tests.support.context import Ran, presented, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
+from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -315,6 +315,54 @@ def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: 
     assert bench.rows() == [*ROWS, (6, 60, "a"), (9, BIG, "a")]
     assert bench.metadata.schema() == before.schema()
     assert dict(bench.metadata.properties) == dict(before.properties)
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_a_planted_mark_does_not_stand_for_a_rewrite(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, narrowed: bool
+) -> None:
+    """``narrowed``: whoever plants it makes the column another one as well, and adds a row that nobody has read."""
+    certificate, ctx, before = bench.certificate(FITS, {"not_null": "id"}), bench.context(), bench.metadata
+    lake, name, old = bench.lake, bench.name, before.schema().find_field("n").field_id
+
+    def plant() -> None:
+        if narrowed:
+            lake.sql(f"alter table {{{name}}} drop column n")
+            lake.sql(f"alter table {{{name}}} add column n int")
+            lake.sql(f"insert into {{{name}}} (id, n, k) values (null, 6, 'c')")
+            lake.load(name).updateSchema().allowIncompatibleChanges().requireColumn("id").commit()
+        metadata = bench.metadata
+        mark = {
+            "operation": ctx.operation,
+            "certificate": certificate["digest"],
+            "before": str(before.current_snapshot_id),
+            "snapshot": str(metadata.current_snapshot_id),
+            "schema": before.current_schema_id,
+            "narrowed": {str(old): metadata.schema().find_field("n").field_id},
+            "required": [1],
+            "properties": {},
+            "rewritten": {"files": 0, "rows": 0, "bytes": 0},
+        }
+        lake.load(name).updateProperties().set(MARK, json.dumps(mark)).commit()
+
+    monkeypatch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", plant).wrapped)
+    ran = bench.apply(certificate, ctx)
+    if narrowed:
+        assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", False), ran.message
+        assert [c["violations"] for c in ran.report["checks"] if c["name"] == "id_not_null"] == [1]
+    else:
+        assert (ran.report["verdict"], ran.report["rewritten"]["rows"]) == ("applied", 3), ran.message
+        assert bench.kind == "int"
+
+
+def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
+    victims = [tmp_path / f"victim{n}" for n in range(3)]
+    for victim in victims:
+        victim.write_text("of somebody else")
+    bench.lake.name_victims(bench.name, *victims)
+    assert bench.apply(bench.certificate()).report["verdict"] == "applied"
+    assert [victim.exists() for victim in victims] == [True] * 3
+    assert bench.metadata.properties.items() >= DELETING.items()
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.slow)])

@@ -19,7 +19,7 @@ from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import MARK
 from distop_behaviors.validate import Validate
 from tests.support.applying import Staging
-from tests.support.context import run_operation
+from tests.support.context import MemoryProgress, run_operation
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -66,10 +66,11 @@ class World:
     def operation(self) -> Any:
         """Makes the contexts of its attempts."""
         self._operations += 1
-        name = f"t/apply/{self._operations}"
+        name, progress = f"t/apply/{self._operations}", MemoryProgress()
 
         def context(table: TableRecord, attempt: int = 1) -> Staging:
             ctx = Staging(self._home, table, self._spark)
+            ctx.progress = progress
             ctx.operation, ctx.attempt, ctx.fence = name, attempt, attempt
             return ctx
 

@@ -452,6 +452,12 @@ async def test_a_cleanup_that_fails_is_told(worker: Worker, tmp_path: Path) -> N
     assert caught.value.kind == "transient"
 
 
+async def test_a_cleanup_reads_the_checkpoint_of_its_job(worker: Worker, tmp_path: Path) -> None:
+    what = request({"a": "checkpoint"}, "a", tmp_path)
+    await worker.cleanup(OP, "sample", what.arg, None, [JobItem(what.items[0].partition, 2, 100, {"at": 41})])
+    assert diary(tmp_path) == ["clean a", "checkpoint {'at': 41}"]
+
+
 async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None:
     saved: list[tuple[int, Any]] = []
     told: list[tuple[int, str]] = []

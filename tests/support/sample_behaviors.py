@@ -122,6 +122,8 @@ class Sample(Behavior):
     def cancel_job_and_cleanup(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> None:
         write(arg, f"clean {partition.name}")
         action = arg.does.get(partition.name, "")
+        if action == "checkpoint":
+            write(arg, f"checkpoint {ctx.progress.load()}")
         if action == "unclean":
             raise OSError("it cannot be removed")
         if action.startswith("clean-"):

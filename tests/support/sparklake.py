@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from distop.core.model import TableRecord
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+DELETING = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+"""Table properties by which Iceberg's own commit deletes what the metadata log names."""
 
 
 class Lake:
@@ -99,3 +103,13 @@ class Lake:
     def drop_file(self, name: str, file: Any) -> None:
         """Take it out of the table again."""
         self.load(name).newDelete().deleteFile(file).commit()
+
+    def name_victims(self, name: str, *victims: Path) -> None:
+        """Write into the table's metadata that these files are former metadata, to be deleted by the next commit."""
+        folder = self.path(name) / "metadata"
+        version = int((folder / "version-hint.text").read_text())
+        found = json.loads((folder / f"v{version}.metadata.json").read_text())
+        found["properties"] |= DELETING
+        found["metadata-log"] = [{"timestamp-ms": 1000 + n, "metadata-file": str(v)} for n, v in enumerate(victims)]
+        (folder / f".v{version}.metadata.json.crc").unlink(missing_ok=True)
+        (folder / f"v{version}.metadata.json").write_text(json.dumps(found))

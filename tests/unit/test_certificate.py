@@ -97,7 +97,7 @@ def test_a_list_that_was_gone_as_soon_as_it_was_written_is_written_again(
 ) -> None:
     ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(certify, "write", lambda location, data: None)
+        patch.setattr(certify, "write", lambda *_: None)
         certify.keep_files("gone", lambda: files, ctx)
     certify.keep_files("gone", lambda: files, ctx)
     assert json.loads((tmp_path / "certificates" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
@@ -267,6 +267,46 @@ def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp
     kept.unlink()
     with pytest.raises(InvalidArgument, match="cannot be read .*: validate the whole table"):
         run(NOT_NULL, since=certificate)
+
+
+def forged(kept: Path, *files: Path) -> None:
+    """Put files into a list, with a digest that fits, as a writer of the table's folder can."""
+    told = json.loads(kept.read_text())
+    told["files"] += [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    kept.write_text(json.dumps({**told, "digest": digest_of({"files": told["files"]})}))
+
+
+def test_a_list_of_files_that_was_forged_with_its_digest_is_refused(
+    run: Callable[..., Ran], folder: Path, tmp_path: Path
+) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    nulls = write(folder, "k=1/nulls.parquet", id=[None, None], c=pa.array([None, None], pa.string()))
+    forged(tmp_path / certificate["files"], nulls)
+    with pytest.raises(InvalidArgument, match="is not the one of the certificate of t/validate/1: validate the whole"):
+        run(NOT_NULL, since=certificate)
+    # One of an earlier release says nothing of its list.
+    run(NOT_NULL)
+    older = {name: value for name, value in certificate.items() if name != "files_digest"}
+    with pytest.raises(InvalidArgument, match="without a digest of its list of files: validate the whole table"):
+        run(NOT_NULL, since={**older, "digest": digest_of(older)})
+
+
+def test_a_list_that_is_forged_while_its_validation_runs_is_not_certified(
+    run: Callable[..., Ran], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    write(folder, "k=1/new.parquet", id=[3], c=["z"])
+    former = certify.certify
+
+    def late(*args: Any, **options: Any) -> None:
+        (kept,) = set((tmp_path / "certificates").iterdir()) - {tmp_path / certificate["files"]}
+        forged(kept, write(folder, "k=2/nulls.parquet", id=[1], c=pa.array([None], pa.string())))
+        former(*args, **options)
+
+    monkeypatch.setattr(certify, "certify", late)
+    report = run(NOT_NULL, since=certificate).report
+    assert (report["verdict"], report["certificate"]) == ("valid", None)
+    assert "k=2/nulls.parquet', which is neither certified by t/validate/1 nor validated now" in report["uncertified"]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from pyarrow import fs
 
 import distop
 import distop_behaviors
-from distop import deletion
+from distop import deletion, large
 from distop.core.model import TableRecord
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.deletion import Place, check_unlinked, delete, delete_or_log, names, regular_file
 from distop.errors import InvalidArgument, UnsafePath
 from distop.places import (
@@ -32,9 +33,12 @@ from distop.places import (
     stage_of,
 )
 from distop.worker import shared
+from distop_behaviors.index.folder import Folder, Generation
+from distop_behaviors.validate import certify
+from tests.support.context import FakeContext
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LOG = logging.getLogger("tests.deletion")
 
@@ -156,6 +160,73 @@ def test_only_a_regular_file_is_read_back(tmp_path: Path) -> None:
     for name in ("none", "none/f"):
         with pytest.raises(FileNotFoundError):
             regular_file(place, name)
+
+
+def _linked(tmp_path: Path, name: str) -> tuple[Place, Path]:
+    """A shared directory in which a writer of the table has put a link for a folder; what the link leads to."""
+    place, outside = Place(str(tmp_path / "t"), "_distop/c0ffee"), tmp_path / "outside"
+    (Path(place.location) / name).parent.mkdir(parents=True)
+    outside.mkdir()
+    (Path(place.location) / name).symlink_to(outside)
+    return place, outside
+
+
+def _spill(place: Place) -> None:
+    files = tuple((f"/data/{'n' * 150}{n}", 1, 1) for n in range(MAX_CHUNK_BYTES // 160 + 1))
+    shared.spill([PartitionPlan(0, "p", files=files)], place, "t/validate/1")
+
+
+def _keep(place: Place) -> None:
+    ctx = FakeContext(Path(place.anchor))
+    ctx.shared, ctx.shared_dir = place, place.location
+    certify.keep_files("files-1", lambda: [("/t/a", 1, 1)], ctx)
+
+
+def _result(place: Place) -> None:
+    large.write(place, Attempt("t/validate/1", 0, 1, "inc"), b"{}")
+
+
+def _stage(place: Place) -> None:
+    with deletion.made_folder(stage_of(place, Attempt("t/validate/1", 0, 1, "inc"))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [("plans", _spill), ("plans/t", _spill), ("certificates", _keep), ("results", _result), ("stage/t", _stage)],
+)
+def test_nothing_is_written_through_a_link(name: str, writes: Callable[[Place], None], tmp_path: Path) -> None:
+    place, outside = _linked(tmp_path, name)
+    with pytest.raises(UnsafePath, match=f"{name} is a symbolic link, which is not followed: put a folder there"):
+        writes(place)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["data", "generations"])
+def test_no_index_is_published_through_a_link(name: str, tmp_path: Path) -> None:
+    _, outside = _linked(tmp_path, "unused")
+    index = Folder(str(tmp_path / "t"), "i")
+    index.root.mkdir(parents=True)
+    (index.root / name).symlink_to(outside)
+    with pytest.raises(UnsafePath, match=f"{name} is a symbolic link"):
+        index.publish(Generation(1, "t/build-index/1"))
+    assert list(outside.iterdir()) == []
+
+
+def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Path) -> None:
+    place, outside = Place(str(tmp_path / "new"), "a"), tmp_path / "outside"
+    outside.write_text("of somebody else")
+    deletion.write(place, "b/c", b"one")
+    (tmp_path / "new/a/b/c").unlink()
+    (tmp_path / "new/a/b/c").symlink_to(outside)
+    deletion.write(place, "b/c", b"two")
+    assert (outside.read_text(), (tmp_path / "new/a/b/c").read_bytes()) == ("of somebody else", b"two")
+    assert [path.name for path in (tmp_path / "new/a/b").iterdir()] == ["c"], "nothing is left of the write"
+    with pytest.raises(UnsafePath):
+        deletion.write(place, "../c", b"")
+    (tmp_path / "new/a/d").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        deletion.write(place, "d/c", b"")
 
 
 def test_nobody_moves_the_path_elsewhere_meanwhile(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from distop.node.openop import Held, OpenOperation
 from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
 from distop.testing import ModelStore
-from distop.worker.model import JobEnded
+from distop.worker.model import JobEnded, JobItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,11 +79,13 @@ class Child:
     def __init__(self) -> None:
         self.script: Callable[[Callable[[list[JobEnded]], None]], None] = lambda _: None
         self.cleans: Callable[[], None] = lambda: None
+        self.cleaned: list[JobItem] = []
 
     async def run(self, request: Any, on_events: Callable[[list[JobEnded]], None], **_: Any) -> None:
         self.script(on_events)
 
-    async def cleanup(self, *_: Any, **__: Any) -> None:
+    async def cleanup(self, *args: Any, **_: Any) -> None:
+        self.cleaned += args[-1]
         self.cleans()
 
 
@@ -218,6 +220,19 @@ async def test_a_cleanup_that_breaks_in_any_way_leaves_no_job_held(tmp_path: Pat
     await here.jobs.drain()
     assert (here.state(0), here.outcome(0).error) == ("failed", "no such column")
     assert sorted(here.op.held) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_what_cleans_up_after_a_job_that_failed_for_good_is_given_its_checkpoint(
+    resumable: bool, tmp_path: Path
+) -> None:
+    here = Here(tmp_path, Rules(resumable=resumable))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert here.state(0) == "failed"
+    assert [item.progress for item in here.child.cleaned] == [{"at": 41} if resumable else None]
 
 
 @pytest.mark.parametrize(("attempts", "states"), [(2, ("", "success")), (1, ("failed", "success"))])

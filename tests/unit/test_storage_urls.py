@@ -9,9 +9,9 @@ import pytest
 
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Pinned
-from distop.deletion import Place
+from distop.deletion import Place, write
 from distop.errors import InvalidArgument
-from distop.files import open_filesystem, read, write
+from distop.files import open_filesystem, read
 from distop.storage_urls import HOSTS, check_paths, check_place
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.avro import ManifestIO
@@ -62,9 +62,9 @@ def test_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None
 
 @pytest.mark.parametrize("url", HOSTILE)
 def test_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, tmp_path: Path) -> None:
-    shared, path = str(tmp_path), url if "?" in url or "#" in url else f"{url}/part-0.parquet"
+    shared, path = Place(str(tmp_path)), url if "?" in url or "#" in url else f"{url}/part-0.parquet"
     table = TableRecord("other", "parquet", "/other")
-    write(f"{shared}/plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
+    write(shared, "plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
     for partition in (
         PartitionPlan(0, "p", files=((path, 1, 1),)),
         PartitionPlan(0, "p", files_at="plans/t/sample/1/list.json"),
@@ -73,7 +73,7 @@ def test_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, 
         PartitionPlan(0, "p", beside=(Pinned(table, files=(("/a", 1, 1), (path, 1, 1))),)),
     ):
         with pytest.raises(InvalidArgument, match=f"the path of a file, .*, {HOSTILE[url]}"):
-            with_files(partition, Place(shared), "t/sample/1")
+            with_files(partition, shared, "t/sample/1")
     for ask in (open_filesystem, lambda url: read(url, 1), read_metadata, ManifestIO(None).new_input):
         with pytest.raises(InvalidArgument):
             ask(path)
@@ -96,7 +96,7 @@ def test_a_url_without_a_path_vouches_for_no_other_url() -> None:
     "path", ["../../etc/list.json", "plans/../../list.json", "/etc/list.json", "results/t/sample/1/list.json"]
 )
 def test_a_plan_cannot_name_a_file_list_outside_of_the_plans(path: str, tmp_path: Path) -> None:
-    write(str(tmp_path / "list.json"), b"[]")
+    write(Place(str(tmp_path)), "list.json", b"[]")
     with pytest.raises(InvalidArgument, match="no list of files of this operation"):
         with_files(PartitionPlan(0, "p", files_at=path), Place(str(tmp_path / "shared")), "t/sample/1")
 
