@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "decision"})
 """Of keys that stand directly under an operation's root."""
-_ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
+ENDING_PHASES = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
+"""Of operations for which no job runs any more."""
 
 MAX_KEPT_OUTCOME = 4 * 1024
 """Bytes of an outcome that a view keeps."""
@@ -115,7 +116,7 @@ class ClusterView:
         self._subjects.update((ref.table, ref.type) for ref in self.gates)
         for subject, phase, count in self.pending.counts():
             self._subjects[subject] += count
-            self._ending[subject] += count if phase in _ENDING else 0
+            self._ending[subject] += count if phase in ENDING_PHASES else 0
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
         self.foreign |= listed.foreign
@@ -174,7 +175,7 @@ class ClusterView:
     def _set_pending(self, ref: OperationRef, phase: Phase | None) -> None:
         subject, before = (ref.table, ref.type), self.pending.get(ref)
         self._subjects[subject] += (phase is not None) - (before is not None)
-        self._ending[subject] += (phase in _ENDING) - (before in _ENDING)
+        self._ending[subject] += (phase in ENDING_PHASES) - (before in ENDING_PHASES)
         self.pending.set(ref, phase)
 
     def live(self, incarnation: str) -> bool:
