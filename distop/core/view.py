@@ -439,10 +439,15 @@ class TypeView:
                 self._job_roots.pop(jobs, None)
                 self._claim_roots.pop(claims, None)
 
-    @staticmethod
-    def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+    def _fold_claim(self, op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+        """Fold a claim. One that cannot be read is not among the claims, but bars the operation's end in etcd."""
+        self.foreign.pop(kv.key, None)
         seen = SeenClaim(kv.value, kv.mod_revision)
-        op.claims = without_entry(op.claims, partition) if deleted else with_entry(op.claims, partition, seen)
+        try:
+            readable = not deleted and seen.value is not None
+        except UNREADABLE as error:
+            self.foreign[kv.key], readable = str(error), False
+        op.claims = with_entry(op.claims, partition, seen) if readable else without_entry(op.claims, partition)
 
     @staticmethod
     def _fold_job(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:

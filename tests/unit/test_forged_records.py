@@ -182,6 +182,25 @@ def test_any_json_in_any_field_is_a_record_or_unreadable(name: str, value: Any, 
         return
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["listed", "watched"])
+def test_a_claim_that_cannot_be_read_is_left_alone(*, known: bool) -> None:
+    spec, _ = RECORDS["spec"]
+    view = TypeView(KEYS, "t", "noop", 100)
+    records = {KEYS.of(REF, "spec"): spec, KEYS.of(REF, "state"): b"cancelling"}
+    view.apply([Change(KeyValue(key, value, 1, 2)) for key, value in records.items()])
+    readable = Change(KeyValue(KEYS.claim(REF, 0), Claim("e", "i", 1, 0).encode(), 1, 2))
+    view.replace([readable] if known else [], claims=True)
+    forgery = Change(KeyValue(KEYS.claim(REF, 0), b'{"attempt":-1}', 1, 3))
+    view.apply([forgery])
+    assert list(view.foreign) == [KEYS.claim(REF, 0)]
+    guard = election_guard(KEYS, "t", "noop", 1)
+    step = decide.next_step(KEYS, view.operations[REF], {}, guard, 0.0, 30.0)
+    assert isinstance(step, decide.Commit), "etcd refuses it while the claim is there"
+    view.apply([readable])
+    assert not view.foreign
+    assert list(view.operations[REF].claims) == [0]
+
+
 def test_a_time_that_is_no_text_holds_up_no_other_operation() -> None:
     """``not_before`` of -1 ended the coordinator of the table."""
     spec, _ = RECORDS["spec"]
