@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, TableRecord
 
+LONGEST_SLEEP = 3600
+"""Seconds that a job may take: it holds a slot for nothing."""
 STEP = 0.02
 """Seconds between two looks at ``ctx.cancelled`` while a job sleeps."""
 
@@ -26,7 +28,7 @@ class NoopArg(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     jobs: int = Field(1, ge=0, le=1_000_000, description="How many jobs, on whatever table; on @cluster there is one.")
-    sleep: float = Field(0, ge=0, description="Seconds that each job takes.")
+    sleep: float = Field(0, ge=0, le=LONGEST_SLEEP, description="Seconds that each job takes, at most an hour.")
     fail: list[str] = Field(default_factory=list, description="Partitions whose verdict is failure.")
 
 

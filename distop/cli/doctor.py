@@ -166,7 +166,7 @@ def _authentication(client: Client) -> list[Finding]:
 
 async def _clock(client: Client) -> Finding:
     """Compared with the clock of the member in use, and with what executors have written by theirs."""
-    from distop.core.decide import parse_time
+    from distop.core.codec import parse_time
     from distop.store import server_clock
 
     ahead, unknown = None, ""

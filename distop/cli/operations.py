@@ -312,7 +312,7 @@ def _list_actions(
     """
     from distop.cli.report import action_rows
     from distop.core.actions import of_operation
-    from distop.core.decide import parse_time
+    from distop.core.codec import parse_time
     from distop.errors import NotFound
 
     async def work(client: Client) -> list[dict[str, Any]]:

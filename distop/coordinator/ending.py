@@ -17,8 +17,7 @@ from distop.coordinator.reaping import table_of
 from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import finishing as f
 from distop.core.claiming import guarded
-from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
-from distop.core.decide import parse_time
+from distop.core.codec import dumps, from_ranges, loads, parse_time, rfc3339, shorten
 from distop.core.due import record_of
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name

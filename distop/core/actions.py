@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked
 from distop.core.codec import SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.frozen import frozen
 
@@ -45,7 +46,7 @@ class Action:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Action:
-        return cls(data["time"], data["action"], data["by"], data.get("from") or {}, data.get("to") or {})
+        return checked(cls(data["time"], data["action"], data["by"], data.get("from") or {}, data.get("to") or {}))
 
     @classmethod
     def change(cls, time: str, action: str, by: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Action:
@@ -90,7 +91,7 @@ class Actions:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Actions:
         kept = tuple(Action.from_json(one) for one in data.get("actions") or ())
-        return cls(kept, int(data.get("actions_dropped", 0)))
+        return checked(cls(kept, int(data.get("actions_dropped", 0))))
 
     def encode(self) -> bytes:
         return dumps({"v": SCHEMA_VERSION, **self.to_json()})

@@ -41,9 +41,13 @@ def word(text: str) -> bytes:
     return str(text).encode()
 
 
+_FIRST, _LAST = -62_135_596_800.0, 253_402_300_799.0
+"""The years 1 to 9999, which RFC 3339 can express: a time beyond them is written as the first or the last."""
+
+
 def rfc3339(seconds: float) -> str:
     """Seconds since the epoch as RFC 3339 in UTC with milliseconds: ``2013-01-01T00:00:00.000Z``."""
-    milliseconds = int(seconds * 1000)
+    milliseconds = int(min(max(seconds, _FIRST), _LAST) * 1000)
     return f"{_to_the_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
 
 
@@ -55,7 +59,18 @@ def _to_the_second(seconds: int) -> str:
 
 def from_rfc3339(text: str) -> float:
     """Seconds since the epoch; ValueError where it is no time."""
-    return datetime.fromisoformat(text).timestamp()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError(f"{text} is out of range") from error
+
+
+def parse_time(text: str) -> float:
+    """RFC 3339 as seconds, or 0 where it is none: an unreadable time must not stop an operation."""
+    try:
+        return from_rfc3339(text) if text else 0.0
+    except ValueError:
+        return 0.0
 
 
 MAX_ERROR_TEXT = 4_000
@@ -81,11 +96,17 @@ def to_ranges(ordinals: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+MOST_ORDINALS = 1_000_000
+"""As many as a plan has partitions: a few bytes may name a range of any length."""
+
+
 def from_ranges(text: str) -> list[int]:
-    """The reverse of :func:`to_ranges`."""
+    """The reverse of :func:`to_ranges`. Raises ValueError where it names more than :data:`MOST_ORDINALS`."""
     out: list[int] = []
     for run in filter(None, text.split(",")):
         first, _, last = run.partition("-")
+        if int(last or first) - int(first) + len(out) >= MOST_ORDINALS:
+            raise ValueError(f"more than {MOST_ORDINALS} ordinals")
         out.extend(range(int(first), int(last or first) + 1))
     return out
 

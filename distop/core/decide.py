@@ -16,7 +16,7 @@ from distop.core import claiming
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
+from distop.core.codec import SCHEMA_VERSION, failed_text, parse_time
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
 from distop.core.model import Cancel, Decision, State
@@ -207,14 +207,6 @@ def _due(retry_at: str, now: float, longest: float) -> float:
     """
     due = parse_time(retry_at)
     return due if due <= now + longest else now
-
-
-def parse_time(text: str) -> float:
-    """RFC 3339 as seconds, or 0 where it is none: an unreadable time must not stop an operation."""
-    try:
-        return from_rfc3339(text) if text else 0.0
-    except ValueError:
-        return 0.0
 
 
 # -------------------------------------------------------------------- executor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
 from distop.core.texts import shown
@@ -48,7 +49,8 @@ class Retry:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Retry:
-        return cls(int(data.get("attempts", 3)), float(data.get("initial", 1.0)), float(data.get("maximum", 60.0)))
+        attempts, initial = int(data.get("attempts", 3)), float(data.get("initial", 1.0))
+        return checked(cls(attempts, initial, float(data.get("maximum", 60.0))))
 
 
 @frozen
@@ -115,31 +117,33 @@ class Declaration:
     def decode(cls, value: bytes) -> Declaration:
         data = loads(value)
         rules = Rules.from_json(data)
-        return cls(
-            data["type_name"],
-            data.get("arg_schema") or {},
-            data.get("result_schema") or {},
-            data.get("report_schema") or {},
-            data.get("object_field"),
-            data.get("instances", "many"),
-            tuple(data.get("conflicts_with", ())),
-            rules.can_fail,
-            rules.retry,
-            rules.lost,
-            rules.failure_policy,
-            rules.resumable,
-            rules.batch,
-            rules.completes,
-            data.get("description", ""),
-            bool(data.get("needs_table", False)),
-            rules.cleans,
-            rules.reports_only,
-            rules.joins,
-            rules.code,
-            tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
-            data.get("combine") or {},
-            rules.time_limit,
-            data.get("large_results") == "file",
+        return checked(
+            cls(
+                data["type_name"],
+                data.get("arg_schema") or {},
+                data.get("result_schema") or {},
+                data.get("report_schema") or {},
+                data.get("object_field"),
+                data.get("instances", "many"),
+                tuple(data.get("conflicts_with", ())),
+                rules.can_fail,
+                rules.retry,
+                rules.lost,
+                rules.failure_policy,
+                rules.resumable,
+                rules.batch,
+                rules.completes,
+                data.get("description", ""),
+                bool(data.get("needs_table", False)),
+                rules.cleans,
+                rules.reports_only,
+                rules.joins,
+                rules.code,
+                tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
+                data.get("combine") or {},
+                rules.time_limit,
+                data.get("large_results") == "file",
+            )
         )
 
     def rules(self) -> Rules:
@@ -200,19 +204,21 @@ class Rules:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Rules:
-        return cls(
-            bool(data.get("can_fail", True)),
-            Retry.from_json(data.get("retry") or {}),
-            data.get("lost", "retry"),
-            data.get("failure_policy", "fail_fast"),
-            bool(data.get("resumable", False)),
-            bool(data.get("batch", False)),
-            bool(data.get("completes", True)),
-            bool(data.get("cleans", True)),
-            bool(data.get("reports_only", False)),
-            bool(data.get("joins", False)),
-            bool(data.get("code", True)),
-            float(data.get("time_limit", 0.0)),
+        return checked(
+            cls(
+                bool(data.get("can_fail", True)),
+                Retry.from_json(data.get("retry") or {}),
+                data.get("lost", "retry"),
+                data.get("failure_policy", "fail_fast"),
+                bool(data.get("resumable", False)),
+                bool(data.get("batch", False)),
+                bool(data.get("completes", True)),
+                bool(data.get("cleans", True)),
+                bool(data.get("reports_only", False)),
+                bool(data.get("joins", False)),
+                bool(data.get("code", True)),
+                float(data.get("time_limit", 0.0)),
+            )
         )
 
     def at_limit(self, failures: int) -> bool:

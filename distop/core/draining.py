@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from distop.core.actions import NO_ACTIONS, Action, Actions
+from distop.core.checked import checked
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
 from distop.core.txn import Get, Put, Txn, unchanged
@@ -49,7 +50,7 @@ class Drain:
     @classmethod
     def decode(cls, value: bytes) -> Drain:
         data = loads(value)
-        return cls(bool(data["drain"]), data.get("time", ""), data.get("by", ""), Actions.from_json(data))
+        return checked(cls(bool(data["drain"]), data.get("time", ""), data.get("by", ""), Actions.from_json(data)))
 
 
 def put_drain(keys: Keys, executor: str, seen_mod: int, wanted: Drain) -> Txn:

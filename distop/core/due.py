@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core.actions import NO_ACTIONS
-from distop.core.codec import shorten
-from distop.core.decide import newer, parse_time
+from distop.core.codec import parse_time, shorten
+from distop.core.decide import newer
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, HoldState
 from distop.core.model import Cancel, History, State

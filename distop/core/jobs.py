@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
@@ -41,7 +42,7 @@ class Tried:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tried:
-        return cls(int(data.get("attempt", 0)), data.get("executor", ""), data.get("text", ""))
+        return checked(cls(int(data.get("attempt", 0)), data.get("executor", ""), data.get("text", "")))
 
 
 def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
@@ -113,20 +114,22 @@ class Claim:
     @classmethod
     def decode(cls, value: bytes) -> Claim:
         data = loads(value)
-        return cls(
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            int(data.get("failures", 0)),
-            data.get("retry_at", ""),
-            data.get("error", ""),
-            int(data.get("losses", 0)),
-            tuple(map(Tried.from_json, data.get("errors") or ())),
-            data.get("actor", ""),
-            float(data.get("duration", 0.0)),
-            data.get("grant", ""),
-            data.get("since", ""),
-            int(data.get("permit", -1)),
+        return checked(
+            cls(
+                data.get("executor", ""),
+                data.get("incarnation", ""),
+                int(data.get("attempt", 1)),
+                int(data.get("failures", 0)),
+                data.get("retry_at", ""),
+                data.get("error", ""),
+                int(data.get("losses", 0)),
+                tuple(map(Tried.from_json, data.get("errors") or ())),
+                data.get("actor", ""),
+                float(data.get("duration", 0.0)),
+                data.get("grant", ""),
+                data.get("since", ""),
+                int(data.get("permit", -1)),
+            )
         )
 
 
@@ -186,16 +189,18 @@ class Outcome:
     @classmethod
     def decode(cls, value: bytes) -> Outcome:
         data = loads(value)
-        return cls(
-            data.get("name", ""),
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            data.get("started", ""),
-            data.get("finished", ""),
-            data.get("result"),
-            data.get("error", ""),
-            tuple(map(Tried.from_json, data.get("errors") or ())),
-            data.get("grant", ""),
-            int(data.get("fence", 0)),
+        return checked(
+            cls(
+                data.get("name", ""),
+                data.get("executor", ""),
+                data.get("incarnation", ""),
+                int(data.get("attempt", 1)),
+                data.get("started", ""),
+                data.get("finished", ""),
+                data.get("result"),
+                data.get("error", ""),
+                tuple(map(Tried.from_json, data.get("errors") or ())),
+                data.get("grant", ""),
+                int(data.get("fence", 0)),
+            )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
 from distop.core.model import State
@@ -35,7 +36,7 @@ class Edge:
     @classmethod
     def decode(cls, value: bytes) -> Edge:
         data = loads(value)
-        return cls(data["op"], data.get("on", "success"), data.get("broken", ""))
+        return checked(cls(data["op"], data.get("on", "success"), data.get("broken", "")))
 
 
 class HoldState(StrEnum):
@@ -79,6 +80,8 @@ class Hold:
     @classmethod
     def decode(cls, value: bytes) -> Hold:
         data = loads(value)
-        return cls(
-            data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options")
+        return checked(
+            cls(
+                data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options")
+            )
         )

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.actions import NO_ACTIONS, Actions
+from distop.core.checked import checked
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
+from distop.core.series import Series
 from distop.core.serving import ALL, Serves
 from distop.errors import InvalidArgument
 
@@ -152,11 +154,18 @@ class TableRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableRecord:
-        return cls(data["name"], data["format"], data["location"], data.get("options") or {})
+        return checked(cls(data["name"], data["format"], data["location"], data.get("options") or {}))
 
     @classmethod
     def decode(cls, value: bytes) -> TableRecord:
         return cls.from_json(loads(value))
+
+
+def _series(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A spec's field as it stands there. Raises what :meth:`Series.from_json` raises."""
+    if data is not None:
+        Series.from_json(data)
+    return data
 
 
 @frozen
@@ -219,26 +228,31 @@ class Spec:
     def decode(cls, value: bytes) -> Spec:
         data = loads(value)
         names = data.get("partitions")
-        return cls(
-            data.get("request_id", ""),
-            data.get("time", ""),
-            data.get("submitter", ""),
-            Rules.from_json(data.get("options") or {}),
-            TableRecord.from_json(data["table"]) if data.get("table") else None,
-            tuple(names) if names is not None else None,
-            bool(data.get("one_at_a_time", False)),
-            int(data.get("v", SCHEMA_VERSION)),
-            data.get("rerun_of", ""),
-            data.get("request_digest", ""),
-            data.get("not_before", ""),
-            data.get("hold", ""),
-            data.get("series"),
-            data.get("labels") or {},
-            data.get("where") or {},
-            data.get("id", ""),
-            data.get("follows", ""),
-            data.get("by", ""),
+        spec = checked(
+            cls(
+                data.get("request_id", ""),
+                data.get("time", ""),
+                data.get("submitter", ""),
+                Rules.from_json(data.get("options") or {}),
+                TableRecord.from_json(data["table"]) if data.get("table") else None,
+                tuple(names) if names is not None else None,
+                bool(data.get("one_at_a_time", False)),
+                int(data.get("v", SCHEMA_VERSION)),
+                data.get("rerun_of", ""),
+                data.get("request_digest", ""),
+                data.get("not_before", ""),
+                data.get("hold", ""),
+                _series(data.get("series")),
+                data.get("labels") or {},
+                data.get("where") or {},
+                data.get("id", ""),
+                data.get("follows", ""),
+                data.get("by", ""),
+            )
         )
+        # Keys are made of these.
+        "".join((spec.request_id, spec.hold, spec.id, spec.follows, spec.rerun_of)).encode()
+        return spec
 
 
 @frozen
@@ -297,22 +311,24 @@ class Node:
     @classmethod
     def decode(cls, value: bytes) -> Node:
         data = loads(value)
-        return cls(
-            data.get("executor", ""),
-            data.get("host", ""),
-            int(data.get("slots", 1)),
-            tuple(data.get("behaviors", ())),
-            data.get("labels") or {},
-            data.get("version", ""),
-            int(data.get("released", 0)),
-            NodeState(data.get("state", "active")),
-            data.get("unable") or {},
-            data.get("doing") or {},
-            data.get("refused") or {},
-            int(data.get("clock", 0)),
-            data.get("spark") or "",
-            data.get("failing") or {},
-            Serves.from_json(data),
+        return checked(
+            cls(
+                data.get("executor", ""),
+                data.get("host", ""),
+                int(data.get("slots", 1)),
+                tuple(data.get("behaviors", ())),
+                data.get("labels") or {},
+                data.get("version", ""),
+                int(data.get("released", 0)),
+                NodeState(data.get("state", "active")),
+                data.get("unable") or {},
+                data.get("doing") or {},
+                data.get("refused") or {},
+                int(data.get("clock", 0)),
+                data.get("spark") or "",
+                data.get("failing") or {},
+                Serves.from_json(data),
+            )
         )
 
 
@@ -342,7 +358,7 @@ class Cancel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cancel:
         names = ("text", "replaced_by", "by", "time")
-        return cls(data.get("reason", "user"), *(data.get(name, "") for name in names))
+        return checked(cls(data.get("reason", "user"), *(data.get(name, "") for name in names)))
 
 
 @frozen
@@ -366,7 +382,7 @@ class Attempts:
     @classmethod
     def decode(cls, value: bytes) -> Attempts:
         data = loads(value)
-        return cls(int(data.get("attempts", 0)), data.get("error", ""), data.get("retry_at", ""))
+        return checked(cls(int(data.get("attempts", 0)), data.get("error", ""), data.get("retry_at", "")))
 
 
 @frozen
@@ -409,17 +425,19 @@ class Decision:
     @classmethod
     def decode(cls, value: bytes) -> Decision:
         data = loads(value)
-        return cls(
-            State(data["verdict"]),
-            int(data["total"]),
-            int(data["success"]),
-            int(data["failed"]),
-            data.get("failed_ranges", ""),
-            int(data.get("attempts", 0)),
-            data.get("error", ""),
-            data.get("retry_at", ""),
-            tuple(data.get("follow_ups") or ()),
-            bool(data.get("failed_truncated", False)),
+        return checked(
+            cls(
+                State(data["verdict"]),
+                int(data["total"]),
+                int(data["success"]),
+                int(data["failed"]),
+                data.get("failed_ranges", ""),
+                int(data.get("attempts", 0)),
+                data.get("error", ""),
+                data.get("retry_at", ""),
+                tuple(data.get("follow_ups") or ()),
+                bool(data.get("failed_truncated", False)),
+            )
         )
 
 
@@ -505,31 +523,33 @@ class History:
         data = loads(value)
         jobs = data.get("jobs") or {}
         cancel = data.get("cancel")
-        return cls(
-            data["op"],
-            State(data["state"]),
-            data.get("started", ""),
-            data.get("finished", ""),
-            int(jobs.get("total", 0)),
-            int(jobs.get("success", 0)),
-            int(jobs.get("failed", 0)),
-            data.get("report"),
-            tuple(data.get("errors") or ()),
-            data.get("failed", ""),
-            data.get("request_id", ""),
-            Cancel.from_json(cancel) if cancel else None,
-            bool(data.get("failed_truncated", False)),
-            data.get("rerun_of", ""),
-            data.get("request_digest", ""),
-            data.get("submitter", ""),
-            alarm=data.get("alarm", ""),
-            labels=data.get("labels") or {},
-            id=data.get("id", ""),
-            follows=data.get("follows", ""),
-            series=data.get("series", ""),
-            void=data.get("void") is True,
-            signature=str(data.get("signature") or ""),
-            by=data.get("by", ""),
-            actions=Actions.from_json(data),
-            executor=data.get("executor", ""),
+        return checked(
+            cls(
+                data["op"],
+                State(data["state"]),
+                data.get("started", ""),
+                data.get("finished", ""),
+                int(jobs.get("total", 0)),
+                int(jobs.get("success", 0)),
+                int(jobs.get("failed", 0)),
+                data.get("report"),
+                tuple(data.get("errors") or ()),
+                data.get("failed", ""),
+                data.get("request_id", ""),
+                Cancel.from_json(cancel) if cancel else None,
+                bool(data.get("failed_truncated", False)),
+                data.get("rerun_of", ""),
+                data.get("request_digest", ""),
+                data.get("submitter", ""),
+                alarm=data.get("alarm", ""),
+                labels=data.get("labels") or {},
+                id=data.get("id", ""),
+                follows=data.get("follows", ""),
+                series=data.get("series", ""),
+                void=data.get("void") is True,
+                signature=str(data.get("signature") or ""),
+                by=data.get("by", ""),
+                actions=Actions.from_json(data),
+                executor=data.get("executor", ""),
+            )
         )

@@ -28,7 +28,7 @@ EDGES_AT_REST = 8
 
 
 class SeenClaim:
-    """A claim with its mod revision; decoded when somebody looks, since most are only counted."""
+    """A claim with its mod revision, decoded once."""
 
     __slots__ = ("_raw", "_value", "mod")
 
@@ -39,7 +39,7 @@ class SeenClaim:
 
     @property
     def value(self) -> Claim:
-        """The claim. Raises ValueError where the record cannot be read."""
+        """The claim. Raises what decoding raises where the record cannot be read."""
         if self._value is None:
             self._value = Claim.decode(self._raw)
         return self._value

@@ -7,9 +7,11 @@ again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked, shown, within
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.frozen import frozen
 
@@ -21,6 +23,14 @@ MOST_URGENT = 100
 AGING = 10.0
 """Seconds of waiting that count as much as one step of priority."""
 MAX_LIMIT = 100_000
+_BUDGET = re.compile(r"|[0-9]{1,20}|[0-9]{0,20}\.?[0-9]{1,20}%|[0-9]{1,20}\.%")
+"""What :func:`allowance` computes with; "": the failure policy says."""
+
+
+def _budget(text: str) -> str:
+    if not _BUDGET.fullmatch(text):
+        raise ValueError(f"'max_failed' is {shown(text)}")
+    return text
 
 
 @frozen
@@ -47,11 +57,13 @@ class Options:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:
-        return cls(
-            int(data.get("priority", 0)),
-            int(data.get("max_jobs", 0)),
-            int(data.get("max_jobs_per_executor", 0)),
-            str(data.get("max_failed", "")),
+        return checked(
+            cls(
+                within(int(data.get("priority", 0)), -MOST_URGENT, MOST_URGENT, "priority"),
+                within(int(data.get("max_jobs", 0)), 0, MAX_LIMIT, "max_jobs"),
+                within(int(data.get("max_jobs_per_executor", 0)), 0, MAX_LIMIT, "max_jobs_per_executor"),
+                _budget(str(data.get("max_failed", ""))),
+            )
         )
 
     def encode(self) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked, within
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
 from distop.core.digest import plan_digest
 from distop.core.frozen import frozen
@@ -213,14 +214,16 @@ class Plan:
     @classmethod
     def _decode(cls, value: bytes) -> Plan:
         data = loads(value)
-        return cls(
-            int(data["count"]),
-            data.get("version", ""),
-            data.get("digest", ""),
-            int(data.get("chunks", 0)),
-            int(data.get("spilled", 0)),
-            data.get("options") or {},
-            tuple(data.get("beside") or ()),
+        return checked(
+            cls(
+                within(int(data["count"]), 0, MAX_PARTITIONS, "count"),
+                data.get("version", ""),
+                data.get("digest", ""),
+                within(int(data.get("chunks", 0)), 0, MAX_PARTITIONS, "chunks"),
+                int(data.get("spilled", 0)),
+                data.get("options") or {},
+                tuple(data.get("beside") or ()),
+            )
         )
 
 
@@ -281,14 +284,18 @@ class Gate:
     def _decode(cls, value: bytes) -> Gate:
         try:
             data = loads(value)
-            return cls(
-                int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0,
-                Options.from_json(data["options"]) if "options" in data else DEFAULT,
-                dict(data.get("where") or {}),
-                tuple(data.get("beside") or ()),
+            return checked(
+                cls(
+                    within(int(data.get("count", 0)), 0, MAX_PARTITIONS, "count")
+                    if int(data.get("v", 0)) <= SCHEMA_VERSION
+                    else 0,
+                    Options.from_json(data["options"]) if "options" in data else DEFAULT,
+                    dict(data.get("where") or {}),
+                    tuple(data.get("beside") or ()),
+                )
             )
         except UNREADABLE:
-            return cls()
+            return checked(cls())
 
 
 _SMALL = 200

@@ -5,11 +5,10 @@ A value may have been written by a later release, by a person, or by something e
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core import keys as K
+from distop.core.checked import shown
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, loads
 from distop.core.declaration import Declaration
 from distop.core.draining import Drain
@@ -29,49 +28,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHAPES: Mapping[str, type] = {"str": str, "Mapping[str, Any]": dict, "Mapping[str, str]": dict}
-"""Fields that the decoders take as they are, by their annotation: a record whose name is a number would fail later,
-where nobody knows its key any more.
-"""
-_SHOWN = 60
-
-
 def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
     """The record that stands at a key. Raises UnreadableRecord, which names the key and what is wrong with it."""
     try:
-        record = decode(kv.value)
-        _check(record)
+        return decode(kv.value)
     except UNREADABLE as error:
         raise UnreadableRecord(f"the record at {kv.key} cannot be read: {_why(kv.value, error)}") from error
-    return record
-
-
-def _check(record: Any) -> None:
-    kind: Any = type(record)
-    for name, wanted in _shapes(kind):
-        value = getattr(record, name)
-        if not isinstance(value, wanted):
-            raise TypeError(f"{name!r} is {_shown(value)}")
-
-
-@lru_cache(maxsize=64)
-def _shapes(kind: Any) -> tuple[tuple[str, type], ...]:
-    # Thousands of claims of one kind are read in a row.
-    if not is_dataclass(kind):
-        return ()
-    return tuple((field.name, _SHAPES[str(field.type)]) for field in fields(kind) if str(field.type) in _SHAPES)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _why(value: bytes, error: BaseException) -> str:
     try:
         data: Any = loads(value)
     except (ValueError, RecursionError):
-        return f"{_shown(value)} is not what belongs there"
+        return f"{shown(value)} is not what belongs there"
     version = data.get("v") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         return f"it is of version {version}, and this release knows version {SCHEMA_VERSION}: use a later release"
@@ -79,7 +48,7 @@ def _why(value: bytes, error: BaseException) -> str:
         return f"the field {error} is missing"
     if isinstance(data, dict):
         return str(error)
-    return f"{_shown(value)} is not what belongs there"
+    return f"{shown(value)} is not what belongs there"
 
 
 def word(kind: Callable[[str], T]) -> Callable[[bytes], T]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import rfc3339
-from distop.core.decide import parse_time
+from distop.core.checked import LARGEST, LONGEST, checked, shown, within
+from distop.core.codec import parse_time, rfc3339
 from distop.core.frozen import frozen
-from distop.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distop.core.model import OperationRef
+    from distop.core.model import OperationRef, State
 
-ON: Mapping[str, frozenset[State]] = {
-    "success": frozenset({State.SUCCESS}),
-    "failure": frozenset({State.FAILED}),
-    "any": frozenset({State.SUCCESS, State.FAILED}),
+ON: Mapping[str, frozenset[str]] = {
+    "success": frozenset({"success"}),
+    "failure": frozenset({"failed"}),
+    "any": frozenset({"success", "failed"}),
 }
 """After which ends another one comes; after a cancel none does."""
 
@@ -48,16 +47,20 @@ class Series:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Series:
-        left = data.get("left")
-        return cls(
-            float(data["interval"]),
-            float(data.get("jitter", 0.0)),
-            data.get("since", "end"),
-            data.get("on", "any"),
-            data.get("until", ""),
-            int(left) if left is not None else None,
-            data.get("due", ""),
-            data.get("first", ""),
+        left, on = data.get("left"), data.get("on", "any")
+        if on not in ON or not 0 < float(data["interval"]) <= LONGEST:
+            raise ValueError(f"a series of {shown(data)}")
+        return checked(
+            cls(
+                float(data["interval"]),
+                float(data.get("jitter", 0.0)),
+                data.get("since", "end"),
+                on,
+                data.get("until", ""),
+                within(int(left), 0, LARGEST, "left") if left is not None else None,
+                data.get("due", ""),
+                data.get("first", ""),
+            )
         )
 
 

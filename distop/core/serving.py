@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checked import checked
 from distop.core.frozen import frozen
 from distop.core.texts import one_line
 
@@ -33,7 +34,7 @@ class Serves:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Serves:
         types, tables = data.get("types"), data.get("tables")
-        return cls(None if types is None else tuple(types), None if tables is None else tuple(tables))
+        return checked(cls(None if types is None else tuple(types), None if tables is None else tuple(tables)))
 
     def __str__(self) -> str:
         return "; ".join(f"{name}: {', '.join(names)}" for name, names in self.to_json().items())

@@ -39,6 +39,7 @@ from distop.core.txn import (
     absent,
     exists,
     is_not,
+    none_within,
     parcels,
     unchanged,
     unpacked,
@@ -529,6 +530,14 @@ def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
     """Give up the election, if it is still held."""
     key = keys.coordinator(table, type_name)
     return Txn((unchanged(key, fence),), (Delete(key),), (), "resign")
+
+
+def drop_stray(keys: Keys, ref: OperationRef, phase: Phase) -> Txn:
+    """Delete the pending key of an operation that has no record of its own: a submitter wrote the key by hand. Refused:
+    the operation exists, or its pending key has changed.
+    """
+    key = keys.pending(ref)
+    return Txn((value_is(key, word(phase)), none_within(*keys.own_range(ref))), (Delete(key),), (Get(key),), "stray")
 
 
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "decision"})
 """Of keys that stand directly under an operation's root."""
-_ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
+ENDING_PHASES = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
+"""Of operations for which no job runs any more."""
 
 MAX_KEPT_OUTCOME = 4 * 1024
 """Bytes of an outcome that a view keeps."""
@@ -115,7 +116,7 @@ class ClusterView:
         self._subjects.update((ref.table, ref.type) for ref in self.gates)
         for subject, phase, count in self.pending.counts():
             self._subjects[subject] += count
-            self._ending[subject] += count if phase in _ENDING else 0
+            self._ending[subject] += count if phase in ENDING_PHASES else 0
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
         self.foreign |= listed.foreign
@@ -174,7 +175,7 @@ class ClusterView:
     def _set_pending(self, ref: OperationRef, phase: Phase | None) -> None:
         subject, before = (ref.table, ref.type), self.pending.get(ref)
         self._subjects[subject] += (phase is not None) - (before is not None)
-        self._ending[subject] += (phase in _ENDING) - (before in _ENDING)
+        self._ending[subject] += (phase in ENDING_PHASES) - (before in ENDING_PHASES)
         self.pending.set(ref, phase)
 
     def live(self, incarnation: str) -> bool:
@@ -438,10 +439,15 @@ class TypeView:
                 self._job_roots.pop(jobs, None)
                 self._claim_roots.pop(claims, None)
 
-    @staticmethod
-    def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+    def _fold_claim(self, op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+        """Fold a claim. One that cannot be read is not among the claims, but bars the operation's end in etcd."""
+        self.foreign.pop(kv.key, None)
         seen = SeenClaim(kv.value, kv.mod_revision)
-        op.claims = without_entry(op.claims, partition) if deleted else with_entry(op.claims, partition, seen)
+        try:
+            readable = not deleted and seen.value is not None
+        except UNREADABLE as error:
+            self.foreign[kv.key], readable = str(error), False
+        op.claims = with_entry(op.claims, partition, seen) if readable else without_entry(op.claims, partition)
 
     @staticmethod
     def _fold_job(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:

@@ -19,9 +19,13 @@ from distop.core.codec import UNREADABLE
 from distop.core.declaration import Declaration
 from distop.core.serving import refusal
 from distop.core.txn import Get, GetResult
+from distop.core.view import ENDING_PHASES
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from distop.core.model import Node
     from distop.core.seen import Seen
     from distop.node.context import Context
 
@@ -37,6 +41,13 @@ PASSED_ON = 5.0
 """Seconds for which a node that gave an election up for one with other labels lets all others go first."""
 TYPES_AT_ONCE = 100
 """Types that are looked up together."""
+ABANDONED_AT_ONCE = 16
+"""Subjects of types without code here, or of unserved tables, that this node seeks or coordinates at once: any
+submitter can write pending keys of invented types, so their number is unbounded."""
+ABANDONED_TURN = 10.0
+"""Seconds after which such a subject makes room for the next one that waits."""
+SOUGHT_AT_ONCE = 32
+"""Elections that are won and listed at once: thousands together would delay the renewal of the session's lease."""
 RESIGNED_KEPT = 600.0
 """Seconds after a resignation by which every view shows it: all of them are listed anew with each poll."""
 
@@ -67,6 +78,9 @@ class Elections:
         self._absent: dict[Subject, float] = {}
         """Types and tables with operations to end and without a live node that serves them, and since when that is
         known."""
+        self._turns: dict[Subject, float] = {}
+        """Abandoned subjects whose turn it is, and since when."""
+        self._seeking = asyncio.Semaphore(SOUGHT_AT_ONCE)
         self._asked: set[str] = set()
         """Those that were looked up since the last poll."""
         self._asking: asyncio.Task[None] | None = None
@@ -127,19 +141,33 @@ class Elections:
     def _abandoned(self) -> set[Subject]:
         """Subjects with cancelled operations whose type no live node has had code of, or whose table none has served.
 
-        After a minute any daemon may end these operations.
+        After a minute any daemon may end these operations: of :data:`ABANDONED_AT_ONCE` subjects at once, the longest
+        abandoned first. One that does not end makes room for the next.
         """
         ending = {s for s in self._ctx.cluster.ending_types() if not self._here(s)}
         if not ending and not self._absent:
             return ending
         now = time.monotonic()
-        self._absent = {s: self._absent.get(s, now) for s in ending if self._missing(s)}
-        return {s for s in ending if now - self._absent.get(s, now) >= ABSENT}
+        known = {name for node in self._ctx.cluster.nodes.values() for name in self._named(node)}
+        self._absent = {s: self._absent.get(s, now) for s in ending if self._missing(s, known)}
+        due = sorted((since, s) for s, since in self._absent.items() if now - since >= ABSENT)
+        taken = [s for _, s in due[:ABANDONED_AT_ONCE]]
+        self._turns = {s: self._turns.get(s, now) for s in taken}
+        if len(due) > len(taken):
+            ended = [s for s, since in self._turns.items() if now - since >= ABANDONED_TURN]
+            self._absent.update(dict.fromkeys(ended, now))
+        return set(taken)
 
-    def _missing(self, subject: Subject) -> bool:
-        """No live node may coordinate the subject."""
+    @staticmethod
+    def _named(node: Node) -> Iterable[str]:
+        return (*node.behaviors, *node.failing, *node.unable)
+
+    def _missing(self, subject: Subject, known: Container[str]) -> bool:
+        """No live node may coordinate the subject. ``known``: the types that any live node names."""
         (table, type_name), nodes = subject, self._ctx.cluster.nodes
         if self._has_code(type_name):
+            if type_name not in known:
+                return True
             return bool(coordinator_ranking.missing_executor(nodes, type_name, {}, (table,)))
         return all(refusal(node.serves, type_name, (table,)) for node in nodes.values())
 
@@ -214,32 +242,8 @@ class Elections:
         try:
             if turn:
                 await asyncio.sleep(turn * RACE_DELAY)
-            held = self._held(subject)
-            if held is not None and held.value == ctx.incarnation:
-                fence = held.mod  # an election of mine that I knew nothing of: its answer was lost
-            elif held is not None and ctx.cluster.live(held.value):
-                return
-            else:
-                seen, holder = (held.mod, held.value) if held is not None else (0, "")
-                result = await ctx.commit(t.elect(ctx.keys, table, type_name, ctx.incarnation, seen, holder))
-                fence = result.revision if result.succeeded else 0
-                found = result.responses[0] if result.responses else None
-                if not fence and isinstance(found, GetResult) and found.kv is not None:
-                    fence = found.kv.mod_revision if found.kv.value.decode() == ctx.incarnation else 0
-                if not fence:
-                    await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
-                    return
-            role = Coordinator(
-                *(ctx, table, type_name, fence),
-                lambda error: self._failed(subject, fence, error),
-                lambda: self._hand_over(subject, fence),
-                lambda: self._pass_on(subject, fence),
-                not self._here(subject),
-            )
-            self._roles[subject] = role
-            await role.start()
-            if self._roles.get(subject) is role:
-                ctx.log.info("coordinates %s on %s", type_name, table)
+            async with self._seeking:
+                await self._take_up(subject)
         except SessionLost:
             pass  # whoever ends the incarnation knows it already
         except DistopError as error:
@@ -252,6 +256,49 @@ class Elections:
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         finally:
             self._over(subject)
+
+    async def _take_up(self, subject: Subject) -> None:
+        """Win the election, and start the role."""
+        ctx, (table, type_name) = self._ctx, subject
+        if not self._here(subject) and not await self._drop_strays(subject):
+            await asyncio.sleep(RACE_DELAY)  # the events of the deletions are on their way
+            return
+        held = self._held(subject)
+        if held is not None and held.value == ctx.incarnation:
+            fence = held.mod  # an election of mine that I knew nothing of: its answer was lost
+        elif held is not None and ctx.cluster.live(held.value):
+            return
+        else:
+            seen, holder = (held.mod, held.value) if held is not None else (0, "")
+            result = await ctx.commit(t.elect(ctx.keys, table, type_name, ctx.incarnation, seen, holder))
+            fence = result.revision if result.succeeded else 0
+            found = result.responses[0] if result.responses else None
+            if not fence and isinstance(found, GetResult) and found.kv is not None:
+                fence = found.kv.mod_revision if found.kv.value.decode() == ctx.incarnation else 0
+            if not fence:
+                await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
+                return
+        role = Coordinator(
+            *(ctx, table, type_name, fence),
+            lambda error: self._failed(subject, fence, error),
+            lambda: self._hand_over(subject, fence),
+            lambda: self._pass_on(subject, fence),
+            not self._here(subject),
+        )
+        self._roles[subject] = role
+        await role.start()
+        if self._roles.get(subject) is role:
+            ctx.log.info("coordinates %s on %s", type_name, table)
+
+    async def _drop_strays(self, subject: Subject) -> bool:
+        """Delete pending keys without an operation, up to the first one that has an operation. True: there is one."""
+        for ref, phase in self._ctx.cluster.pending.not_waiting(*subject):
+            if phase in ENDING_PHASES:
+                result = await self._ctx.commit(t.drop_stray(self._ctx.keys, ref, phase))
+                found = result.responses[0]
+                if not result.succeeded and isinstance(found, GetResult) and found.kv is not None:
+                    return True
+        return False
 
     def _over(self, subject: Subject) -> None:
         self._work.pop(subject, None)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import finishing as f
 from distop.core import keys as K
-from distop.core.codec import UNREADABLE
-from distop.core.decide import parse_time
+from distop.core.codec import UNREADABLE, parse_time
 from distop.core.model import History
 from distop.core.txn import Get
 from distop.core.watermarks import STEPS, newest_old, next_slot, put_watermark, watermarks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import catalog
 from distop.core import keys as K
-from distop.core.decide import parse_time
+from distop.core.codec import parse_time
 from distop.core.frozen import frozen
 from distop.core.labels import has
 from distop.core.labels import labels as check_labels

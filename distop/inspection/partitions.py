@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core import kept
-from distop.core.codec import loads
-from distop.core.decide import parse_time
+from distop.core.codec import loads, parse_time
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import claim_ordinal, job_name

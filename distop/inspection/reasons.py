@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from distop.core import coordinator_ranking
-from distop.core.codec import SCHEMA_VERSION, rfc3339
-from distop.core.decide import parse_time
+from distop.core.codec import SCHEMA_VERSION, parse_time, rfc3339
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH

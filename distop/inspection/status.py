@@ -11,8 +11,7 @@ from distop.clock import time
 from distop.core import keys as K
 from distop.core import states
 from distop.core.actions import NO_ACTIONS, Actions
-from distop.core.codec import failed_text
-from distop.core.decide import parse_time
+from distop.core.codec import failed_text, parse_time
 from distop.core.declaration import Rules
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome

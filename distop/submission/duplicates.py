@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import ids
 from distop.core.actions import NO_ACTIONS, Actions
-from distop.core.codec import rfc3339
-from distop.core.decide import parse_time
+from distop.core.codec import parse_time, rfc3339
 from distop.core.digest import request_digest
 from distop.core.due import ended_waiting
 from distop.core.frozen import frozen

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from distop.worker.model import FindHistory, WorkerConfig
 
 
+REPLACED_AFTER = 300.0
+"""Seconds that a child in which something is stuck is kept for its other jobs and calls: until it is replaced, its
+executor takes no work, and those others may have no end of their own."""
+
+
 class Sink(Protocol):
     """What takes the frames of one run or call."""
 
@@ -62,7 +67,9 @@ class Child:
         self.hung_up = False
         """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
         self.stuck = ""
-        """What does not stop in it: it takes no new jobs, and is replaced once those that it has have ended."""
+        """What does not stop in it: it takes no new jobs, and is replaced once those that it has have ended, or after
+        :data:`REPLACED_AFTER`."""
+        self._replacing: asyncio.TimerHandle | None = None
         self._pong: asyncio.Future[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._control: socket.socket | None = None
@@ -184,12 +191,19 @@ class Child:
         if not self.stuck:
             self._log.warning("%s: the worker process takes no new jobs, and is replaced when the others end", why)
             self.stuck = why
+            self._replacing = asyncio.get_running_loop().call_later(REPLACED_AFTER, self._replace)
         self.end_if_stuck()
 
     def end_if_stuck(self) -> None:
         """Kill it where something is stuck in it, and nothing else goes on there."""
         if self.stuck and not self.runs and not self.calls:
             self.kill("replaced")
+
+    def _replace(self) -> None:
+        """Kill it with what still goes on there, which runs again in the next child."""
+        said = "%s: the worker process is replaced now, as %d other runs and calls go on after %g s; they run again"
+        self._log.warning(said, self.stuck, len(self.runs) + len(self.calls), REPLACED_AFTER)
+        self.kill("replaced")
 
     async def answers(self, limit: float) -> bool:
         """Whether it answers within ``limit`` seconds."""
@@ -321,6 +335,8 @@ class Child:
             self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
 
     def _close(self) -> None:
+        if self._replacing is not None:
+            self._replacing.cancel()
         if self._writer is not None:
             self._writer.close()
         if self._control is not None:

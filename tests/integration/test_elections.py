@@ -301,6 +301,54 @@ async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
     assert handed_over() == 1
 
 
+def invented(number: int) -> list[OperationRef]:
+    return [OperationRef("t", f"invented{i:03d}", "", 1) for i in range(number)]
+
+
+async def write_cancelling(life: Life, refs: list[OperationRef]) -> None:
+    """Pending keys, such as a submitter may write by hand."""
+    for first in range(0, len(refs), 50):
+        await life.write(*(Put(life.ctx.keys.pending(ref), b"cancelling") for ref in refs[first : first + 50]))
+
+
+async def test_only_some_types_without_code_are_sought_at_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their operations do not end, as their records cannot be read: each type makes room for the next."""
+    monkeypatch.setattr(elections, "ABSENT", 0.0)
+    monkeypatch.setattr(elections, "ABANDONED_TURN", 0.1)
+    sought: set[str] = set()
+    most = 0
+    refs = invented(60)
+    await life.write(*(Put(life.ctx.keys.of(ref, "spec"), b"null") for ref in refs))
+    await write_cancelling(life, refs)
+
+    async def all_sought() -> None:
+        nonlocal most
+        while len(sought) < len(refs):
+            life.elections.cluster_changed()
+            most = max(most, len(life.elections._roles))
+            sought.update(type_name for _, type_name in life.elections._roles)
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(all_sought(), 60)
+    assert 0 < most <= 2 * elections.ABANDONED_AT_ONCE, "of those whose turn ends, and those whose turn comes"
+
+
+async def test_pending_keys_without_an_operation_are_removed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    won: list[Coordinator] = []
+
+    async def start(role: Coordinator) -> None:
+        won.append(role)
+
+    monkeypatch.setattr(Coordinator, "start", start)
+    await write_cancelling(life, invented(60))
+    await until(lambda: len(life.ctx.cluster.pending) == 60, "they are seen")
+    monkeypatch.setattr(elections, "ABSENT", 0.0)
+    life.elections.poll()
+    await until(lambda: not life.ctx.cluster.pending, "they are removed")
+    assert not won
+    assert not life.ctx.cluster.elections
+
+
 async def test_what_was_resigned_from_is_not_remembered_for_ever(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     await life.want()
     await until(lambda: life.role is not None and not life.elections._work)

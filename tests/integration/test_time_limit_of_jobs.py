@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distop.worker import launch
 from tests.integration.test_worker_runs import (
     OP,
     child_pid,
@@ -22,6 +23,8 @@ from tests.integration.test_worker_runs import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from distop.worker.host import Worker
 
@@ -61,6 +64,22 @@ async def test_a_loop_that_ignores_its_time_limit_gives_its_slot_back_and_its_ne
     assert kinds(await asyncio.wait_for(later, 60)) == "z:success"
     assert child_pid(worker) != first
     assert not worker.stuck
+    assert worker.deaths == 1
+
+
+async def test_a_neighbour_without_an_end_does_not_delay_the_replacement_for_ever(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "REPLACED_AFTER", 1.0, raising=False)
+    neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
+    beside = asyncio.ensure_future(run(worker, neighbour))
+    await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
+    assert kinds(await run(worker, request({"a": "deaf"}, "a", tmp_path, time_limit=0.5))) == "a:error"
+    ends = await asyncio.wait_for(run(worker, replace(request({}, "z", tmp_path), op="t/sample/3")), 30)
+    assert kinds(ends) == "z:success"
+    await until(lambda: diary(tmp_path).count("start n") == 2, "the neighbour runs again")
+    (tmp_path / "work/ops/t/sample/2/go").touch()
+    assert kinds(await beside) == "n:success"
     assert worker.deaths == 1
 
 

@@ -19,6 +19,7 @@ from distop.errors import InvalidArgument
 words = st.text(max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 numbers = st.integers(0, 10**9)
+counts = st.integers(0, pl.MAX_PARTITIONS)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | words, lambda x: st.lists(x) | st.dictionaries(words, x)
 )
@@ -58,8 +59,8 @@ records = st.one_of(
         m.Spec, words, words, words, rules, st.none() | tables, st.none() | st.lists(names, max_size=3).map(tuple),
         st.booleans(), st.integers(1, 9),
     ),
-    st.builds(pl.Plan, numbers, words, words, numbers),
-    st.builds(pl.Gate, numbers),
+    st.builds(pl.Plan, counts, words, words, counts),
+    st.builds(pl.Gate, counts),
     st.builds(j.Claim, words, words, numbers, numbers, words, words),
     st.builds(j.Outcome, words, words, words, numbers, words, words, json_values, words),
     st.builds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import ValidationError
 
 from distop_behaviors.noop import Noop, NoopArg
 from tests.support.running import Child
@@ -32,6 +33,12 @@ def test_what_it_has_is_done(tmp_path: Path, *, batch: bool) -> None:
     assert Child(Noop(), tmp_path, {}).ends(["all"], batch=batch)["all"].kind == "success"
     failed = Child(Noop(), tmp_path, {"fail": ["all"]}).ends(["all"], batch=batch)["all"]
     assert (failed.kind, failed.error) == ("verdict", "partition all was told to fail")
+
+
+@pytest.mark.parametrize("seconds", [3_601, 1e9, float("inf")])
+def test_a_job_sleeps_an_hour_at_most(seconds: float) -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 3600"):
+        NoopArg(sleep=seconds)
 
 
 def test_it_offers_nothing_that_harms_a_node() -> None:
