@@ -92,7 +92,7 @@ def test_a_check_tells_nothing_of_the_executor(table: Table, text: str) -> None:
 
 
 def test_no_variable_of_the_executor_takes_the_place_of_its_name(table: Table) -> None:
-    """Spark's parser replaced them, also in texts: a failing cast of one put an environment variable into the report."""
+    """Spark's parser replaced them, also in texts: a failing cast put an environment variable into the report."""
     names = ["${env:PATH}", "${system:user.dir}", "${spark.app.id}", "${hiveconf:spark.app.name}"]
     table.add("a.parquet", {"s": names})
     text = ", ".join(f"'{name}'" for name in names)
