@@ -172,7 +172,7 @@ def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
         if argument.since is None:
             digest = keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
         else:
-            digest = _carried_over(certificate_of(argument.since, ctx), table, summary, ctx)
+            digest = _carried_over(certificate_of(argument.since, table.name, ctx), table, summary, ctx)
     except (OSError, InvalidArgument) as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
     of_files = {"files": _list_of(summary.version), "files_digest": digest}
