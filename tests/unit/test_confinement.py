@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from distop.tables import check_table, iceberg, plan_table
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.worker.shared import with_files
+from distop_behaviors.reading import iceberg as reading
 from distop_behaviors.reading import manifests
 from tests.support.lake import Folder
 
@@ -130,6 +132,15 @@ def test_a_delete_file_is_no_link_out_of_its_table_and_no_pipe(tmp_path: Path) -
     for ask in asked(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match=r"deletes.parquet is not a regular file: it is a pipe"):
             ask()
+
+
+def test_spark_is_not_asked_for_a_table_that_names_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = forged(tmp_path / "t", "http://127.0.0.1:9/latest", "deletes")
+    monkeypatch.setattr(reading, "check_installed", lambda jvm: None)
+    with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
+        reading._load(SimpleNamespace(_jvm=None), source, lineage=False)  # type: ignore[arg-type]
 
 
 def test_metadata_tell_of_a_delete_file_that_is_their_own(tmp_path: Path) -> None:
