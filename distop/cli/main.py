@@ -10,6 +10,7 @@ from distop import garbage, settings_file
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import note
 from distop.core.codec import shorten
+from distop.core.texts import one_line
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _fail(error: Exception, code: int, text: str) -> int:
 
         for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
             note(line)
-    note(f"error: {shorten(text, LONGEST_ERROR)}")
+    note(f"error: {shorten(one_line(text), LONGEST_ERROR)}")  # escapes count, too
     return code
 
 

@@ -211,12 +211,11 @@ def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.Monkey
         apply = coordinator.etcd.store.apply
 
         def picky(txn: Txn) -> TxnResult:
-            coordinator.etcd.fates.append(picky)
             if any(getattr(op, "key", "") == KEYS.history(bad) for op in txn.success):
                 raise MalformedRequest("no", code="INVALID_ARGUMENT", detail="no")
             return apply(txn)
 
-        coordinator.etcd.fates.append(picky)
+        coordinator.etcd.usual = picky
         coordinator.sees_operations()
         await coordinator.until(
             lambda: (
@@ -246,12 +245,11 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
         refusals = coordinator.waiters._ctx.rejected_writes
 
         def picky(txn: Txn) -> TxnResult:
-            etcd.fates.append(picky)
             if refused[0] and any(getattr(op, "key", "") == KEYS.of(bad, "state") for op in txn.success):
                 raise MalformedRequest("the write was refused by etcd: request is too large")
             return etcd.store.apply(txn)
 
-        etcd.fates.append(picky)
+        etcd.usual = picky
         coordinator.sees_operations()
         await coordinator.until(lambda: [etcd.value(KEYS.of(ref, "state")) for ref in refs[1:]] == [wanted] * 11)
         assert etcd.value(KEYS.of(bad, "state")) == b"pending"
