@@ -49,7 +49,7 @@ class Coordinator:
         ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
             config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
-            rejected_writes=RejectedWrites(ContextLogger(logging.getLogger("distop.test"), {}), lambda: None),
+            rejected_writes=RejectedWrites(ContextLogger(logging.getLogger("distop.test"), {}), self.done.set),
         )  # fmt: skip
         guard, actions = value_is(election, b"e1"), ActionLog(ctx.log)
         self.waiters = Waiters(ctx, guard, self.view, self._commit, self._reached, actions)
@@ -257,7 +257,7 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
         assert refusals.told[str(bad)] == "begin or end: the write was refused by etcd: request is too large"
         refused[0] = False
         await coordinator.until(lambda: etcd.value(KEYS.of(bad, "state")) == wanted)
-        assert not refusals.told
+        await coordinator.until(lambda: not refusals.told)
 
     run_many(work)
 
