@@ -16,24 +16,12 @@ if TYPE_CHECKING:
     from distop.core.access import Role
     from distop.store.client import EtcdClient
 
-_STATUS = Method(
-    "/etcdserverpb.Auth/AuthStatus", rpc.AuthStatusRequest.SerializeToString, rpc.AuthStatusResponse.FromString
-)
-_ADD = Method(
-    "/etcdserverpb.Auth/RoleAdd", rpc.AuthRoleAddRequest.SerializeToString, rpc.AuthRoleAddResponse.FromString
-)
-_GET = Method(
-    "/etcdserverpb.Auth/RoleGet", rpc.AuthRoleGetRequest.SerializeToString, rpc.AuthRoleGetResponse.FromString
-)
-_GRANT = Method(
-    "/etcdserverpb.Auth/RoleGrantPermission",
-    rpc.AuthRoleGrantPermissionRequest.SerializeToString,
-    rpc.AuthRoleGrantPermissionResponse.FromString,
-)
-_REVOKE = Method(
-    "/etcdserverpb.Auth/RoleRevokePermission",
-    rpc.AuthRoleRevokePermissionRequest.SerializeToString,
-    rpc.AuthRoleRevokePermissionResponse.FromString,
+_STATUS = Method.of("Auth/AuthStatus", rpc.AuthStatusRequest, rpc.AuthStatusResponse)
+_ADD = Method.of("Auth/RoleAdd", rpc.AuthRoleAddRequest, rpc.AuthRoleAddResponse)
+_GET = Method.of("Auth/RoleGet", rpc.AuthRoleGetRequest, rpc.AuthRoleGetResponse)
+_GRANT = Method.of("Auth/RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest, rpc.AuthRoleGrantPermissionResponse)
+_REVOKE = Method.of(
+    "Auth/RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest, rpc.AuthRoleRevokePermissionResponse
 )
 # A repetition whose first copy was applied is answered with these.
 _NO_ROLE, _ROLE_EXISTS, _NOT_GRANTED = "role name not found", "role name already exists", "permission is not granted"

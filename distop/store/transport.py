@@ -27,12 +27,16 @@ from distop.store.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from google.protobuf.message import Message
+
     from distop.store.config import EtcdConfig
 
 log = logging.getLogger("distop.store")
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+Asked = TypeVar("Asked", bound="Message")
+Answer = TypeVar("Answer", bound="Message")
 
 PING_EVERY, PING_LIMIT = 6.0, 2.0
 """Seconds between two pings of a connection in use, and until one that is not answered has closed it: what is swallowed
@@ -85,48 +89,27 @@ class Method(Generic[Request, Response]):
     leader: bool = True
     auth: bool = True
 
+    @staticmethod
+    def of(
+        path: str, request: type[Asked], response: type[Answer], *, leader: bool = True, auth: bool = True
+    ) -> Method[Asked, Answer]:
+        """The method at ``Service/Name`` that takes and answers with these messages."""
+        return Method(f"/etcdserverpb.{path}", request.SerializeToString, response.FromString, leader, auth)
 
-RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest.SerializeToString, rpc.RangeResponse.FromString)
-TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest.SerializeToString, rpc.TxnResponse.FromString)
-COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest.SerializeToString, rpc.CompactionResponse.FromString)
-GRANT = Method(
-    "/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest.SerializeToString, rpc.LeaseGrantResponse.FromString
-)
-REVOKE = Method(
-    "/etcdserverpb.Lease/LeaseRevoke", rpc.LeaseRevokeRequest.SerializeToString, rpc.LeaseRevokeResponse.FromString
-)
-TIME_TO_LIVE = Method(
-    "/etcdserverpb.Lease/LeaseTimeToLive",
-    rpc.LeaseTimeToLiveRequest.SerializeToString,
-    rpc.LeaseTimeToLiveResponse.FromString,
-)
-KEEP_ALIVE = Method(
-    "/etcdserverpb.Lease/LeaseKeepAlive",
-    rpc.LeaseKeepAliveRequest.SerializeToString,
-    rpc.LeaseKeepAliveResponse.FromString,
-)
-WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString)
-STATUS = Method(
-    "/etcdserverpb.Maintenance/Status",
-    rpc.StatusRequest.SerializeToString,
-    rpc.StatusResponse.FromString,
-    leader=False,
-)
-ALARM = Method(
-    "/etcdserverpb.Maintenance/Alarm", rpc.AlarmRequest.SerializeToString, rpc.AlarmResponse.FromString, leader=False
-)
-MEMBERS = Method(
-    "/etcdserverpb.Cluster/MemberList",
-    rpc.MemberListRequest.SerializeToString,
-    rpc.MemberListResponse.FromString,
-    leader=False,
-)
-AUTHENTICATE = Method(
-    "/etcdserverpb.Auth/Authenticate",
-    rpc.AuthenticateRequest.SerializeToString,
-    rpc.AuthenticateResponse.FromString,
-    leader=False,
-    auth=False,
+
+RANGE = Method.of("KV/Range", rpc.RangeRequest, rpc.RangeResponse)
+TXN = Method.of("KV/Txn", rpc.TxnRequest, rpc.TxnResponse)
+COMPACT = Method.of("KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
+GRANT = Method.of("Lease/LeaseGrant", rpc.LeaseGrantRequest, rpc.LeaseGrantResponse)
+REVOKE = Method.of("Lease/LeaseRevoke", rpc.LeaseRevokeRequest, rpc.LeaseRevokeResponse)
+TIME_TO_LIVE = Method.of("Lease/LeaseTimeToLive", rpc.LeaseTimeToLiveRequest, rpc.LeaseTimeToLiveResponse)
+KEEP_ALIVE = Method.of("Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse)
+WATCH = Method.of("Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+STATUS = Method.of("Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse, leader=False)
+ALARM = Method.of("Maintenance/Alarm", rpc.AlarmRequest, rpc.AlarmResponse, leader=False)
+MEMBERS = Method.of("Cluster/MemberList", rpc.MemberListRequest, rpc.MemberListResponse, leader=False)
+AUTHENTICATE = Method.of(
+    "Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse, leader=False, auth=False
 )
 
 

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-_DEFRAGMENT = wire.Method(
-    "/etcdserverpb.Maintenance/Defragment",
-    rpc.DefragmentRequest.SerializeToString,
-    rpc.DefragmentResponse.FromString,
-    leader=False,
-)
+_DEFRAGMENT = wire.Method.of("Maintenance/Defragment", rpc.DefragmentRequest, rpc.DefragmentResponse, leader=False)
 
 
 @pytest.fixture(scope="session")

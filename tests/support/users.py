@@ -20,8 +20,7 @@ WORKER = {"username": "worker", "password": "bee"}
 async def admin(client: EtcdClient, name: str, request: object) -> None:
     """A request of etcd's Auth service."""
     response = getattr(rpc, f"Auth{name.removeprefix('Auth')}Response")
-    method = Method(f"/etcdserverpb.Auth/{name}", type(request).SerializeToString, response.FromString)  # type: ignore[attr-defined]
-    await client.transport.unary(method, request, 5.0)
+    await client.transport.unary(Method.of(f"Auth/{name}", type(request), response), request, 5.0)
 
 
 async def grant(client: EtcdClient, first: str, after: str) -> None:
