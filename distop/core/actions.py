@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.checked import checked
 from distop.core.codec import SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.frozen import frozen
+from distop.core.txn import Put
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,6 +103,11 @@ class Actions:
 
 
 NO_ACTIONS = Actions()
+
+
+def recorded(key: str, actions: Actions) -> tuple[Put, ...]:
+    """The operation that records them at a key; none where nothing was done."""
+    return (Put(key, actions.encode()),) if actions.kept else ()
 
 
 # ------------------------------------------------------------------ as they are listed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core import records
-from distop.core.actions import NO_ACTIONS
+from distop.core.actions import NO_ACTIONS, recorded
 from distop.core.txn import Delete, Get, Put, Txn, unchanged
 from distop.errors import InvalidArgument
 
@@ -43,7 +43,7 @@ def put_table(
         (
             Put(keys.table(record.name), record.encode()),
             Put(keys.run_ops(record.name), run_ops.value if run_ops else b"{}"),
-            *_recorded(keys, record.name, actions),
+            *recorded(keys.table_actions(record.name), actions),
         ),
         read_table(keys, record.name),
         "put_table",
@@ -62,15 +62,11 @@ def remove_table(
         (
             Delete(keys.table(name)),
             Put(keys.run_ops(name), run_ops.value if run_ops else b"{}"),
-            *_recorded(keys, name, actions),
+            *recorded(keys.table_actions(name), actions),
         ),
         read_table(keys, name),
         "remove_table",
     )
-
-
-def _recorded(keys: Keys, name: str, actions: Actions) -> tuple[Put, ...]:
-    return (Put(keys.table_actions(name), actions.encode()),) if actions.kept else ()
 
 
 def running(run_ops: KeyValue | None) -> dict[str, int]:

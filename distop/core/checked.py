@@ -11,6 +11,8 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.core import texts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -36,9 +38,8 @@ def checked(record: T) -> T:
 
 
 def shown(value: object) -> str:
-    """A value in a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    """A value of a record in a message, shortened."""
+    return texts.shown(value, _SHOWN)
 
 
 def within(value: int, least: int, most: int, name: str) -> int:

@@ -295,7 +295,7 @@ class Gate:
                 )
             )
         except UNREADABLE:
-            return checked(cls())
+            return cls()
 
 
 _SMALL = 200

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop.core.actions import NO_ACTIONS
+from distop.core.actions import NO_ACTIONS, recorded
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import (
@@ -402,7 +402,7 @@ def _recorded(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...
     """Who did what to an operation, with what is done now. Whatever writes that writes the state as well, and compares
     its revision: so nothing that was recorded is overwritten, and no end leaves out what it does not know of.
     """
-    return (Put(keys.of(ref, "actions"), actions.encode()),) if actions.kept else ()
+    return recorded(keys.of(ref, "actions"), actions)
 
 
 def pause(
