@@ -37,9 +37,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 garbage.begin()
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
-hypothesis.settings.register_profile("distop", deadline=None, max_examples=100)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if in_ci() else "distop")
+# At each change, and with --slow.
+for name, examples in (("some", 30), ("many", 200)):
+    hypothesis.settings.register_profile(
+        name, deadline=None, max_examples=examples, derandomize=in_ci(), print_blob=in_ci()
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the etcd server of this run first on ``PATH``."""
+    """Put the etcd server of this run first on ``PATH``, and choose how many examples properties are tried with."""
+    hypothesis.settings.load_profile("many" if config.getoption("--slow") else "some")
     try:
         servers.use()
     except servers.Unavailable as error:

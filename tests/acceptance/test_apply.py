@@ -21,6 +21,7 @@ from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.support.applying import At, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, MemoryProgress, Ran, presented, run_operation
+from tests.support.further import with_further
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import DELETING, Lake
@@ -120,7 +121,9 @@ def certified(lake: Lake, spark: SparkSession, tmp_path_factory: pytest.TempPath
     return Bench(lake, spark, tmp_path_factory.mktemp("work")).certificate("moments", NOT_NULL)
 
 
-@pytest.mark.parametrize(("owner", "method", "n", "when"), BEFORE_THE_CHANGE + AFTER_THE_CHANGE)
+@pytest.mark.parametrize(
+    ("owner", "method", "n", "when"), with_further(BEFORE_THE_CHANGE, 3) + with_further(AFTER_THE_CHANGE, 3)
+)
 def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
     bench: Bench, certified: dict[str, Any], careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
     owner: Any, method: str, n: int, when: str,

@@ -83,6 +83,7 @@ def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
     assert "does not know this application" in ann.log.read_text()
 
 
+@pytest.mark.slow  # at each change: tests/unit/test_stalling.py
 def test_an_application_that_waits_for_cores_is_reported_and_not_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:

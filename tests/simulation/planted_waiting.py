@@ -237,7 +237,7 @@ def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> 
     wrap(patch, waiters, "fate", at_once)
 
 
-@bug("given up too early", shape=inserted_for_long)
+@bug("given up too early", shape=inserted_for_long, slow=True)
 def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     """The age counts from the first sight of the hold, even after a refresh."""
     former = HoldKeeper.changed

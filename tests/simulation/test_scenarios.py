@@ -23,6 +23,7 @@ from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import CROWD, Act, DrainAct, Fault, Wish, plain
 from distop.testing.simulation.strikes import Strike, one_strike
 from distop.testing.simulation.worker import ANSWER
+from tests.support.further import with_further
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
@@ -51,7 +52,7 @@ def checkpoints(sim: Simulation) -> dict[str, list[int]]:
     return values
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", with_further(range(30), 10))
 def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> None:
     """One job failed, so the others were told to stop. The claims were seen to be gone, and the state of the last job,
     of which another watch tells, was not yet seen: decision and history counted one job too few.
@@ -60,7 +61,7 @@ def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> N
     assert simulate(seed, wanted=small(seed, 3, wish, slots=20)).breaches == []
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", with_further(range(12), 6))
 def test_nobody_cleans_up_after_a_holder_that_only_is_not_seen_yet(seed: int) -> None:
     """An executor began while another one's watch was silent. To that one the new holder of a job seemed to be gone,
     and where a lost job fails it was cleaned up after, before the transaction that would have told.
@@ -414,7 +415,7 @@ def failing_chords(seed: int, graphs: int = 3) -> Scenario:
     return plain(seed, 1, chords, slots=4)
 
 
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", with_further(range(1, 21), 8))
 def test_two_predecessors_of_one_operation_fail_together(seed: int) -> None:
     """A successor's end and the signal of the second failure shared a transaction.
 

@@ -75,6 +75,7 @@ def test_what_breaches_nothing_is_not_made_smaller() -> None:
     assert shrink(LARGE, breached=lambda wanted: []) is None
 
 
+@pytest.mark.slow  # at each change: without a simulator, above
 @pytest.mark.timeout(180)
 def test_the_story_of_a_planted_bug_is_of_the_smallest_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     (planted,) = [planted for planted in BUGS if planted.name == "report_without_its_fence"]

@@ -36,6 +36,7 @@ from distop.worker import shared
 from distop_behaviors.index.folder import Folder, Generation
 from distop_behaviors.validate import certify
 from tests.support.context import FakeContext
+from tests.support.further import with_further
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -318,7 +319,7 @@ def grow(rng: random.Random, folder: Path, root: Path, depth: int) -> None:
             grow(rng, path, root, depth - 1)
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", with_further(range(8), 2))
 def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> None:
     """Layouts with nested tables, names that begin alike, odd encodings, and links at each level of the way."""
     for seed in range(block * 50, block * 50 + 50):
@@ -424,7 +425,7 @@ def test_an_odd_url_is_no_place(anchor: str, bucket: Bucket) -> None:
         delete(Place(anchor), "x")
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", with_further(range(100), 30))
 def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) -> None:
     rng = random.Random(seed)
     plain = [n for n in NAMES if "\udcff" not in n and "\n" not in n]

@@ -16,6 +16,7 @@ import pytest
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import bloom, finding, postings, values
 from distop_behaviors.index.finding import find
+from tests.support.further import with_further
 from tests.support.generated import generate
 from tests.support.indexed import Indexes
 
@@ -52,7 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", with_further(range(8), 3))
 def test_every_file_that_has_a_key_is_named(seed: int, tmp_path: Path) -> None:
     """Before and after some files were removed, replaced and added, and again once the index was refreshed."""
     rng = random.Random(seed)

@@ -38,6 +38,7 @@ from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
 from tests.support.context import FakeContext, run_operation
 from tests.support.evolving import evolve
+from tests.support.further import with_further
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def facts(table: Table, *columns: str) -> list[FileFacts]:
     return manifests.snapshot_of(table.metadata_location, frozenset(columns)).of(plan)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", with_further(range(30), 10))
 def test_statistics_alone_never_say_more_than_is_so(seed: int, tmp_path: Path) -> None:
     made = evolve(seed, tmp_path, version=1 if seed % 5 == 0 else 2)
     ran = alone(tmp_path, *({**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)))

@@ -87,7 +87,7 @@ def run(argv: list[str]) -> tuple[int, str, str]:
 def test_an_odd_command_line_is_taken_or_refused_in_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     beginning, known = COMMANDS[name]
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def prove(data: st.DataObject) -> None:
         argv = [*beginning, *line(data.draw, known)]

@@ -168,7 +168,13 @@ BOUNDS = {
 
 @pytest.mark.parametrize("request_id", [None, "mine"])
 @pytest.mark.parametrize("failure", [[Put(RAN, b"failure")], [Get(GATE)]], ids=["writes", "reads"])
-@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS.keys())
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        pytest.param(BOUNDS["two copies lost"], id="two copies lost", marks=pytest.mark.slow),
+        pytest.param(BOUNDS["given up once"], id="given up once"),
+    ],
+)
 def test_C9_C10_one_branch_is_applied_and_reported_whatever_copies_do(
     bounds: dict[str, int],
     failure: list[Any],

@@ -33,10 +33,8 @@ class Kind(NamedTuple):
     @property
     def at_each_change(self) -> Kind:
         """Of those that share this, one is run at each change of the project; ``scripts/simulate --points`` runs all.
-        A kill at a step is struck at both moments; and one thing that is no kill, at one of them: who is cut off,
-        frozen or asked to stop goes on, and learns what was done.
         """
-        return self if self.action == "kill" else self._replace(action="", moment="")
+        return self._replace(action="", moment="")
 
 
 @frozen
