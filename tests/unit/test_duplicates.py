@@ -296,6 +296,24 @@ def test_L20_what_has_not_begun_is_replaced_in_one_transaction() -> None:
     run(work)
 
 
+def test_L20_several_are_replaced_in_one_transaction() -> None:
+    async def work(etcd: Etcd) -> None:
+        old = [(await etcd.start(path, delay=60)).ref for path in "ab"]
+        # The first of three goes alone, and the others behind it go together.
+        calls = [etcd.start("z"), *(etcd.start(path, "replace", delay=60) for path in "ab")]
+        _, *new = [one.ref for one in await asyncio.gather(*calls)]
+        assert etcd.numbered()[-1] == 2
+        for former, ref in zip(old, new, strict=True):
+            record, cancel = etcd.store.get(KEYS.history(former)), etcd.store.get(KEYS.of(former, "cancel"))
+            assert record is not None
+            assert cancel is not None
+            told = History.decode(record.value)
+            assert told.cancel == Cancel.decode(cancel.value)
+            assert (told.state, told.cancel.replaced_by) == (State.CANCELLED, str(ref))
+
+    run(work)
+
+
 @pytest.mark.parametrize("moved", ["begun", "cancelled", "replaced"])
 def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> None:
     async def work(etcd: Etcd) -> None:

@@ -13,6 +13,7 @@ import pytest
 from distop import Start, chord
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.codec import dumps
 from distop.core.due import ended_waiting
 from distop.core.invariants import check
 from distop.core.links import Edge, Hold, HoldState
@@ -107,6 +108,16 @@ def test_a_graph_that_lost_its_numbers_to_another_start_is_started_with_the_next
         started = await etcd.client.start_operations([noop(), noop()], request_id="mine")
         assert [one.ref for one in started] == ["t/noop/1", "t/noop/2"]
         assert len(etcd.operations()) == 2
+
+    run(work)
+
+
+@pytest.mark.parametrize("many", [2, MANY])
+def test_each_operation_of_a_graph_has_its_own_argument(many: int) -> None:
+    async def work(etcd: Etcd) -> None:
+        started = await etcd.client.start_operations([Start("noop", TABLE, {"n": n}) for n in range(many)])
+        args = [etcd.value(KEYS.of(one.parts, "arg")) for one in started]
+        assert args == [dumps({"n": n}) for n in range(many)]
 
     run(work)
 

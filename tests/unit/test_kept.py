@@ -57,6 +57,14 @@ def test_it_goes_with_the_record() -> None:
     assert not check(world.keys, world.store.history)
 
 
+def test_several_records_are_deleted_together() -> None:
+    world = World()
+    old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}") for ref in (world.life(1), world.life(1))]
+    world.store.apply(finishing.forget(world.keys, old, pass_an_hour(world.store, world.keys)))
+    assert not [kv.key for kv in world.store.listing() if kv.key.startswith(("distOpHistory.", "distOpRequest."))]
+    assert not check(world.keys, world.store.history)
+
+
 def test_names_that_no_start_takes_are_not_kept() -> None:
     assert kept.encode_rows([(n, "x" * 100) for n in range(6_000)], set()) is None
     assert kept.encode_rows([(n, "x" * 100) for n in range(5_000)], set()) is not None

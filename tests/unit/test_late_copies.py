@@ -219,14 +219,15 @@ def test_the_caller_of_a_given_up_graph_neither_holds_nor_releases_it(label: str
 
 
 @pytest.mark.usefixtures("shown")
-def test_a_caller_refreshes_its_hold_while_it_inserts_edges() -> None:
+@pytest.mark.parametrize(("label", "name"), [("start", "spec"), ("edges", "next")])
+def test_a_caller_refreshes_its_hold_with_each_page_of_a_graph(label: str, name: str) -> None:
     async def work(etcd: Etcd) -> None:
         await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
-        pages = [txn for txn in etcd.committed if txn.label == "edges"]
+        pages = [txn for txn in etcd.committed if txn.label == label]
         written = [
             {KEYS.parse(one.kv.key).family for one in changes}
             for _, changes in etcd.store.history
-            if any(KEYS.parse(one.kv.key).name == "next" for one in changes)
+            if any(KEYS.parse(one.kv.key).name == name for one in changes)
         ]
         assert len(pages) == len(written) > 1
         assert all("distOpHold" in families for families in written)

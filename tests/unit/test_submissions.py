@@ -99,6 +99,19 @@ def test_an_operation_waits_for_each_of_its_dependencies(how: str) -> None:
     run(work)
 
 
+def test_an_operation_waits_for_each_dependency_that_is_added_later() -> None:
+    async def work(etcd: Etcd) -> None:
+        first, second, last = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(3)]
+        await etcd.client.add_dependencies([(first, last), (second, last)])
+        edges = etcd.store.range(*KEYS.edges_range(last.parts, "after"))
+        assert sorted(Edge.decode(kv.value).op for kv in edges) == [first.ref, second.ref]
+        for one in (first, second):
+            (edge,) = etcd.store.range(*KEYS.edges_range(one.parts, "next"))
+            assert Edge.decode(edge.value).op == last.ref
+
+    run(work)
+
+
 @HOW
 def test_its_options_and_its_request_id_are_written_with_it(how: str) -> None:
     async def work(etcd: Etcd) -> None:

@@ -704,6 +704,20 @@ def test_pending_operations_end_together_as_they_would_alone() -> None:
     assert not check(world.keys, world.store.history)
 
 
+def test_each_successor_of_a_cancelled_operation_is_informed() -> None:
+    world, ref = ready()
+    successors = []
+    for _ in range(3):
+        successors.append(world.next_ref())
+        world.do(world.submit(successors[-1], ref))
+    world.do(world.cancel(ref))
+    world.do(world.finish_at_once(ref))
+    world.do(world.signal(ref))
+    told = [list((world.op(one).broken or {}).values()) for one in successors]
+    assert told == [[f"{ref} ended as cancelled"]] * 3
+    assert not world.op(ref).next
+
+
 def test_early_ends_are_refused_without_their_group() -> None:
     """An open operation and one with an uninformed successor stay; the third one goes."""
     world, open_ref = ready()
