@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from distop.worker import launch
 from tests.integration.test_worker_runs import (
@@ -20,13 +23,13 @@ from tests.integration.test_worker_runs import (
     until,
     worker,
 )
+from tests.support.daemons import distop_process
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from distop.worker.host import Worker
+    from tests.support.daemons import Daemons
 
 __all__ = ["sample_env", "worker"]
 
@@ -111,3 +114,31 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(tmp_path: Pat
         assert kinds(ends) == "a:crash"
         assert "ran longer than its time limit" in ends["a"].error
         assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
+
+
+@pytest.mark.etcd
+def test_hole_9_an_operation_whose_jobs_have_no_end_fails_by_its_limit_and_its_neighbour_goes_on(
+    group: Daemons, tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    group.start("e1", env=sample_env)
+    arg = {"does": {"n": "hold"}, "names": ["n"], "diary": str(tmp_path / "diary")}
+    neighbour = group.client.start_operation("sample", "t", arg)
+    group.eventually(lambda: "start n" in diary(tmp_path), "the neighbour runs", "e1")
+    limited = group.client.start_operation("noop", "t", {"sleep": 3600}, time_limit=0.5, retry_attempts=2)
+    ended = limited.wait(60)
+    assert ended.state == "failed"
+    (error,) = ended.record["errors"]
+    assert [one["text"] for one in error["attempts"]] == [SENTENCE] * 2
+    assert neighbour.status().jobs["running"] == 1
+    (tmp_path / "e1/ops/t/sample/1/go").touch()
+    assert neighbour.wait(60).state == "success"
+    assert diary(tmp_path).count("start n") == 1
+
+
+@pytest.mark.etcd
+def test_hole_9_a_start_with_a_time_limit_fails_by_it(group: Daemons) -> None:
+    group.start("e1")
+    start = ["start", "noop", "t", "--arg", '{"sleep": 3600}', "--time-limit", "0.5", "--retry-attempts", "1"]
+    ran = distop_process(group, *start, "--wait", "--timeout", "60", "--json")
+    assert ran.returncode == 1, ran.stderr
+    assert [one["text"] for one in json.loads(ran.stdout)["errors"]] == [SENTENCE]
