@@ -117,14 +117,15 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(tmp_path: Pat
 
 
 @pytest.mark.etcd
-def test_hole_9_an_operation_whose_jobs_have_no_end_fails_by_its_limit_and_its_neighbour_goes_on(
-    group: Daemons, tmp_path: Path, sample_env: dict[str, str]
+@pytest.mark.parametrize(("of_executor", "of_start"), [("noop=1h", 0.5), ("noop=0.5s", 3600), ("noop=0.5s", None)])
+def test_hole_9_jobs_without_an_end_fail_by_the_smallest_limit_and_a_neighbour_goes_on(
+    group: Daemons, tmp_path: Path, sample_env: dict[str, str], of_executor: str, of_start: float | None
 ) -> None:
-    group.start("e1", env=sample_env)
+    group.start("e1", env=sample_env, options=("--job-time-limit", of_executor))
     arg = {"does": {"n": "hold"}, "names": ["n"], "diary": str(tmp_path / "diary")}
     neighbour = group.client.start_operation("sample", "t", arg)
     group.eventually(lambda: "start n" in diary(tmp_path), "the neighbour runs", "e1")
-    limited = group.client.start_operation("noop", "t", {"sleep": 3600}, time_limit=0.5, retry_attempts=2)
+    limited = group.client.start_operation("noop", "t", {"sleep": 3600}, time_limit=of_start, retry_attempts=2)
     ended = limited.wait(60)
     assert ended.state == "failed"
     (error,) = ended.record["errors"]
@@ -137,7 +138,8 @@ def test_hole_9_an_operation_whose_jobs_have_no_end_fails_by_its_limit_and_its_n
 
 @pytest.mark.etcd
 def test_hole_9_a_start_with_a_time_limit_fails_by_it(group: Daemons) -> None:
-    group.start("e1")
+    (executor,) = group.start("e1", options=("--job-time-limit", "valdate=2h"))
+    assert "job-time-limit names types that are not installed here: valdate" in executor.log.read_text()
     start = ["start", "noop", "t", "--arg", '{"sleep": 3600}', "--time-limit", "0.5", "--retry-attempts", "1"]
     ran = distop_process(group, *start, "--wait", "--timeout", "60", "--json")
     assert ran.returncode == 1, ran.stderr
