@@ -251,8 +251,8 @@ class Behavior(ABC):
     failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
     resumable: ClassVar[bool] = False
     time_limit: ClassVar[float | None] = None
-    """Seconds for one attempt of a job. One that takes longer is stopped, and is an unexpected error. None: no limit,
-    unless a start gives one: how long a job may take depends on the data, which only its caller knows.
+    """Seconds for one attempt of a job. One that takes longer is stopped, and is an unexpected error. A start and
+    the executor's ``job-time-limit`` may give less, and not more. None: no limit of its own.
     """
     large_results: ClassVar[Literal["refuse", "file"]] = "refuse"
     """What becomes of a job's result that is too large for etcd (63 KiB of JSON): the job fails and says so, or the

@@ -161,8 +161,8 @@ class Client:
         ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of some
         (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one gives
         the operation that the first call started (as long as its history is kept); with another argument or other
-        partitions it is refused. ``failure_policy``, ``retry_attempts`` and ``time_limit`` (seconds for one attempt
-        of a job) override what the behavior declares.
+        partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
+        ``time_limit``: seconds for one attempt of a job, where the behavior or the executor allows no less.
         ``labels``: texts by which lists and the history find it (``core.labels`` has the bounds); those of the call
         that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
 

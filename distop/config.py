@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import private
 from distop.core import heartbeats, serving, verifier_urls
+from distop.core.declaration import LONGEST_TIME_LIMIT
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, check_type_name, encode
 from distop.core.limits import DEFAULT, Limits
@@ -41,6 +42,10 @@ SHORTEST_HISTORY_AGE = 3600.0
 """Seconds."""
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+ALL_TYPES = "*"
+"""Stands for all types without a job time limit of their own."""
+DEFAULT_JOB_TIME_LIMIT = 86_400.0
+"""Seconds. A job is one partition: one without an end must not hold a slot for ever."""
 SHORTEST_TTL = 2.0
 """Seconds; etcd grants no shorter lease with its default timings (L7)."""
 
@@ -65,6 +70,7 @@ class ExecutorConfig:
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
+    ``job_time_limits``: operation type → seconds for one attempt of a job at most; ``*``: of all other types.
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
     completed. ``serves``: the types and tables that it works for. ``source``: which settings file was used, for people.
     ``limits``: no setting; the simulator gives others.
@@ -87,6 +93,7 @@ class ExecutorConfig:
     history_age: float | None = None
     metrics: tuple[str, int] | None = None
     call_limit: float = 3600.0
+    job_time_limits: Mapping[str, float] = field(default_factory=dict)
     verifier_urls: tuple[str, ...] = ()
     serves: serving.Serves = serving.ALL
     certificate_key: bytes = field(default=b"", repr=False)
@@ -97,6 +104,11 @@ class ExecutorConfig:
     """
     source: str = ""
     limits: Limits = DEFAULT
+
+    def job_time_limit(self, type_name: str) -> float:
+        """Seconds for one attempt of a job of this type at most."""
+        limits = self.job_time_limits
+        return limits.get(type_name, limits.get(ALL_TYPES, DEFAULT_JOB_TIME_LIMIT))
 
 
 # ------------------------------------------------------------- reading values
@@ -240,11 +252,11 @@ def _name(value: Any) -> str:
     return text
 
 
-class _NotPair(ValueError):
-    """One of several pairs is none: that one is shown, not all of them."""
+class _WrongPair(ValueError):
+    """One of several pairs is wrong: that one is shown, not all of them."""
 
-    def __init__(self, item: object) -> None:
-        super().__init__("written as K=V")
+    def __init__(self, item: object, what: str = "written as K=V") -> None:
+        super().__init__(what)
         self.item = item
 
 
@@ -270,8 +282,21 @@ def pairs(value: Any) -> dict[str, str]:
     for item in value:
         key, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not equals or not key.strip():
-            raise _NotPair(item)
+            raise _WrongPair(item)
         found[key.strip()] = text
+    return found
+
+
+def _job_time_limits(value: Any) -> dict[str, float]:
+    """Operation type, or :data:`ALL_TYPES` → seconds."""
+    found: dict[str, float] = {}
+    for name, text in pairs(value).items():
+        if name != ALL_TYPES:
+            check_type_name(name)
+        try:
+            found[name] = min(duration(text), LONGEST_TIME_LIMIT)
+        except ValueError:
+            raise _WrongPair(f"{name}={text}", "TYPE=TIME, such as validate=2h or *=36h") from None
     return found
 
 
@@ -311,6 +336,7 @@ SETTINGS: Mapping[str, Setting] = {
     "history_age": Setting(_history_age),
     "metrics": Setting(_address),
     "call_limit": Setting(duration, 3600.0),
+    "job_time_limit": Setting(_job_time_limits, {}),
     "verifier_url": Setting(_verifier_urls, ()),
     "types": Setting(_types),
     "tables": Setting(_tables),
@@ -376,7 +402,7 @@ class Settings:
         try:
             return setting.read(value)
         except ValueError as error:
-            wrong = error.item if isinstance(error, _NotPair) else value
+            wrong = error.item if isinstance(error, _WrongPair) else value
             told = "" if setting.secret else f", not {shown(wrong)}"
             raise InvalidArgument(f"{where} must be {error}{told}") from None
         except InvalidArgument as error:
@@ -512,6 +538,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         history_age=settings.get("history_age"),
         metrics=settings.get("metrics"),
         call_limit=settings.get("call_limit"),
+        job_time_limits=settings.get("job_time_limit"),
         verifier_urls=settings.get("verifier_url"),
         serves=serving.Serves(settings.get("types"), settings.get("tables")),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),

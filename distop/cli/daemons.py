@@ -30,6 +30,10 @@ CALL_LIMIT = Annotated[
     str | None,
     typer.Option(metavar="T", help="Time limit for planning an operation, and for its completion code (1h)."),
 ]
+JOB_TIME_LIMIT = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TYPE=T", help="Longest time of one attempt of a job (repeatable; *: all others; *=24h)."),
+]
 VERIFIER_URL = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
@@ -69,6 +73,7 @@ def executor(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    job_time_limit: JOB_TIME_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
     types: TYPES = None,
     tables: TABLES = None,
@@ -99,6 +104,7 @@ def executor(
             history_age=history_age,
             metrics=metrics,
             call_limit=call_limit,
+            job_time_limit=job_time_limit or None,
             verifier_url=verifier_url or None,
             types=types,
             tables=tables,
@@ -135,6 +141,7 @@ def dev(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    job_time_limit: JOB_TIME_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
     types: TYPES = None,
     tables: TABLES = None,
@@ -162,6 +169,7 @@ def dev(
         "history_age": history_age,
         "metrics": metrics,
         "call_limit": call_limit,
+        "job_time_limit": job_time_limit or None,
         "verifier_url": verifier_url or None,
         "types": types,
         "tables": tables,

@@ -102,7 +102,7 @@ TIMEOUT = Annotated[
 ]
 TIME_LIMIT = Annotated[
     float | None,
-    typer.Option(metavar="S", parser=seconds("--time-limit"), help="Seconds for one attempt of a job."),
+    typer.Option(metavar="S", parser=seconds("--time-limit"), help="Seconds for one attempt of a job at most."),
 ]
 ATTEMPTS = Annotated[
     int | None,

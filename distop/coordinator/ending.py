@@ -444,11 +444,10 @@ class Ending:
             wanted = request(
                 *(ref.type, ref.table, arg.kv.value, spec.partitions, next_request(ref)),
                 *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
+                time_limit=rules.time_limit or None,
             )
-            wanted = replace(wanted, by=spec.by)
-            wanted = replace(
-                wanted, not_before=one.not_before, series=one.series, options=op.terms.options, where=spec.where
-            )
+            wanted = replace(wanted, by=spec.by, where=spec.where, options=op.terms.options)
+            wanted = replace(wanted, not_before=one.not_before, series=one.series)
             by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
             started = await submit(self._ctx.client, self._keys, replace(wanted, **by_id))
         except Incompatible as error:

@@ -25,6 +25,11 @@ def check_time_limit(value: Any, what: str) -> float:
     return float(value)
 
 
+def shortest(*limits: float) -> float:
+    """The time limit that holds where several are given; 0: none."""
+    return min((limit for limit in limits if limit > 0), default=0.0)
+
+
 def over_time_limit(limit: float) -> str:
     """The error of a job that ran longer than its time limit."""
     return f"the job ran longer than its time limit of {limit:g} s"
@@ -89,7 +94,7 @@ class Declaration:
     combine: Mapping[str, str] = field(default_factory=dict)
     """Field of the argument → the rule by which two values of it become one (``core.ids.RULES``)."""
     time_limit: float = 0.0
-    """Seconds for one attempt of a job; 0: no limit."""
+    """Seconds for one attempt of a job; 0: no limit of its own."""
     to_file: bool = False
     """Results that are too large for etcd go to files, which are removed when the history forgets their operation."""
 

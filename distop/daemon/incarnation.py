@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import __version__
 from distop.clock import time, uuid
+from distop.config import ALL_TYPES, ExecutorConfig
 from distop.core import keys as K
 from distop.core.actions import NO_ACTIONS, entries
 from distop.core.draining import node_state
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
     from distop.core.keys import ParsedKey
     from distop.core.txn import TxnResult
@@ -171,6 +171,8 @@ class Incarnation(Context):
         """Set everything up and keep it going; returns only by an error."""
         installed = await self.worker.start()
         declarations = [d for d in installed if not refusal(self.config.serves, d.type_name, ())]
+        if unknown := self.config.job_time_limits.keys() - {ALL_TYPES, *(d.type_name for d in installed)}:
+            self.log.warning("job-time-limit names types that are not installed here: %s", ", ".join(sorted(unknown)))
         self.types = frozenset(d.type_name for d in declarations)
         self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
         self._sweeper.types = frozenset(d.type_name for d in declarations if d.to_file)

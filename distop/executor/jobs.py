@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
+from distop.core.declaration import shortest
 from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.errors import InvalidArgument, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
@@ -173,7 +174,7 @@ class Jobs:
             batch=op.spec.rules.batch,
             cleanup_first=any(h.claim.attempt > 1 for _, h in held),
             resumable=op.spec.rules.resumable,
-            time_limit=op.spec.rules.time_limit,
+            time_limit=shortest(op.spec.rules.time_limit, ctx.config.job_time_limit(op.ref.type)),
             deadline=ctx.session.deadline,
         )
 

@@ -104,7 +104,7 @@ class Request:
     on_duplicate: str = ""
     """What is done where an operation of its id goes on; "": it is joined."""
     time_limit: float | None = None
-    """Seconds for one attempt of a job; None: what the behavior declares."""
+    """Seconds for one attempt of a job at most; None: what behavior and executor allow."""
 
     @property
     def keyed(self) -> bool:

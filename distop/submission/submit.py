@@ -13,7 +13,7 @@ from distop.core import catalog
 from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
-from distop.core.declaration import Declaration
+from distop.core.declaration import Declaration, shortest
 from distop.core.digest import request_digest
 from distop.core.frozen import frozen
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Spec, TableRecord
@@ -591,7 +591,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
     if wanted.retry_attempts is not None:
         rules = replace(rules, retry=replace(rules.retry, attempts=wanted.retry_attempts))
     if wanted.time_limit is not None:
-        rules = replace(rules, time_limit=wanted.time_limit)
+        rules = replace(rules, time_limit=shortest(rules.time_limit, wanted.time_limit))
     return Spec(
         wanted.request_id,
         rfc3339(time.time()),

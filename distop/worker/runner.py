@@ -537,7 +537,7 @@ class Run:
                 kind, text = "error", b"null"
                 error = f"the result of partition {name} could not be written to a file: {headline(problem)}"
         self._env.outbox.ended(self.number, ordinal, kind, text, error, started)
-        if self._careful or self._limit:
+        if self._careful:
             self._env.outbox.flush()
 
     def _in_file(self, ordinal: int, text: bytes) -> bytes:

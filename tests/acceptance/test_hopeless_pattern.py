@@ -1,4 +1,4 @@
-"""A pattern that Java matches for ever: its job ends at its time limit, and its neighbour keeps the JVM."""
+"""A CHECK that Java matches for ever: its job ends at its time limit, and its neighbour keeps the JVM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableRecord
+from distop.tables import plan_table
+from distop.worker.model import JobItem, RunRequest
 from tests.integration.test_worker_runs import child_pid, diary, kinds, request, run, sample_env, started, until
 
 if TYPE_CHECKING:
@@ -13,20 +20,34 @@ if TYPE_CHECKING:
 
 __all__ = ["sample_env"]
 
+SECONDS = 240
+"""At most, with the start of Spark on a busy machine."""
 
-async def test_a_hopeless_pattern_ends_at_its_time_limit_and_its_neighbour_keeps_its_jvm(
+
+def validate(folder: Path, check: str, op: str, time_limit: float = 0.0) -> RunRequest:
+    table = TableRecord("t", "parquet", str(folder))
+    (plan,) = plan_table(table).partitions
+    item, arg = JobItem(plan.to_json(), 1, 100), {"checks": [{"check": check}]}
+    return RunRequest(op, "validate", arg, table.to_json(), (item,), batch=True, time_limit=time_limit)
+
+
+@pytest.mark.timeout(300)
+async def test_hole_9_a_hopeless_check_ends_at_its_time_limit_and_its_neighbour_keeps_its_jvm(
     tmp_path: Path, sample_env: dict[str, str]
 ) -> None:
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"s": ["a" * 60 + "b"]}), tmp_path / "t" / "part.parquet")
     async with started(tmp_path, sample_env, spark_master="local[2]") as worker:
         neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
-        beside = asyncio.ensure_future(run(worker, neighbour))
+        beside = asyncio.ensure_future(run(worker, neighbour, SECONDS))
         await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
         first = child_pid(worker)
         # The limit is not to be used up by the start of Spark.
-        assert kinds(await run(worker, replace(request({"s": "spark"}, "s", tmp_path), op="t/sample/3"))) == "s:success"
-        ends = await run(worker, request({"b": "spark-pattern"}, "b", tmp_path, time_limit=5.0))
-        assert kinds(ends) == "b:error"
-        assert ends["b"].error == "the job ran longer than its time limit of 5 s"
+        (end,) = (await run(worker, validate(tmp_path / "t", "s RLIKE 'a{20}b'", "t/validate/1"), SECONDS)).values()
+        assert (end.kind, end.error) == ("success", "")
+        hopeless = validate(tmp_path / "t", "s RLIKE '(.*a){20}c'", "t/validate/2", time_limit=5.0)
+        (end,) = (await run(worker, hopeless)).values()
+        assert (end.kind, end.error) == ("error", "the job ran longer than its time limit of 5 s")
         await until(lambda: bool(worker.stuck), "the task is known to run on")
         assert child_pid(worker) == first
         (tmp_path / "work/ops/t/sample/2/go").touch()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from distop.worker import launch
 from tests.integration.test_worker_runs import (
@@ -20,13 +23,13 @@ from tests.integration.test_worker_runs import (
     until,
     worker,
 )
+from tests.support.daemons import distop_process
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from distop.worker.host import Worker
+    from tests.support.daemons import Daemons
 
 __all__ = ["sample_env", "worker"]
 
@@ -111,3 +114,33 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(tmp_path: Pat
         assert kinds(ends) == "a:crash"
         assert "ran longer than its time limit" in ends["a"].error
         assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize(("of_executor", "of_start"), [("noop=1h", 0.5), ("noop=0.5s", 3600), ("noop=0.5s", None)])
+def test_hole_9_jobs_without_an_end_fail_by_the_smallest_limit_and_a_neighbour_goes_on(
+    group: Daemons, tmp_path: Path, sample_env: dict[str, str], of_executor: str, of_start: float | None
+) -> None:
+    group.start("e1", env=sample_env, options=("--job-time-limit", of_executor))
+    arg = {"does": {"n": "hold"}, "names": ["n"], "diary": str(tmp_path / "diary")}
+    neighbour = group.client.start_operation("sample", "t", arg)
+    group.eventually(lambda: "start n" in diary(tmp_path), "the neighbour runs", "e1")
+    limited = group.client.start_operation("noop", "t", {"sleep": 3600}, time_limit=of_start, retry_attempts=2)
+    ended = limited.wait(60)
+    assert ended.state == "failed"
+    (error,) = ended.record["errors"]
+    assert [one["text"] for one in error["attempts"]] == [SENTENCE] * 2
+    assert neighbour.status().jobs["running"] == 1
+    (tmp_path / "e1/ops/t/sample/1/go").touch()
+    assert neighbour.wait(60).state == "success"
+    assert diary(tmp_path).count("start n") == 1
+
+
+@pytest.mark.etcd
+def test_hole_9_a_start_with_a_time_limit_fails_by_it(group: Daemons) -> None:
+    (executor,) = group.start("e1", options=("--job-time-limit", "valdate=2h"))
+    assert "job-time-limit names types that are not installed here: valdate" in executor.log.read_text()
+    start = ["start", "noop", "t", "--arg", '{"sleep": 3600}', "--time-limit", "0.5", "--retry-attempts", "1"]
+    ran = distop_process(group, *start, "--wait", "--timeout", "60", "--json")
+    assert ran.returncode == 1, ran.stderr
+    assert [one["text"] for one in json.loads(ran.stdout)["errors"]] == [SENTENCE]

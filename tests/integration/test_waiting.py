@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distop import After, Every, Start, chain, chord
 from distop import group as parallel
+from distop.core.declaration import Retry, Rules
+from distop.core.keys import Keys
+from distop.core.model import OperationRef, Spec
+from distop.core.options import Options
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
+from tests.support.contract import dump
 
 if TYPE_CHECKING:
     from distop.blocking import Operation
@@ -206,6 +212,49 @@ def test_P3_a_series_is_ended_by_any_operation_of_it(group: Daemons) -> None:
         noop(group, delay=60).end_series()
     with pytest.raises(NotFound):
         group.client.operation(f"{TABLE}/noop/999").end_series()
+
+
+OF_EACH = {"request_id", "time", "not_before", "series"}
+"""The fields of a spec in which the operations of a series differ."""
+NOT_CHOSEN = {
+    Spec: {"table", "one_at_a_time", "version", "rerun_of", "hold", "follows", "not_before"},
+    Rules: {"can_fail", "lost", "resumable", "batch", "completes", "cleans", "reports_only", "joins", "code"},
+    Retry: {"initial", "maximum"},
+    Options: set[str](),
+}
+"""Fields that no start gives, or none of a series: those of the behavior, the table and other kinds of operations."""
+
+
+def terms(group: Daemons, op: str) -> list[Any]:
+    """What stands in the records of an operation that a start gives, or might: spec, rules, retries, options."""
+    records, ref, keys = dump(group.endpoint), OperationRef.parse(op), Keys()
+    spec = Spec.decode(records[keys.of(ref, "spec")].encode())
+    options = Options.decode(records[keys.of(ref, "options")].encode()) if keys.of(ref, "options") in records else None
+    return [spec, spec.rules, spec.rules.retry, options or Options()]
+
+
+def test_hole_9_all_terms_of_a_start_hold_for_the_next_of_its_series(group: Daemons) -> None:
+    """The time limit of its jobs was lost."""
+    group.start("e1", options=("--label", "zone=a"))
+    group.client.drain("e1", wait=True, timeout=LIMIT)  # so that the records of the first can be read
+    first = group.client.start_operation(
+        "noop", TABLE, {"jobs": 2, "sleep": 0.01}, partitions=["0"], failure_policy="fail_fast", retry_attempts=7,
+        time_limit=50.0, submitter="ann", labels={"team": "a"}, every=Every(3600, times=2), where={"zone": "a"},
+        id="nightly", priority=5, max_jobs=3, max_jobs_per_executor=2, max_failed="50%",
+    )  # fmt: skip
+    given = terms(group, first.ref)
+    for one, plain in zip(given, terms(group, noop(group).ref), strict=True):
+        for each in fields(one):
+            if each.name not in NOT_CHOSEN[type(one)]:
+                assert getattr(one, each.name) != getattr(plain, each.name), f"no start of this test gives {each.name}"
+    group.client.undrain("e1")
+    group.eventually(lambda: [one.state for one in group.client.operations()] == ["pending"], "the next waits", "e1")
+    (following,) = group.client.operations()
+    assert following.op != first.ref
+    for before, after in zip(given, terms(group, following.op), strict=True):
+        for each in fields(before):
+            if each.name not in OF_EACH:
+                assert getattr(after, each.name) == getattr(before, each.name), each.name
 
 
 def test_L26_one_waits_for_more_than_one_transaction_compares(group: Daemons) -> None:

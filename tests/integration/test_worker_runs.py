@@ -68,10 +68,10 @@ def request(does: dict[str, str], names: str, tmp_path: Path, *, batch: bool = F
     return RunRequest(OP, "batches" if batch else "sample", arg, None, items, batch, **fields)
 
 
-async def run(worker: Worker, what: RunRequest, **callbacks: Any) -> dict[str, JobEnded]:
+async def run(worker: Worker, what: RunRequest, seconds: float = 60, **callbacks: Any) -> dict[str, JobEnded]:
     """The ends by partition name; each item has exactly one."""
     events: list[JobEnded] = []
-    await asyncio.wait_for(worker.run(what, events.extend, **callbacks), 60)
+    await asyncio.wait_for(worker.run(what, events.extend, **callbacks), seconds)
     assert sorted(event.partition for event in events) == [item.ordinal for item in what.items]
     return {str(what.items[event.partition].partition["name"]): event for event in events}
 

@@ -255,8 +255,6 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
             shutil.rmtree(folder)
     if action in ("spark-unusable", "spark-shuffle"):
         ctx.spark.range(0, 100, 1, 2).repartition(3).count()
-    if action == "spark-pattern":  # Java gives up on `^(a+)+$` at once, unlike Python
-        ctx.spark.range(1).selectExpr("concat(repeat('a', 60 + id), 'b') rlike '(.*a){20}c'").collect()
     if action == "spark-error":
         ctx.spark.sql("select no_such_column from range(1)").count()
 

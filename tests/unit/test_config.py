@@ -38,6 +38,14 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
         ({}, {"DISTOP_SLOTS": "two"}, "DISTOP_SLOTS must be a whole number"),
         ({}, {"DISTOP_LOG_FORMAT": "xml"}, "DISTOP_LOG_FORMAT must be one of text, json"),
         ({"spark_conf": ["a"]}, {}, "--spark-conf must be written as K=V"),
+        ({"job_time_limit": ["validate"]}, {}, "--job-time-limit must be written as K=V, not 'validate'$"),
+        (
+            {"job_time_limit": ["noop=1s", "validate=soon"]},
+            {},
+            r"--job-time-limit must be TYPE=TIME, such as validate=2h or \*=36h, not 'validate=soon'$",
+        ),
+        ({"job_time_limit": ["a.b=2h"]}, {}, "--job-time-limit: 'a.b' is not an operation type"),
+        ({}, {"DISTOP_JOB_TIME_LIMIT": "*=0s"}, "DISTOP_JOB_TIME_LIMIT must be TYPE=TIME"),
         ({"label": '{"a"'}, {}, "--label must be K=V pairs"),
         ({"namespace": "a/b"}, {}, "not a namespace"),
         ({"etcd": "nowhere"}, {}, "not an etcd endpoint"),
@@ -66,6 +74,7 @@ def test_a_wrong_setting_is_named(
         ("etcd = 5", "must be one endpoint or a list"),
         ("spark_conf = 5", "spark_conf in .*must be K=V pairs or a table$"),
         ("spark-conf = [5]", "must be written as K=V"),
+        ("[job-time-limit]\nvalidate = true", "job_time_limit in .*must be TYPE=TIME.*, not 'validate=true'$"),
         ("label = true", "label in .*must be K=V pairs or a table"),
     ],
 )
@@ -89,6 +98,18 @@ def test_a_whole_executor(tmp_path: Path) -> None:
     assert config.spark_conf == {"spark.ui.enabled": "false", "spark.driver.memory": "2g"}
     assert config.labels == {"zone": "a", "rack": "1=2"}
     assert config.slots >= 1
+
+
+def test_hole_9_each_type_has_a_longest_time_of_a_job(tmp_path: Path) -> None:
+    def limits(settings: Settings) -> tuple[float, float]:
+        config = executor_config(settings)
+        return config.job_time_limit("validate"), config.job_time_limit("noop")
+
+    assert limits(Settings({}, {})) == (86_400, 86_400), "by default, too, no job holds a slot for ever"
+    assert limits(Settings({"job_time_limit": ["validate=2h"]}, {})) == (7_200, 86_400)
+    assert limits(Settings({}, {"DISTOP_JOB_TIME_LIMIT": "*=7d,noop=1.5s"})) == (604_800, 1.5)
+    (tmp_path / "distop.toml").write_text('[job-time-limit]\n"*" = "6h"\nvalidate = 90\n')
+    assert limits(Settings({}, {}, file=find(folder=tmp_path))) == (90, 21_600)
 
 
 def test_a_client_waits_as_long_as_it_is_told() -> None:

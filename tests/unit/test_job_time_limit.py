@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distop.core.declaration import Declaration, Rules
+from distop.core.declaration import Declaration, Rules, shortest
 from distop.errors import InvalidArgument
 from distop.submission.request import request
 from distop.submission.submit import make_spec, object_of
@@ -22,13 +22,21 @@ def test_an_invalid_time_limit_is_refused_in_one_sentence(value: Any) -> None:
         wanted(time_limit=value)
 
 
-def test_the_time_limit_of_a_start_goes_before_the_declared_one_and_is_recorded() -> None:
+def test_the_smaller_time_limit_of_a_start_and_of_its_behavior_is_recorded() -> None:
     declared = Declaration("copy", time_limit=60.0)
     assert Declaration.decode(declared.encode()) == declared
     assert make_spec(wanted(), declared, None).rules.time_limit == 60.0
+    assert make_spec(wanted(time_limit=61), declared, None).rules.time_limit == 60.0
+    assert make_spec(wanted(time_limit=61), Declaration("copy"), None).rules.time_limit == 61.0
     rules = make_spec(wanted(time_limit=5), declared, None).rules
     assert Rules.from_json(rules.to_json()).time_limit == 5.0
     assert "time_limit" not in Rules().to_json()
+
+
+def test_of_several_time_limits_the_shortest_holds_and_none_below_0() -> None:
+    assert shortest(60.0, 5.0) == 5.0
+    assert shortest(0.0, 60.0) == shortest(-5.0, 60.0) == 60.0
+    assert shortest(0.0) == 0.0
 
 
 def test_a_type_without_code_takes_no_time_limit() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import logs
+from distop.config import ExecutorConfig
 from distop.core import claiming, decide
 from distop.core.codec import from_rfc3339
 from distop.core.declaration import Retry, Rules
@@ -30,6 +31,7 @@ from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.openop import Held, OpenOperation
 from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
+from distop.store.config import EtcdConfig
 from distop.testing import ModelStore
 from distop.worker.model import JobEnded, JobItem
 
@@ -99,6 +101,7 @@ class Here(Context):
         self.cluster = ClusterView(self.keys)
         self.cluster.nodes["me"] = Node("ex-me", "host", 4, ("noop",))
         self.incarnation, self.executor_id = "me", "ex-me"
+        self.config = ExecutorConfig(EtcdConfig(), directory)
         self.log = logs.get("distop.test")
         self.child = Child()
         self.worker: Any = self.child
