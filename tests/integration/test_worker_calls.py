@@ -112,7 +112,8 @@ async def test_plans_that_fail(worker: Worker) -> None:
         ("sample", {"names": 1}, "fatal", "does not fit sample: names"),
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
         ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
-        ("sample", {"names": ["a"], "options": {"c": "x" * 600_000}}, "fatal", "of the table takes 600008 bytes, over"),
+        ("sample", {"names": ["a"], "options": {"columns": "x" * 600_000}}, "fatal", "table takes 600014 bytes, over"),
+        ("sample", {"names": ["a"], "options": {"catalog": "c"}}, "fatal", "gave the table option 'catalog'"),
     ):
         with pytest.raises(WorkerError, match=sentence) as caught:
             await worker.plan(OP, type_name, arg, TABLE, None)
