@@ -119,11 +119,16 @@ def _folder(table: TableRecord) -> str | None:
     """Where a table's files, or its metadata, have to lie; None where its catalog alone knows that. Raises
     InvalidArgument.
     """
-    if table.format != "iceberg":
-        return table.location if table.format == "parquet" else None
-    from distop.tables import iceberg
+    from distop.tables.location import root_of  # what reads data is loaded by who reads
 
-    return iceberg.folder_of(table)
+    folder: str | None = None
+    if table.format == "iceberg":
+        from distop.tables import iceberg
+
+        folder = iceberg.folder_of(table)
+    elif table.format == "parquet":
+        folder = table.location
+    return None if folder is None else root_of(folder)
 
 
 def _listed(spilled: L, shared: Place, op: str) -> L:

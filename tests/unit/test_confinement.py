@@ -265,6 +265,7 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
     for partition, of in (
         (PartitionPlan(0, "p", files=((f"{t}/p=1/a.parquet", 1, 1),)), parquet),
         (PartitionPlan(0, "p", files=((t, 1, 1),)), parquet),  # a location that is a file
+        (PartitionPlan(0, "p", files=(("/a b/c.parquet", 1, 1),)), TableRecord("t", "parquet", "file:///a%20b")),
         (PartitionPlan(0, "p", files=(("s3://bucket/t/a.parquet", 1, 1),)), remote),
         (PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), iceberg),
     ):
