@@ -274,3 +274,18 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
 
 def _pinned(record: TableRecord, partition: PartitionPlan) -> Pinned:
     return Pinned(record, "v", partition.files, source=partition.source)
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "parquet"])
+def test_the_files_of_a_plan_are_those_of_its_table_however_that_is_named(tmp_path: Path, kind: str) -> None:
+    folder, link = tmp_path / "a b", tmp_path / "link"
+    Folder(folder).new(SCHEMA).append(ROWS)
+    link.symlink_to(folder)
+    for location in (str(folder), f"{folder}/", str(link), f"file://{tmp_path}/a%20b"):
+        if kind == "iceberg" and "%" in location:
+            continue  # pyiceberg takes no such path
+        where = location if kind == "iceberg" else f"{location.rstrip('/')}/data"
+        record = TableRecord("t", kind, where)
+        (planned,) = plan_table(record).partitions
+        assert planned.files
+        assert with_files(planned, None, "t/noop/1", record) is planned
