@@ -222,8 +222,8 @@ class JobContext(ABC):
         partitions: Sequence[str] | None = None,
         delay: float | None = None,
     ) -> None:
-        """In completion: an operation to start when this one has finished, once, whatever crashes in between.
-        Raises InvalidArgument elsewhere.
+        """In completion: an operation on the same table to start when this one has finished, once, whatever crashes in
+        between. Raises InvalidArgument elsewhere, and for another table.
 
         A start that is refused then (another operation excludes it, or runs one at a time) is tried again for ten
         minutes after the finish; after that, and where the type, the table or the argument is wrong, the coordinator's

@@ -612,8 +612,8 @@ class Client:
         return sorted((record for _, record in found), key=lambda r: r.name)
 
     async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
-        """Register a table; the same record again changes nothing. ``replace`` changes a record that differs (running
-        operations keep the one that they started with). ``check`` looks at the format, the location and the options.
+        """Register a table; the same record again changes nothing. ``replace`` changes a record that differs: what
+        was started with the former one and goes on fails. ``check`` looks at the format, the location and the options.
 
         Raises InvalidArgument, NotAllowed (another record is there), OutcomeUnknown.
         """

@@ -68,10 +68,11 @@ class TableFiles:
         self._resolved: dict[str, str] = {}
         self._known: set[str] = set()
 
-    def check(self, paths: Iterable[str], *, deletes: bool = False) -> None:
-        """Raises InvalidArgument for a path that metadata names, and that is no allowed URL (storage_urls), or may not
-        belong to this table. ``deletes``: these are delete files, which only writers of the table make; one on a disk
-        is a regular file in the table's folder, so that errors of its reader tell nothing of other files.
+    def check(self, paths: Iterable[str], *, deletes: bool = False, below: bool = False) -> None:
+        """Raises InvalidArgument for a path that metadata or a plan name, and that is no allowed URL (storage_urls), or
+        may not belong to this table. ``deletes``: these are delete files, which only writers of the table make; one on
+        a disk is a regular file in the table's folder, so that errors of its reader tell nothing of other files.
+        ``below``: all of them lie below the table's folder, in every executor, or are what its location names.
         """
         for path in paths:
             folder, _, name = path.rpartition("/")
@@ -81,10 +82,10 @@ class TableFiles:
                     self._known.add(folder)
             local = _local(path)
             if local is None:
-                if _some_tables_only and not self._has_url(path):
+                if (below or _some_tables_only) and not self._has_url(path):
                     raise self._outside(path)
                 continue
-            strict = deletes or _some_tables_only or (self._own is not None and local.startswith(self._own))
+            strict = deletes or below or _some_tables_only or (self._own is not None and local.startswith(self._own))
             if strict and not self._has(local):
                 raise self._outside(path)
             if deletes:
@@ -107,10 +108,10 @@ class TableFiles:
         found = f"{self._resolved[folder].rstrip('/')}/{name}"
         if name in ("", ".", "..") or os.path.islink(found):
             found = os.path.realpath(local)
-        return any(found.startswith(allowed) for allowed in self._folders)
+        return any(f"{found}/".startswith(allowed) for allowed in self._folders)
 
     def _has_url(self, path: str) -> bool:
-        url = _plain(path)
+        url = f"{_plain(path)}/"
         return ".." not in url.split("/") and any(url.startswith(allowed) for allowed in self._urls)
 
     def _outside(self, path: str) -> InvalidArgument:

@@ -29,7 +29,10 @@ def add(
         ),
     ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Change a table that is registered already: operations on it that go on fail."),
+    ] = False,
 ) -> None:
     """Register a table."""
     from distop.cli.interrupts import run

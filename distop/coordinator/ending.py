@@ -19,6 +19,7 @@ from distop.core import finishing as f
 from distop.core.claiming import guarded
 from distop.core.codec import dumps, from_ranges, loads, parse_time, rfc3339, shorten
 from distop.core.due import record_of
+from distop.core.following import follows_elsewhere
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
@@ -506,12 +507,14 @@ class Ending:
         Raises OperationStartError where it is refused for now.
         """
         try:
+            if why := follows_elsewhere(ref, wanted.get("table")):
+                raise InvalidArgument(why)
             started = await submit(
                 self._ctx.client,
                 self._keys,
                 request(
-                    wanted["type"],
-                    wanted["table"],
+                    wanted.get("type", ""),
+                    ref.table,
                     encode_argument(wanted.get("arg") or {}),
                     wanted.get("partitions"),
                     f"{ref}#{number}",

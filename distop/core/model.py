@@ -122,6 +122,10 @@ class OperationRef:
             ) from None
 
 
+PLANNED_OPTIONS = frozenset({"columns", "partition_types"})
+"""The options of a table that planning may find, and a plan set: they say how to read files, and not which."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableRecord:
     """``distOpTable.<table>``: where a table is and how to read it."""

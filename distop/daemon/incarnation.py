@@ -7,6 +7,7 @@ at once (its child is killed by the guardian before the lease can expire) and a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 from collections import Counter
@@ -21,11 +22,11 @@ from distop.core.actions import NO_ACTIONS, entries
 from distop.core.draining import node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
-from distop.core.model import History, Node, OperationRef
+from distop.core.model import History, Node, OperationRef, TableRecord
 from distop.core.record_signature import why_unsigned
 from distop.core.records import read
 from distop.core.serving import refusal
-from distop.core.txn import Put, Txn, unchanged
+from distop.core.txn import Get, Put, Txn, unchanged
 from distop.core.view import ClusterView
 from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
@@ -51,7 +52,7 @@ from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from distop.core.declaration import Declaration
@@ -246,6 +247,7 @@ class Incarnation(Context):
             call_limit=c.call_limit,
             verifier_urls=c.verifier_urls,
             serves=c.serves,
+            find_tables=self._find_tables,
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -332,6 +334,22 @@ class Incarnation(Context):
         if why:
             return {"refused": f"the history record of {op} is not accepted: {why}"}
         return {"record": record.to_json()}
+
+    async def _find_tables(self, names: Collection[str]) -> Mapping[str, TableRecord | None]:
+        """The records that are registered; none for a name that can be no table's, and where what stands there cannot
+        be read. Raises what etcd answers.
+        """
+        asked: dict[str, Get] = {}
+        for name in names:
+            with contextlib.suppress(InvalidArgument, ValueError):
+                asked[name] = Get(self.keys.table(name))
+        found: dict[str, TableRecord | None] = dict.fromkeys(names)
+        wanted, size = list(asked), self.limits.reads
+        for page in (wanted[n : n + size] for n in range(0, len(wanted), size)):
+            for name, answer in zip(page, await self.client.read(*(asked[name] for name in page)), strict=True):
+                with contextlib.suppress(UnreadableRecord):
+                    found[name] = read(TableRecord.decode, answer.kv) if answer.kv is not None else None
+        return found
 
     async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         return await self.executor.open(ref, make, plan, state_mod)

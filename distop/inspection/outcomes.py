@@ -11,7 +11,7 @@ from distop import time_limit
 from distop.core.frozen import frozen
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
-from distop.core.model import Spec
+from distop.core.model import TableRecord
 from distop.core.plan import Plan
 from distop.core.records import read
 from distop.core.txn import Get
@@ -154,9 +154,9 @@ class _Files:
         if self._shared is None:
             table = None
             if not self._configured:
-                key = self._keys.of(self._ref, "spec")
+                key = self._keys.table(self._ref.table)  # not the copy in the spec, which a submitter can write
                 found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
-                table = read(Spec.decode, found[0]).table if found else None
+                table = read(TableRecord.decode, found[0]) if found else None
             here = space(self._etcd.transport.identity.cluster_id, self._keys.namespace)
             self._shared = shared_of(self._configured, here, table)
         return self._shared

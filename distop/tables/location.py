@@ -51,6 +51,19 @@ def _path_of(url: str) -> str:
     return unquote(parts.path)
 
 
+def _is_remote(text: str) -> bool:
+    return _URI.match(text) is not None and not text.lower().startswith("file://")
+
+
+def root_of(text: str) -> str:
+    """What the paths of files begin with that are listed at a location: its absolute path, or its URL. Raises
+    InvalidArgument.
+    """
+    if _is_remote(text):
+        return text.rstrip("/")
+    return os.path.abspath(_path_of(text) if _URI.match(text) else os.path.expanduser(text))
+
+
 def named_parquet(entry: Entry) -> bool:
     """Its name says that it is Parquet: it ends in .parquet, .parq or .pq."""
     return entry.path.lower().endswith(_SUFFIXES)
@@ -77,10 +90,9 @@ class Location:
         """Raises InvalidArgument for what can be no location, and TableUnavailable where it is not there."""
         if not text or "\0" in text:
             raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
-        if _URI.match(text) and not text.lower().startswith("file://"):
+        if _is_remote(text):
             return cls._remote(text)
-        local = _path_of(text) if _URI.match(text) else os.path.expanduser(text)
-        root = os.path.abspath(local)
+        root = root_of(text)
         if not os.path.exists(root):
             raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(root, root)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distop.worker.caller import Caller
     from distop.worker.gate import Gate
     from distop.worker.model import JobItem, PlanPages, WorkerConfig
+    from distop.worker.registered import Registered
     from distop.worker.sinks import Fetch, FindTable, Page
 
 
@@ -28,6 +29,7 @@ class Asking:
     config: WorkerConfig
     _caller: Caller
     _gate: Gate
+    _registered: Registered
 
     async def plan(
         self,
@@ -43,6 +45,7 @@ class Asking:
         message = protocol.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
+        await self._registered.check(op, table)
         sources, limit = Sources(table=find_table), self.config.call_limit
         value, chunks = await self._caller.call(message, sources=sources, gate=self._gate, limit=limit)
         beside = tuple(value.get("beside") or ())
@@ -82,14 +85,23 @@ class Asking:
             message["plan"] = {"version": plan.version, "whole": plan.whole, "chunks": plan.chunks}
         if first is not None:
             message["following"] = first[1]
+
+        async def page(number: int) -> Page:
+            assert plan is not None
+            found = await plan.page(number)
+            await self._registered.check_page(op, found[0])
+            return found
+
+        await self._registered.check(op, table)
         rows = partial(iter, first[0]) if first is not None else None
-        sources = Sources(fetch, plan.page if plan is not None else None)
+        sources = Sources(fetch, page if plan is not None else None)
         limit = self.config.call_limit
         value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
         """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
+        await self._registered.check(op, table)
         message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
         await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
 
@@ -135,6 +147,7 @@ class Asking:
         *,
         superseded: bool = False,
     ) -> None:
+        await self._registered.check(request.op, request.table, (item.partition for item in items))
         message = protocol.CleanupMessage(
             t="cleanup",
             call=0,

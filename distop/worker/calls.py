@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
-from distop.core.model import OperationRef, TableRecord
+from distop.core.model import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import (
     DistopError,
@@ -148,6 +148,10 @@ class Call:
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
         spilled = sum(1 for p in partitions for listed in p.lists() if listed.files_at)
         options = dict(planned.options)
+        if unknown := sorted(set(options) - PLANNED_OPTIONS):
+            raise InvalidArgument(
+                f"planning gave the table option {unknown[0]!r}: a plan sets {', '.join(sorted(PLANNED_OPTIONS))} alone"
+            )
         if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
             raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
         beside = sorted({other.table.name for p in partitions for other in p.beside})
@@ -222,7 +226,7 @@ class Call:
                 partition = PartitionPlan.from_json(row)
                 beside = [other.table for other in partition.beside]
                 self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
-                yield shared.with_files(partition, where, self._message["op"])
+                yield shared.with_files(partition, where, self._message["op"], self._table)
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""
@@ -238,7 +242,7 @@ class Call:
             )
             ctx.superseded = self._message.get("superseded", False)
             try:
-                partition = ctx.partition = shared.with_files(partition, ctx.shared, self._message["op"])
+                partition = ctx.partition = shared.with_files(partition, ctx.shared, self._message["op"], ctx.table)
                 behavior.cancel_job_and_cleanup(arg, partition, ctx)
             except Exception as error:
                 if isinstance(error, SparkDied | JobCancelled):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distop import deletion
 from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.codec import dumps, rfc3339
+from distop.core.following import follows_elsewhere
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import OperationRef
 from distop.core.serving import Serves, refusal
@@ -320,6 +321,8 @@ class Context(JobContext):
         if self._follow_ups is None:
             super().start_operation(type_name, table, arg, partitions=partitions, delay=delay)
             return
+        if why := follows_elsewhere(OperationRef.parse(self.operation), table):
+            raise InvalidArgument(why)
         if delay is not None and not (isinstance(delay, int | float) and delay >= 0):
             raise InvalidArgument(f"the delay of what follows is a number of seconds, not {delay!r}")
         if hasattr(arg, "model_dump"):

@@ -33,6 +33,7 @@ from distop.worker.model import (
     WorkerConfig,
     WorkerError,
 )
+from distop.worker.registered import Registered
 from distop.worker.sinks import RunSink, first
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Worker(Asking):
         self._forgotten: list[str] = []
         """Operations that are gone, and whose private directories are to be removed."""
         self._forgetting: asyncio.Task[None] | None = None
+        self._registered = Registered(config.find_tables)
         self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
     # ------------------------------------------------------------------ life
@@ -224,9 +226,14 @@ class Worker(Asking):
     async def _in_slot(self, runs: Sequence[RunSink]) -> None:
         try:
             async with self._slots:
+                reasons = await self._registered.why_not([run.request for run in runs])
+                for run, why in zip(runs, reasons, strict=True):
+                    if why:
+                        self._log.warning("jobs are refused: %s", why, extra=run.where)
+                        run.end_rest("fatal", why)
                 if len(runs) == 1:
                     await self._drive(runs[0])
-                else:
+                elif any(run.pending for run in runs):
                     await self._drive_in_turn(runs)
         except WorkerError as error:
             for run in runs:

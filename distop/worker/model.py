@@ -11,15 +11,20 @@ from distop.core.serving import ALL, Serves
 from distop.errors import DistopError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
+    from distop.core.model import TableRecord
     from distop.worker.protocol import Kind
     from distop.worker.sinks import Fetch
 
 
 FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
 """The history record of an operation by its name: ``{"record": its JSON}``, or ``{"refused": why not}``."""
+
+
+FindTables: TypeAlias = "Callable[[Collection[str]], Awaitable[Mapping[str, TableRecord | None]]]"
+"""The records of tables, by their names, as they are registered now; None: there is none."""
 
 
 async def no_history(op: str) -> Mapping[str, Any]:
@@ -55,6 +60,10 @@ class WorkerConfig:
     """Prefixes of the URLs that verifiers may be asked at."""
     serves: Serves = ALL
     """The child refuses everything else."""
+    find_tables: FindTables | None = None
+    """With it, nothing of an operation reaches the child before its copies of records are those that this gives. None:
+    a worker without a store.
+    """
     call_limit: float = 3600.0
     """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
     start_timeout: float = 60.0

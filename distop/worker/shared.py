@@ -92,7 +92,7 @@ def with_files(
     """The partition with its file lists, read from the shared directory where the plan of ``op`` left it there.
 
     A plan and a file list are data. Raises UnsafePath where the plan names a file that is no list of this operation,
-    InvalidArgument where one leads elsewhere than a table may lie, or by now out of its ``table``, and OSError.
+    InvalidArgument where one leads elsewhere than a table may lie, or out of its ``table``, and OSError.
     """
     if partition.files_at:
         if shared is None:
@@ -105,11 +105,30 @@ def with_files(
         paths = [path for path, _, _ in listed.files]
         check_paths((listed.source, *listed.folders, *paths))
         record = listed.table if isinstance(listed, Pinned) else table
+        if record is not None and (folder := _folder(record)) is not None:
+            # Of a folder of Parquet files all lie below it, of an Iceberg table its metadata.
+            TableFiles(folder).check((listed.source,) if listed.source else paths, below=True)
+            if listed.source and record.format == "parquet":
+                raise InvalidArgument(f"the plan of {op} has metadata of Iceberg for {record.name}, which has none")
         if listed.source:
             TableFiles(table_of(listed.source)).check(paths)
-        elif record is not None and record.format == "parquet":
-            TableFiles(record.location).check(paths)
     return partition
+
+
+def _folder(table: TableRecord) -> str | None:
+    """Where a table's files, or its metadata, have to lie; None where its catalog alone knows that. Raises
+    InvalidArgument.
+    """
+    from distop.tables.location import root_of  # what reads data is loaded by who reads
+
+    folder: str | None = None
+    if table.format == "iceberg":
+        from distop.tables import iceberg
+
+        folder = iceberg.folder_of(table)
+    elif table.format == "parquet":
+        folder = table.location
+    return None if folder is None else root_of(folder)
 
 
 def _listed(spilled: L, shared: Place, op: str) -> L:

@@ -112,7 +112,8 @@ async def test_plans_that_fail(worker: Worker) -> None:
         ("sample", {"names": 1}, "fatal", "does not fit sample: names"),
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
         ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
-        ("sample", {"names": ["a"], "options": {"c": "x" * 600_000}}, "fatal", "of the table takes 600008 bytes, over"),
+        ("sample", {"names": ["a"], "options": {"columns": "x" * 600_000}}, "fatal", "table takes 600014 bytes, over"),
+        ("sample", {"names": ["a"], "options": {"catalog": "c"}}, "fatal", "gave the table option 'catalog'"),
     ):
         with pytest.raises(WorkerError, match=sentence) as caught:
             await worker.plan(OP, type_name, arg, TABLE, None)
@@ -392,3 +393,10 @@ async def test_a_report_that_is_too_large(worker: Worker) -> None:
     with pytest.raises(WorkerError, match="at most 524288 are kept") as caught:
         await worker.complete(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages)
     assert caught.value.kind == "fatal"
+
+
+async def test_completion_code_starts_nothing_on_another_table(worker: Worker) -> None:
+    for op, table in (("u/sample/1", {**TABLE, "name": "u"}), ("@cluster/sample/1", None)):
+        with pytest.raises(WorkerError, match="is followed by operations on its own table alone, not on 't'") as caught:
+            await worker.complete(op, "sample", {"does": {"follow": ""}}, table, "success", 0, 0, 0, pages)
+        assert caught.value.kind == "fatal"

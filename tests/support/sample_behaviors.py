@@ -63,7 +63,7 @@ class Sample(Behavior):
             raise InvalidArgument("the location is wrong")
         if "error" in arg.does:
             raise RuntimeError("no listing today")
-        files = tuple((f"/somewhere/{'x' * 200}/{i}", i, i) for i in range(arg.files))
+        files = tuple((f"{table.location}/{'x' * 200}/{i}", i, i) for i in range(arg.files))
         beside: tuple[Pinned, ...] = ()
         if other := arg.does.get("beside"):
             beside = (Pinned(ctx.other_table(other), "v9", files),)

@@ -240,3 +240,52 @@ def test_a_planned_file_that_became_a_link_is_not_read(tmp_path: Path) -> None:
     for partition, of in ((planned, record), (beside, None)):
         with pytest.raises(InvalidArgument, match=r"a.parquet' lies outside of its table '.*/t'"):
             with_files(partition, None, "t/noop/1", of)
+
+
+def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> None:
+    """Also in an executor that serves all tables: the plan of Parquet files was made of what lies below the folder."""
+    t, other = str(tmp_path / "t"), str(tmp_path / "other")
+    parquet, iceberg = TableRecord("t", "parquet", t), TableRecord("t", "iceberg", t)
+    remote = TableRecord("t", "parquet", "s3://bucket/t")
+    theirs = (f"{other}/a.parquet", 1, 1)
+
+    def refused(partition: PartitionPlan, of: TableRecord, words: str = "lies outside of its table") -> None:
+        for wanted, record in ((partition, of), (PartitionPlan(0, "p", beside=(_pinned(of, partition),)), None)):
+            with pytest.raises(InvalidArgument, match=words):
+                with_files(wanted, None, "t/noop/1", record)
+
+    refused(PartitionPlan(0, "p", files=(theirs,)), parquet)
+    refused(PartitionPlan(0, "p", files=((f"{t}/../other/a.parquet", 1, 1),)), parquet)
+    refused(PartitionPlan(0, "p", files=((f"{t}2/a.parquet", 1, 1),)), parquet)
+    refused(PartitionPlan(0, "p", files=(("s3://bucket/u/a.parquet", 1, 1),)), remote)
+    refused(PartitionPlan(0, "p", files=(theirs,)), remote)
+    refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), parquet)
+    refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), iceberg)
+    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "metadata of Iceberg for t")
+    for partition, of in (
+        (PartitionPlan(0, "p", files=((f"{t}/p=1/a.parquet", 1, 1),)), parquet),
+        (PartitionPlan(0, "p", files=((t, 1, 1),)), parquet),  # a location that is a file
+        (PartitionPlan(0, "p", files=(("/a b/c.parquet", 1, 1),)), TableRecord("t", "parquet", "file:///a%20b")),
+        (PartitionPlan(0, "p", files=(("s3://bucket/t/a.parquet", 1, 1),)), remote),
+        (PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), iceberg),
+    ):
+        assert with_files(partition, None, "t/noop/1", of) is partition
+
+
+def _pinned(record: TableRecord, partition: PartitionPlan) -> Pinned:
+    return Pinned(record, "v", partition.files, source=partition.source)
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "parquet"])
+def test_the_files_of_a_plan_are_those_of_its_table_however_that_is_named(tmp_path: Path, kind: str) -> None:
+    folder, link = tmp_path / "a b", tmp_path / "link"
+    Folder(folder).new(SCHEMA).append(ROWS)
+    link.symlink_to(folder)
+    for location in (str(folder), f"{folder}/", str(link), f"file://{tmp_path}/a%20b"):
+        if kind == "iceberg" and "%" in location:
+            continue  # pyiceberg takes no such path
+        where = location if kind == "iceberg" else f"{location.rstrip('/')}/data"
+        record = TableRecord("t", kind, where)
+        (planned,) = plan_table(record).partitions
+        assert planned.files
+        assert with_files(planned, None, "t/noop/1", record) is planned

@@ -528,6 +528,27 @@ def test_follow_leaves_the_id_to_another_series() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("policy", [None, "refuse", "replace", "combine", FOLLOW])
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+def test_a_forged_id_reaches_no_operation_on_another_table(policy: str | None, state: State) -> None:
+    """Neither by a client nor by the coordinator of a series."""
+
+    async def work() -> None:
+        etcd, victim = Etcd(), OperationRef("victims", "purge", "", 7)
+        first = await etcd.start()
+        ((id_, _),) = etcd.ids().items()
+        spec = replace(etcd.spec(first.ref), table=TableRecord("victims", "parquet", "/theirs"))
+        theirs = (Put(KEYS.of(victim, "spec"), spec.encode()), Put(KEYS.of(victim, "state"), state.encode()))
+        forged = Put(KEYS.unique(TABLE, "purge", id_), str(victim).encode())
+        etcd.apply(Txn((), (*theirs, Put(KEYS.of(victim, "arg"), dumps({"path": "a", "files": [1]})), forged)))
+        before = etcd.store.revision
+        with pytest.raises(UnreadableRecord, match=r"names victims/purge/7, which is not of type purge on table t"):
+            await submit(etcd, KEYS, replace(wanted(), on_duplicate=policy or ""))  # type: ignore[arg-type]
+        assert etcd.store.revision == before
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("policy", ["join", "refuse", "replace"])
 def test_P3_between_two_of_a_series_its_id_is_not_free(policy: str) -> None:
     """Whoever came then started another one: the series went on behind that, or ended, where it did not begin soon."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.clock import source
+from distop.coordinator import ending as coordinator
 from distop.coordinator.ending import FOLLOW_UP_TIME, Ending, Later
 from distop.coordinator.trying import Elsewhere
 from distop.core import transitions as t
@@ -103,3 +104,35 @@ async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str,
     assert gives_up(rules, after.attempts) is final
     assert after.verdict is (State.FAILED if final else State.SUCCESS)
     assert "completion failed: no" in after.error
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"table": "others"}, {"table": "@cluster"}, {"table": 5}, {"table": "t", "type": 5}, {}]
+)
+async def test_a_forged_follow_up_on_another_table_is_never_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: dict[str, Any]
+) -> None:
+    async def submit(client: Any, keys: Keys, request: Any) -> Any:
+        pytest.fail(f"{request.type} is started on {request.table}")
+
+    monkeypatch.setattr(coordinator, "submit", submit)
+    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+    await ending._follow_all(REF, [{"type": "noop", "arg": {}, **wanted}])
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage().startswith("what should follow cannot be started: ")
+
+
+async def test_a_follow_up_on_the_operation_s_own_table_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+
+    async def submit(client: Any, keys: Keys, request: Any) -> Any:
+        started.append((request.type, request.table))
+        return SimpleNamespace(ref="t/noop/2")
+
+    monkeypatch.setattr(coordinator, "submit", submit)
+    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+    await ending._follow_all(REF, [{"type": "noop", "table": "t", "arg": {}}])
+    assert started == [("noop", "t")]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distop import claims, large
 from distop.claims.model import checked
+from distop.core.declaration import Rules
+from distop.core.keys import Keys
+from distop.core.model import OperationRef, Spec, TableRecord
+from distop.core.txn import KeyValue
 from distop.deletion import Place
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
+from distop.inspection import outcomes
 from distop.places import Attempt, result_of
 
 OP = "t/large/1"
@@ -117,3 +123,19 @@ def test_hole_9_an_actor_cannot_return_a_result_that_names_a_file(outcome: Any) 
         with pytest.raises(InvalidArgument, match="stands for a result in a file"):
             checked(outcome(result))
     assert checked(outcome({"a": 1})).result == {"a": 1}  # type: ignore[union-attr]
+
+
+async def test_results_are_looked_for_by_the_registered_record_alone() -> None:
+    """Not by the copy in the spec, which a submitter can write: it would choose a bucket, or a folder, for a reader."""
+    keys, ref = Keys(), OperationRef("t", "large", "", 1)
+    forged = Spec("r", "", "", Rules(), table=TableRecord("t", "parquet", "s3://elsewhere/t"))
+    there = {keys.of(ref, "spec"): forged.encode(), keys.table("t"): TableRecord("t", "parquet", "/data/t").encode()}
+
+    async def listed(first: str, after: str, revision: int = 0) -> Any:
+        assert revision == 7
+        return SimpleNamespace(kvs=[KeyValue(key, value, 1, 1, 1) for key, value in there.items() if key == first])
+
+    etcd: Any = SimpleNamespace(list=listed, transport=SimpleNamespace(identity=SimpleNamespace(cluster_id=5)))
+    place = await outcomes._Files(etcd, keys, ref, "")._shared_place(7)
+    assert place is not None
+    assert place.location.startswith("/data/t/_distop/")
