@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core.model import CLUSTER_TABLE
+from distop.core.serving import JOIN
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.schema import encode_argument
@@ -19,8 +20,6 @@ from distop.submission.request import Request, request, started_by, text, whoami
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-JOIN = "join"
-"""The operation type that does nothing but wait for others."""
 WIDE = 16
 """Where so many or more pairs of two steps would wait for each other, a join stands between them."""
 

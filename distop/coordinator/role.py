@@ -64,7 +64,7 @@ class Coordinator:
     it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
     nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
     labels (False: not yet). ``only_ending``: no live node has code of the type, so cancelled operations are ended, and
-    all others are left alone.
+    those that never will begin; all others are left alone.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class Coordinator:
             ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
         )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
-        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached, self._actions)
+        self._waiters = Waiters(
+            ctx, self._guard, self._view, self._commit, self._reached, self._actions, only_ending
+        )
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
@@ -240,8 +242,7 @@ class Coordinator:
         if not self._ready:
             return
         refs = sorted(refs, key=self._turn)
-        if not self._only_ending:
-            self._waiters.look(refs)
+        self._waiters.look(refs)
         for ref in refs:
             if self._stage(ref) is Stage.WAITING:
                 continue

@@ -47,6 +47,7 @@ WAITING = "begin or end"
 class Waiters:
     """Those of one type on one table, under one election (``guard``). ``commit`` sends a transaction, waits until the
     coordinator's view has reached it, and tells whether it applied; ``reached`` is that waiting alone (W11).
+    ``only_ending``: none begins or joins.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Waiters:
         commit: Callable[[Txn], Awaitable[bool]],
         reached: Callable[[int], Awaitable[None]],
         actions: ActionLog,
+        only_ending: bool = False,
     ) -> None:
+        self._only_ending = only_ending
         self._actions = actions
         self._ctx = ctx
         self._guard = guard
@@ -123,6 +126,8 @@ class Waiters:
             self._times.add(op.ref.object, op.ref.instance, due)
             return
         match fate(op, self._ctx.cluster.holds, now):
+            case Begin() | Join() if self._only_ending:
+                pass
             case Begin():
                 self._ready[op.ref] = since if since is not None else time.monotonic()
                 self._urgent.pop(op.ref, None)

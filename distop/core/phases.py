@@ -88,9 +88,9 @@ class Phases(Mapping[OperationRef, Phase]):
         for (table, type_name, _), waiting in self._waiting.items():
             yield (table, type_name), Phase.WAITING, len(waiting)
 
-    def not_waiting(self, table: str, type_name: str) -> list[tuple[OperationRef, Phase]]:
-        """The operations of a type on a table that are in another phase than waiting, sorted."""
-        return sorted((ref, one) for ref, one in self._others.items() if (ref.table, ref.type) == (table, type_name))
+    def of(self, table: str, type_name: str) -> list[OperationRef]:
+        """The operations of a type on a table, sorted."""
+        return sorted(ref for ref in self if (ref.table, ref.type) == (table, type_name))
 
     def set(self, ref: OperationRef, phase: Phase | None) -> None:
         """``phase`` None: it has none any more."""

@@ -15,6 +15,8 @@ from distop.core.texts import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+JOIN = "join"
+"""The type of operations that do nothing but wait for others. Graphs insert them, and every executor serves them."""
 NAMESPACE = ".*"
 """How a pattern ends that stands for all tables of a namespace."""
 
@@ -49,6 +51,8 @@ def refusal(serves: Serves, type_name: str | None, tables: Iterable[str]) -> str
     ``type_name`` None: no code of a type is wanted. ``tables``: all that are touched, those that are only read as well.
     An operation on no table has the table ``@cluster``, which counts as any other: it is served where it is listed.
     """
+    if type_name == JOIN:
+        return ""
     if serves.types is not None and type_name is not None and type_name not in serves.types:
         return f"it does not serve the type {one_line(type_name)}"
     missing = [] if serves.tables is None else [t for t in dict.fromkeys(tables) if not _among(t, serves.tables)]

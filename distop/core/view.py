@@ -28,7 +28,7 @@ from distop.core.sparse import NOTHING, with_entry, without_entry, without_membe
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
@@ -77,7 +77,8 @@ class ClusterView:
         self.pending = Phases()
         self._subjects: Counter[tuple[str, str]] = Counter()
         """(table, type) → how many of its operations are open or pending: thousands may wait."""
-        self._ending: Counter[tuple[str, str]] = Counter()
+        self._phases: Counter[tuple[tuple[str, str], Phase]] = Counter()
+        """((table, type), phase) → how many of its pending operations are in it."""
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
         self.holds: dict[str, Seen[Hold]] = {}
@@ -112,11 +113,11 @@ class ClusterView:
             if family in families:
                 mine.clear()
                 mine.update(theirs)  # type: ignore[arg-type]
-        self._subjects, self._ending = Counter(), Counter()
+        self._subjects, self._phases = Counter(), Counter()
         self._subjects.update((ref.table, ref.type) for ref in self.gates)
         for subject, phase, count in self.pending.counts():
             self._subjects[subject] += count
-            self._ending[subject] += count if phase in ENDING_PHASES else 0
+            self._phases[subject, phase] += count
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
         self.foreign |= listed.foreign
@@ -175,7 +176,10 @@ class ClusterView:
     def _set_pending(self, ref: OperationRef, phase: Phase | None) -> None:
         subject, before = (ref.table, ref.type), self.pending.get(ref)
         self._subjects[subject] += (phase is not None) - (before is not None)
-        self._ending[subject] += (phase in ENDING_PHASES) - (before in ENDING_PHASES)
+        if before is not None:
+            self._phases[subject, before] -= 1
+        if phase is not None:
+            self._phases[subject, phase] += 1
         self.pending.set(ref, phase)
 
     def live(self, incarnation: str) -> bool:
@@ -199,7 +203,11 @@ class ClusterView:
 
     def ending_types(self) -> set[tuple[str, str]]:
         """(table, type) of what only has to be brought to its end, for which no job runs any more."""
-        return {subject for subject, count in self._ending.items() if count}
+        return self.types_in(ENDING_PHASES)
+
+    def types_in(self, phases: Container[Phase]) -> set[tuple[str, str]]:
+        """(table, type) of the pending operations in these phases."""
+        return {subject for (subject, phase), count in self._phases.items() if count and phase in phases}
 
     def wanted_types(self) -> set[tuple[str, str]]:
         """(table, type) of everything that is open or pending: those need a coordinator."""

@@ -17,6 +17,7 @@ from distop.core import coordinator_ranking, decide
 from distop.core import transitions as t
 from distop.core.codec import UNREADABLE
 from distop.core.declaration import Declaration
+from distop.core.model import Phase
 from distop.core.serving import refusal
 from distop.core.txn import Get, GetResult
 from distop.core.view import ENDING_PHASES
@@ -41,6 +42,8 @@ PASSED_ON = 5.0
 """Seconds for which a node that gave an election up for one with other labels lets all others go first."""
 TYPES_AT_ONCE = 100
 """Types that are looked up together."""
+ENDED_BY_ANYBODY = (*ENDING_PHASES, Phase.WAITING)
+"""Of operations that may end without code of their type: they were cancelled, or wait for what has failed."""
 ABANDONED_AT_ONCE = 16
 """Subjects of types without code here, or of unserved tables, that this node seeks or coordinates at once: any
 submitter can write pending keys of invented types, so their number is unbounded."""
@@ -139,12 +142,13 @@ class Elections:
         return {subject for subject in wanted if self._coordinates(subject)} | abandoned
 
     def _abandoned(self) -> set[Subject]:
-        """Subjects with cancelled operations whose type no live node has had code of, or whose table none has served.
+        """Subjects with operations that are cancelled, or wait, whose type no live node has had code of, or whose table
+        none has served. One that waits for what has failed ends with it.
 
         After a minute any daemon may end these operations: of :data:`ABANDONED_AT_ONCE` subjects at once, the longest
         abandoned first. One that does not end makes room for the next.
         """
-        ending = {s for s in self._ctx.cluster.ending_types() if not self._here(s)}
+        ending = {s for s in self._ctx.cluster.types_in(ENDED_BY_ANYBODY) if not self._here(s)}
         if not ending and not self._absent:
             return ending
         now = time.monotonic()
@@ -292,8 +296,9 @@ class Elections:
 
     async def _drop_strays(self, subject: Subject) -> bool:
         """Delete pending keys without an operation, up to the first one that has an operation. True: there is one."""
-        for ref, phase in self._ctx.cluster.pending.not_waiting(*subject):
-            if phase in ENDING_PHASES:
+        pending = self._ctx.cluster.pending
+        for ref in pending.of(*subject):
+            if (phase := pending.get(ref)) in ENDED_BY_ANYBODY:
                 result = await self._ctx.commit(t.drop_stray(self._ctx.keys, ref, phase))
                 found = result.responses[0]
                 if not result.succeeded and isinstance(found, GetResult) and found.kv is not None:

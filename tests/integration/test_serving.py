@@ -45,7 +45,7 @@ def test_each_executor_works_for_its_tables_alone(
     nodes = {one.executor: one for one in group.client.nodes().values()}
     assert nodes["ann"].serves.to_json() == {"tables": ["sales.*"]}
     assert nodes["bob"].serves.to_json() == {"types": ["sample"], "tables": ["hr.*", "@cluster"]}
-    assert nodes["bob"].behaviors == ("sample",)
+    assert nodes["bob"].behaviors == ("join", "sample")
     assert "types: sample; tables: hr.*, @cluster" in distop_command("nodes", "--etcd", group.endpoint).out
     assert any("serves only tables: sales.*" in line for line in group.lines())
 

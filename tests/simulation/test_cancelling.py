@@ -108,10 +108,26 @@ def test_an_operation_that_is_not_cancelled_waits_for_an_executor_of_its_type() 
     assert sorted(str(one.state) for one in records) == ["cancelled", "success"]
 
 
+def test_what_waits_for_a_failed_operation_ends_although_no_executor_offers_its_type() -> None:
+    """And so does what waits for it in turn."""
+    wishes = (
+        Wish(0, 0.3, "check-all", "a", ARG, None, None, (Act(6.0, "cancel"),)),
+        Wish(0, 0.6, "rare", "a", ARG, None, None, (), behind=((0, "success"),)),
+        Wish(0, 0.9, "check-all", "a", ARG, None, None, (), behind=((1, "success"),)),
+    )
+    wanted = plain(1, 1, wishes, types=("check-all",))
+    departing = Host("exec-1", ("rare",), 1, 0.0, leaves=3.0)
+    sim = run(replace(wanted, hosts=(replace(wanted.hosts[0], types=("check-all",)), departing)))
+    found = sim.etcd.store.range(*sim.keys.history_range("a"))
+    records = [History.decode(kv.value) for kv in found if not sim.keys.parse(kv.key).name]
+    assert [str(one.state) for one in records] == 3 * ["cancelled"]
+
+
 def test_executors_that_go_for_good_are_drawn() -> None:
     drawn = [scenario(seed) for seed in range(1, 301)]
     assert {host.types[0] for wanted in drawn for host in wanted.hosts if host.leaves} == {"check-all", "rare"}
     assert 10 < sum(any(host.leaves for host in wanted.hosts) for wanted in drawn) < 50
     assert any(wish.table == AWAY_TABLE for wanted in drawn for wish in wanted.wishes)
-    wishes, hosts = with_departure(random.Random(1), drawn[0].wishes, drawn[0].hosts, labels=False)
-    assert (len(wishes), len(hosts)) == (len(drawn[0].wishes) + 1, len(drawn[0].hosts) + 1)
+    more = [with_departure(random.Random(n), drawn[0].wishes, drawn[0].hosts, labels=False) for n in range(9)]
+    assert {len(hosts) - len(drawn[0].hosts) for _, hosts in more} == {1}
+    assert {(len(wishes) - len(drawn[0].wishes), len(wishes[-1].behind)) for wishes, _ in more} == {(1, 0), (2, 1)}

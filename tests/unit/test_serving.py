@@ -43,6 +43,7 @@ SALES = Serves(tables=("sales.*", "hr.people"))
         (Serves(("noop",)), "noop", ("sales.orders",), ""),
         (Serves(("noop",)), "apply", (), "it does not serve the type apply"),
         (Serves(("noop",)), None, ("sales.orders",), ""),
+        (Serves(("noop",), ("sales.*",)), "join", (CLUSTER_TABLE,), ""),
         (SALES, "noop", ("hr.\x1b[2J",), "it does not serve table hr.\\x1b[2J"),
     ],
 )

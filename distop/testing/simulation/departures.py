@@ -35,7 +35,7 @@ def draw_leaving(
     """In a twelfth of the seeds, add a departing executor and an operation for it.
 
     That executor alone offers the type, alone has the labels, or alone serves the table. A client cancels the operation
-    before or after it goes.
+    before or after it goes, or another one that this one waits for.
     """
     if chance.random() >= 1 / 12:
         return tuple(wishes), tuple(hosts)
@@ -63,4 +63,8 @@ def with_departure(
     acts = (Act(chance.uniform(0.3, 9.0), "cancel"),)
     where = {"where": {"zone": AWAY}} if labels else {}
     wish = Wish(model.client, chance.uniform(0.0, 2.0), kind, name_of, arg, None, None, acts, options=where)
-    return (*wishes, wish), (*hosts, host)
+    if int(str(arg["seed"])) % 3:
+        return (*wishes, wish), (*hosts, host)
+    # It waits for another one, which is cancelled in its place: it ends with that one, without an executor.
+    first = replace(wish, type=model.type, table=model.table, arg={**model.arg, **arg}, options={})
+    return (*wishes, first, replace(wish, acts=(), behind=((len(wishes), "success"),))), (*hosts, host)

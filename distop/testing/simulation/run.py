@@ -416,9 +416,14 @@ class Simulation:
         self._spawn("janitor", left, waits=False)
 
     def _left_alone(self) -> tuple[str, ...]:
-        """Operations that go on although only executors that are gone may run them."""
-        going_on = {str(self.keys.parse(key).ref) for key in self._open}
-        return tuple(sorted(self._forsaken & going_on))
+        """Operations that go on although only executors that are gone may run them. Not those that wait for others:
+        once these have ended, they end as well, or wait no longer.
+        """
+        going_on = {ref: str(ref) for key in self._open if (ref := self.keys.parse(key).ref) is not None}
+        waiting = {
+            name for ref, name in going_on.items() if self.etcd.store.range(*self.keys.edges_range(ref, "after"))
+        }
+        return tuple(sorted((self._forsaken & set(going_on.values())) - waiting))
 
     def _left_drained(self) -> tuple[str, ...]:
         """Executors that nobody else will let work again."""
