@@ -134,13 +134,13 @@ class JobContext(ABC):
     work_dir: Path
     """A private directory on this node for this operation; emptied when the operation is gone."""
     shared_dir: str
-    """Where what is too large for etcd goes: a path or URL that every node can reach. It belongs to this etcd cluster
-    and namespace alone.
+    """Where what is too large for etcd goes: a path or URL that every node can reach. It belongs to this namespace
+    alone.
     """
     shared: Place | None
     """The same for :mod:`distop.deletion`; None where there is none."""
     space: str
-    """What tells this etcd cluster and namespace from others that write into the same folder, as a part of a name."""
+    """What tells this namespace of this etcd from others that write into the same folder, as a part of a name."""
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
     again: bool = False

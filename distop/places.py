@@ -1,6 +1,6 @@
 """Where operations put what they write besides a table: each place is derived from names and fences alone.
 
-Below a shared directory every etcd cluster and namespace has a folder of its own (:func:`space`), and in it ``stage``,
+Below a shared directory every namespace has a folder of its own (``space``, see store/spaces.py), and in it ``stage``,
 ``plans``, ``results`` and ``certificates``: so nobody sweeps what operations of the same name have written elsewhere.
 """
 
@@ -39,11 +39,6 @@ class Attempt:
         return cls(op, partition, fence, incarnation)
 
 
-def space(cluster_id: int, namespace: str) -> str:
-    """The folder of an etcd cluster and namespace. The id is hexadecimal: the first ``-`` ends it."""
-    return f"{cluster_id:x}-{namespace}" if namespace else f"{cluster_id:x}"
-
-
 def operation_path(op: str) -> str:
     """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
     as in keys, except dots inside (Hadoop's paths and percent signs do not go well together); so the first folder of
@@ -64,7 +59,7 @@ def folder(name: str) -> str:
 
 
 def shared_of(configured: str, space: str, table: TableRecord | None) -> Place | None:
-    """The folder of an etcd cluster and namespace (``space``) in the shared directory: that is as configured, else
+    """The folder of a namespace (``space``) in the shared directory: that is as configured, else
     ``<table location>/_distop`` where that is a folder, else there is none.
     """
     if configured:

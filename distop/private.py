@@ -6,8 +6,11 @@ widen the pattern, never narrow it.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
+
+from distop.core.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,11 +66,14 @@ def hide_settings(settings: Mapping[str, str]) -> None:
 
 
 def hide(values: Iterable[str]) -> None:
-    """Replace these values in all texts that :func:`redact` sees from now on."""
+    """Replace these values in all texts that :func:`redact` sees from now on, also as JSON and logs spell them."""
     global _any_hidden
     # Logs are redacted line by line, and a key has several.
     parts = (part.strip() for value in values for part in (value, *value.splitlines()))
-    _hidden.update(part for part in parts if len(part) >= SHORTEST and part.lower() not in _NO_SECRET)
+    for part in parts:
+        if len(part) >= SHORTEST and part.lower() not in _NO_SECRET:
+            in_json = (json.dumps(part, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+            _hidden.update((part, one_line(part), *in_json))
     # The longest first: one may be part of another.
     ordered = sorted(_hidden, key=len, reverse=True)
     _any_hidden = re.compile("|".join(map(re.escape, ordered))) if ordered else None

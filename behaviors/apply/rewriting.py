@@ -3,7 +3,7 @@
 That table (in the stage of an attempt, or of a completion) is one snapshot with the files: a manifest that Iceberg
 wrote, with their statistics under the new field ids. The files themselves lie where they are to stay, in a folder of
 this attempt below the table's data, so that nothing is moved when they are published: its path there is that of the
-stage in the shared directory, below ``distop-staged`` and the folder of the etcd cluster and namespace.
+stage in the shared directory, below ``distop-staged`` and the folder of the namespace.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ taken and swept since, publishes nothing that anybody reads.
 
 Files under ``data/`` are never changed; those that a generation names are only removed once it is superseded.
 
-An index belongs to its table. Where two etcd clusters or namespaces build the same one, their generations share one
+An index belongs to its table. Where two namespaces or etcd clusters build the same one, their generations share one
 sequence of numbers: of two that publish at once one is refused, and tries again from the other's. The names of files
-tell their cluster and namespace, which removes no file of another one unless a superseded generation has named it.
+tell their namespace, which removes no file of another one unless a superseded generation has named it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ GRACE = 600.0
 
 _NUMBERED = re.compile(r"(\d{6,})\.json")
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
-"""What an operation writes begins with its instance, after what tells its cluster and namespace."""
-_OF_ANOTHER = re.compile(r"[0-9a-f]+(?:-[A-Za-z0-9_-]+)?\.(?:catch-up-|drop-)?.+")
-"""What an operation of another cluster or namespace writes."""
+"""What an operation writes begins with its instance, after what tells its namespace."""
+_OF_ANOTHER = re.compile(r"[0-9a-f]+\.(?:catch-up-|drop-)?.+")
+"""What an operation of another namespace writes."""
 
 
 class Superseded(Exception):
@@ -192,16 +192,16 @@ class Folder:
             return False
 
     def own(self, name: str) -> str:
-        """The name of a file that an operation writes, by its cluster and namespace."""
+        """The name of a file that an operation writes, by its namespace."""
         return f"{self._space}.{name}" if self._space else name
 
     def _whose(self, name: str) -> str | None:
-        """What this cluster and namespace calls a file of its own; None: it is another's, or nobody's."""
+        """What this namespace calls a file of its own; None: it is another's, or nobody's."""
         prefix = self.own("")
         return name[len(prefix) :] if name.startswith(prefix) else None
 
     def _instance_of(self, name: str) -> int | None:
-        """The instance of the operation of this cluster and namespace that has written a file."""
+        """The instance of the operation of this namespace that has written a file."""
         found = _OF_OPERATION.fullmatch(self._whose(name) or "")
         return int(found[1]) if found else None
 
@@ -270,7 +270,7 @@ class Folder:
         return path.stat().st_size, digest_of(path)
 
     def sweep(self, instance: int, *, grace: float = GRACE, own: bool = False) -> None:
-        """Remove what was superseded more than ``grace`` seconds ago, and what operations of this cluster and namespace
+        """Remove what was superseded more than ``grace`` seconds ago, and what operations of this namespace
         before ``instance`` left unnamed. ``own``: also what this one did not publish. What cannot be removed is left
         for the next time.
         """
@@ -295,7 +295,7 @@ class Folder:
                 found = self._instance_of(path.name)
                 old = found is not None and found < instance + own
                 old = old or (self._whose(path.name) or "").startswith("drop-")
-                # Of another cluster or namespace: only what a generation has named, and none names any more.
+                # Of another namespace: only what a generation has named, and none names any more.
                 if (old or (folder == self.data and path.name in gone)) and path.name not in kept:
                     self._try_delete(path)
         # Last: what only they name is found by them.
@@ -316,7 +316,7 @@ class Folder:
         return self._place.below(self.own(f"catch-up-{instance}-{uuid.uuid4().hex}"))
 
     def last_build(self) -> int:
-        """The highest instance of an operation of this cluster and namespace that has written here; 0 where there is
+        """The highest instance of an operation of this namespace that has written here; 0 where there is
         none.
         """
         found = [0]
@@ -362,7 +362,7 @@ class Folder:
         return found
 
     def _empty(self, folder: Path, builds: int, named: set[str]) -> None:
-        """Remove what builds of this cluster and namespace up to this one, and drops, have left in a folder; of what
+        """Remove what builds of this namespace up to this one, and drops, have left in a folder; of what
         others write, that which the generations before the drop have named.
         """
         for path in self._list(folder):

@@ -92,7 +92,7 @@ def submitter(keys: Keys, table: str) -> Role:
         *(Permission(*table_family(keys, family, table), write=True) for family in WRITTEN_BY_SUBMITTERS),
         *(Permission(*table_family(keys, family, table), write=False) for family in READ_BY_SUBMITTERS),
         *(Permission(*keys.family(family), write=False) for family in SHARED),
-        Permission(keys.table(table), "", write=False),
+        *(Permission(key, "", write=False) for key in (keys.table(table), keys.table_actions(table), keys.space())),
     )
     return Role(name, "submitter", table, permissions)
 

@@ -19,7 +19,7 @@ from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UNIQUE, REQUEST, WATERMARK = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UNIQUE, REQUEST, WATERMARK, SPACE = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
@@ -31,6 +31,7 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UN
     "distOpUnique",
     "distOpRequest",
     "distOpWatermark",
+    "distOpSpace",
 )
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
@@ -320,6 +321,10 @@ class Keys:
         """The key that exists during the first hour of a watermark."""
         return f"{self._prefix}{WATERMARK}.{slot}.young"
 
+    def space(self) -> str:
+        """The namespace's id (``store.spaces``)."""
+        return f"{self._prefix}{SPACE}"
+
     def behavior(self, type_name: str) -> str:
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
@@ -360,6 +365,8 @@ class Keys:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
         if family in (UNIQUE, REQUEST) and len(parts) == 3:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), id=decode(parts[2]))
+        if family == SPACE and not parts:
+            return ParsedKey(family)
         if family == WATERMARK and _SLOT.fullmatch(parts[0]) and parts[1:] in ([], ["young"]):
             return ParsedKey(family, chunk=int(parts[0]), name=".".join(parts[1:]))
         if family == OP and len(parts) == 2 and parts[1] == "runOps":

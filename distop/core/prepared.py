@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from distop.core.actions import NO_ACTIONS, recorded
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.links import Hold, HoldState
@@ -24,6 +25,7 @@ from distop.core.txn import Delete, Get, Put, Txn, absent, unchanged, value_is
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from distop.core.actions import Actions
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.core.txn import Compare
@@ -172,12 +174,21 @@ def under_hold(keys: Keys, starts: Txn, terms: Terms) -> Txn:
     )
 
 
-def confirm(keys: Keys, ref: OperationRef, terms: Terms, seen_mod: int) -> Txn:
-    """What is held goes on. It has not ended, by a cancel, meanwhile."""
+def confirm(
+    keys: Keys, ref: OperationRef, terms: Terms, seen_mod: int, actions: Actions = NO_ACTIONS, state_mod: int = 0
+) -> Txn:
+    """What is held goes on. It has not ended, by a cancel, meanwhile. ``actions``: with this one, where somebody
+    confirms it. The state, as seen, is then written again, as by whatever records an action.
+    """
+    state, waits = keys.of(ref, "state"), word(State.PENDING)
     hold, receipt = keys.hold(hold_id(terms.external_id)), keys.hold(receipt_id(terms.external_id))
     return Txn(
-        (unchanged(hold, seen_mod), value_is(keys.of(ref, "state"), word(State.PENDING))),
-        (Delete(hold), Put(receipt, terms.hold(HoldState.CONFIRMED).encode())),
+        (unchanged(hold, seen_mod), value_is(state, waits), *([unchanged(state, state_mod)] if actions.kept else [])),
+        (
+            *(Delete(hold), Put(receipt, terms.hold(HoldState.CONFIRMED).encode())),
+            *([Put(state, waits)] if actions.kept else []),
+            *recorded(keys.of(ref, "actions"), actions),
+        ),
         (Get(hold), Get(receipt)),
         "confirm",
     )

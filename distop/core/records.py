@@ -5,6 +5,7 @@ A value may have been written by a later release, by a person, or by something e
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core import keys as K
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 T = TypeVar("T")
+
+_SPACE = re.compile(r"[0-9a-f]{32}")
+
 
 def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
     """The record that stands at a key. Raises UnreadableRecord, which names the key and what is wrong with it."""
@@ -56,6 +60,14 @@ def word(kind: Callable[[str], T]) -> Callable[[bytes], T]:
     return lambda value: kind(value.decode())
 
 
+def space_of(value: bytes) -> str:
+    """The decoder of a namespace's id: it becomes the name of a folder."""
+    text = value.decode()
+    if not _SPACE.fullmatch(text):
+        raise ValueError("it is not 32 hexadecimal digits")
+    return text
+
+
 def counts(value: bytes) -> dict[str, int]:
     """The decoder of runOps; without zeros."""
     return {str(name): int(n) for name, n in loads(value).items() if int(n) > 0}
@@ -72,6 +84,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.REQUEST: holder_of,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
+    K.SPACE: space_of,
 }
 _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
     "runOps": counts,

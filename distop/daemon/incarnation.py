@@ -44,7 +44,6 @@ from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.meter import NO_METER, Gauges, Meter
 from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
-from distop.places import space
 from distop.store.session import Session
 from distop.store.watch import Feed
 from distop.worker.guardian import boottime
@@ -103,9 +102,11 @@ class Incarnation(Context):
         make_worker: MakeWorker = Worker,
         make_files: MakeFiles = RunFiles,
         meter: Meter = NO_METER,
+        space: str = "",
     ) -> None:
         self.config = config
         self.meter = meter
+        self._space = space
         self.client = client
         self.keys = Keys(config.namespace)
         self.limits = config.limits
@@ -239,7 +240,7 @@ class Incarnation(Context):
             incarnation=self.incarnation,
             slots=c.slots,
             shared_dir=c.shared_dir,
-            space=space(self.client.transport.identity.cluster_id, c.namespace),
+            space=self._space,
             spark_master=c.spark_master,
             spark_conf=c.spark_conf,
             ttl=c.ttl,

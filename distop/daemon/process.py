@@ -38,6 +38,7 @@ from distop.node.localjobs import RunFiles
 from distop.node.meter import NO_METER
 from distop.store import certificates
 from distop.store.client import EtcdClient
+from distop.store.spaces import made_space
 from distop.worker.host import Worker
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from distop.config import ExecutorConfig
     from distop.daemon.incarnation import MakeFiles, MakeWorker
     from distop.daemon.metrics import Metrics
+
+    FindSpace = Callable[[EtcdClient, Keys], Awaitable[str]]
 
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
@@ -131,7 +134,7 @@ async def run_executor(config: ExecutorConfig) -> int:
         garbage.settle(look=False)
         metrics = _metrics(config, executor_id, log)
         try:
-            await serve(config, executor_id, stop, log, binding, metrics=metrics)
+            await serve(config, executor_id, stop, log, binding, metrics=metrics, find_space=made_space)
         finally:
             if metrics is not None:
                 await asyncio.to_thread(metrics.close)
@@ -160,12 +163,16 @@ async def serve(
     make_files: MakeFiles = RunFiles,
     *,
     metrics: Metrics | None = None,
+    find_space: FindSpace | None = None,
 ) -> None:
-    """Live one incarnation after another until ``stop`` is set. Raises ClusterChanged."""
+    """Live one incarnation after another until ``stop`` is set. ``find_space``: of the namespace; None where nothing is
+    written into a shared directory. Raises ClusterChanged.
+    """
     ended = asyncio.Event()
     keeping = asyncio.ensure_future(binding.keep(ended))
     try:
-        live = functools.partial(_live, config, executor_id, stop, log, binding, make_worker, make_files, metrics)
+        make = (make_worker, make_files)
+        live = functools.partial(_live, config, executor_id, stop, log, binding, *make, metrics, find_space)
         await _live_on(live, stop, log, binding)
     finally:
         ended.set()
@@ -217,8 +224,9 @@ async def _live(
     make_worker: MakeWorker,
     make_files: MakeFiles,
     metrics: Metrics | None,
+    find_space: FindSpace | None,
 ) -> None:
-    client = EtcdClient(config.etcd, binding.identity)
+    keys, client = Keys(config.namespace), EtcdClient(config.etcd, binding.identity)
     if metrics is not None:
         client.on_commit = metrics.committed
     try:
@@ -233,10 +241,11 @@ async def _live(
         await client.check_server()
         # A linearizable answer: that this is the cluster we knew is certain before anything is written to it, or
         # anything on our disk is held against it.
-        await client.count(*Keys(config.namespace).family(K.NODE))
+        await client.count(*keys.family(K.NODE))
         await _bind(binding, config.work_dir)
         meter = metrics if metrics is not None else NO_METER
-        await Incarnation(config, client, executor_id, log, make_worker, make_files, meter).run(stop)
+        space = await find_space(client, keys) if find_space is not None else ""
+        await Incarnation(config, client, executor_id, log, make_worker, make_files, meter, space).run(stop)
     finally:
         if metrics is not None:
             metrics.over()

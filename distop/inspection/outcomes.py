@@ -17,8 +17,9 @@ from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import Compacted, NotFound, no_operation
 from distop.large import file_of, resolve
-from distop.places import Attempt, result_of, shared_of, space
+from distop.places import Attempt, result_of, shared_of
 from distop.results import parsed
+from distop.store.spaces import known_space
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -157,6 +158,5 @@ class _Files:
                 key = self._keys.table(self._ref.table)  # not the copy in the spec, which a submitter can write
                 found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
                 table = read(TableRecord.decode, found[0]) if found else None
-            here = space(self._etcd.transport.identity.cluster_id, self._keys.namespace)
-            self._shared = shared_of(self._configured, here, table)
+            self._shared = shared_of(self._configured, await known_space(self._etcd, self._keys), table)
         return self._shared

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.core import prepared as p
 from distop.core import verifier_urls
+from distop.core.actions import NO_ACTIONS, Action, Actions
+from distop.core.codec import rfc3339
 from distop.core.digest import request_digest
 from distop.core.links import Hold, HoldState
 from distop.core.model import History, OperationRef, Spec, State
@@ -22,7 +24,7 @@ from distop.core.texts import shown
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
 from distop.submission.graph import in_one
-from distop.submission.request import LONGEST_DELAY, seconds, text
+from distop.submission.request import LONGEST_DELAY, acting, seconds, text
 from distop.submission.submit import WRITE_LIMIT, Started, overdue, pause, too_contended
 
 if TYPE_CHECKING:
@@ -164,10 +166,14 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
             return ref
         if record.state is HoldState.DENIED:
             raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {record.text}")
-        if not await _still_waits(etcd, keys, ref, keys.hold(p.hold_id(external_id)), mod):
+        waits = await _still_waits(etcd, keys, ref, keys.hold(p.hold_id(external_id)), mod)
+        if waits is None:
             continue
+        state_mod, actions = waits
+        actions = actions.and_then(Action(rfc3339(time.time()), "confirm", acting(etcd)))
         try:
-            if (await etcd.commit(p.confirm(keys, ref, told, mod), deadline=WRITE_LIMIT)).succeeded:
+            txn = p.confirm(keys, ref, told, mod, actions, state_mod)
+            if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return ref
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
@@ -176,20 +182,23 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
             ) from error
 
 
-async def _still_waits(etcd: EtcdClient, keys: Keys, ref: OperationRef, hold: str, mod: int) -> bool:
-    """False where its hold is not as it was read: it may have been confirmed since, begun, and ended. Raises NotAllowed
-    where it has ended under its hold.
+async def _still_waits(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, hold: str, mod: int
+) -> tuple[int, Actions] | None:
+    """The mod revision of its state, and what was done to it. None where its hold is not as it was read: it may have
+    been confirmed since, begun, and ended. Raises NotAllowed where it has ended under its hold.
     """
-    state, history, now = await etcd.read(Get(keys.of(ref, "state")), Get(keys.history(ref)), Get(hold))
+    own = (Get(keys.of(ref, "state")), Get(keys.of(ref, "actions")))
+    state, done, history, now = await etcd.read(*own, Get(keys.history(ref)), Get(hold))
     if now.kv is None or now.kv.mod_revision != mod:
-        return False
+        return None
     if history.kv is not None:
         record = read(History.decode, history.kv)
         why = f": {record.cancel.text}" if record.cancel is not None and record.cancel.text else ""
         raise NotAllowed(f"{ref} cannot be confirmed: it ended as {record.state}{why}")
     if state.kv is None or read(word(State), state.kv) is not State.PENDING:
         raise NotAllowed(f"{ref} cannot be confirmed: it does not wait any more")
-    return True
+    return state.kv.mod_revision, read(Actions.decode, done.kv) if done.kv is not None else NO_ACTIONS
 
 
 async def held_by(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str | None:

@@ -45,7 +45,7 @@ class WorkerConfig:
     shared_dir: str = ""
     """A path or URL that every node reaches; "": ``<table location>/_distop``."""
     space: str = ""
-    """The folder in it of this etcd cluster and namespace (:func:`distop.places.space`); "": none of its own."""
+    """The folder in it of this namespace (:mod:`distop.store.spaces`); "": none of its own."""
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the user: they win over distop's own."""

@@ -9,6 +9,7 @@ each is asked in a thread of its own, which is given up where it hangs; a connec
 
 from __future__ import annotations
 
+import errno
 import http.client
 import ipaddress
 import json
@@ -191,22 +192,35 @@ def may_reach(host: str, address: str) -> bool:
 
 def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and any(address in network for network in _TRANSLATED):
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        if inner is not None:
-            return _is_special(inner)
+        inner = [*(address.teredo or ()), *filter(None, (address.ipv4_mapped, address.sixtofour))]
+        if any(address in network for network in _TRANSLATED):
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if any(map(_is_special, inner)):
+            return True
     kinds = (address.is_loopback, address.is_link_local, address.is_unspecified, address.is_multicast)
-    return any(kinds) or any(address in network for network in _SERVICES)
+    return any(kinds) or any(address in network for network in _SERVICES) or _is_own(address)
 
 
-_TRANSLATED = [ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96")]
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """A socket can be bound to it, or it cannot be told: then no verifier is asked there. With ``ip_nonlocal_bind`` a
+    socket can be bound to every address.
+    """
+    try:
+        with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+            sock.bind((str(address), 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+_TRANSLATED = [*map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))]
 """IPv6 addresses whose last 32 bits are an IPv4 address."""
 _SERVICES: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
     *map(ipaddress.IPv4Network, ("0.0.0.0/8", "192.0.0.0/24", "100.100.100.200/32", "168.63.129.16/32", "240.0.0.0/4")),
-    *map(ipaddress.IPv6Network, ("fec0::/10", "fd00:ec2::/32")),
+    *map(ipaddress.IPv6Network, ("fec0::/10", "fd00:ec2::/32", "64:ff9b:1::/48")),
 ]
-"""Besides link-local ones: what stands for the node itself, and where clouds serve its metadata and credentials."""
+"""Besides link-local ones: what stands for the node itself, and where clouds serve its metadata and credentials. In
+``64:ff9b:1::/48`` each network chooses where the IPv4 address stands."""
 
 
 class _Cut:

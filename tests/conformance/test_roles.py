@@ -95,8 +95,9 @@ def every_key(table: str) -> list[str]:
         *(KEYS.run_ops(table), KEYS.next_instance(table, "noop"), KEYS.of(ref, "arg"), KEYS.of(ref, "decision")),
         *(KEYS.job(ref, 0, "outcome"), KEYS.gate(ref), KEYS.pending(ref), KEYS.unique(table, "noop", "i")),
         *(KEYS.request(table, "noop", "r"), KEYS.claim(ref, 0), KEYS.permit(ref, 0), KEYS.coordinator(table, "noop")),
-        *(KEYS.history(ref), KEYS.beside_history(ref, "arg"), KEYS.table(table), KEYS.behavior("noop")),
-        *(KEYS.node("n"), KEYS.drain("e"), KEYS.hold("h"), KEYS.watermark(1), KEYS.young_watermark(1)),
+        *(KEYS.history(ref), KEYS.beside_history(ref, "arg"), KEYS.table(table), KEYS.table_actions(table)),
+        *(KEYS.behavior("noop"), KEYS.node("n"), KEYS.drain("e"), KEYS.hold("h"), KEYS.space()),
+        *(KEYS.watermark(1), KEYS.young_watermark(1)),
     ]
 
 
@@ -142,6 +143,7 @@ def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
         group.eventually(lambda: running.status().jobs.get("running"), "it runs")
         assert [one.op for one in client.operations(MINE)] == [running.ref]
         assert client.counts(MINE)[0].operations == 1
+        assert [one["name"] for one in client.actions(MINE)] == [MINE]
         running.alter(priority=7)
         running.pause()
         assert running.why().status.state == "paused"
@@ -154,6 +156,8 @@ def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
             lambda: client.operation(theirs.ref).cancel(),
             lambda: client.operation(theirs.ref).status(),
             lambda: client.history("a.b"),
+            lambda: client.actions("a.b"),
+            client.actions,
             lambda: client.operations(),
             client.tables,
             lambda: client.add_table(TableRecord(MINE, "parquet", "/etc"), replace=True, check=False),

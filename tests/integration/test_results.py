@@ -72,7 +72,7 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
     assert [r.result for r in found] == [LargeResult(text="x" * size) for size in (3, BIG, 5)]
     assert [r.file is not None for r in found] == [False, True, False]
     path = Path(found[1].file["path"])
-    assert path.relative_to(tmp_path / "shared").parts[1] == "results", "below the folder of the cluster"
+    assert path.relative_to(tmp_path / "shared").parts[1] == "results", "below the folder of the namespace"
     data = path.read_bytes()
     assert found[1].file == {"path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     first = op.results()

@@ -30,7 +30,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 UNCAPPED = (sys.executable, "-P", "-m", "tests.support.uncapped")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
-SECRETS = {"setting": "wasp-in-a-jar", "password": "hornet-in-a-box", "token": "bee-in-a-bonnet"}
+SECRETS = {"setting": 'wasp-in-a-"jar"', "password": "hornet-in-a-box", "token": "bee-in-a-bonnet"}
+FORMS = {name: {secret.encode(), json.dumps(secret)[1:-1].encode()} for name, secret in SECRETS.items()}
+"""As they are, and as JSON spells them."""
 TRIMMED = "  kept as it is  "
 SHOWN = (("--html", "-"), ("--json",), ())
 
@@ -65,9 +67,9 @@ class Watch(threading.Thread):
             environment = b"" if own else (folder / "environ").read_bytes()
         except OSError:
             return
-        for name, secret in SECRETS.items():
-            if secret.encode() in arguments + environment:
-                where = "arguments" if secret.encode() in arguments else "environment"
+        for name, forms in FORMS.items():
+            if any(form in arguments + environment for form in forms):
+                where = "arguments" if any(form in arguments for form in forms) else "environment"
                 self.found.add(f"the {name} in the {where} of {arguments[:80]!r}")
         if b"DISTOP_CHILD=" in environment:
             self.programs |= {word for word in ("java", "pyspark.daemon", "guardian.py") if word.encode() in arguments}
@@ -83,7 +85,7 @@ def holding(folder: Path) -> list[str]:
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             held = path.read_bytes()
-            found += [f"{name} in {path}" for name, secret in SECRETS.items() if secret.encode() in held]
+            found += [f"{name} in {path}" for name, forms in FORMS.items() if any(form in held for form in forms)]
     return found
 
 
@@ -116,7 +118,8 @@ def test_secrets_stand_nowhere_during_a_whole_life(
     stale.write_text(f"left by a JVM that was killed: {SECRETS['setting']}")
     stale.chmod(0o600)
     with contextlib.chdir(current):
-        ann = group.spawn("ann", "--spark-master", "local[2]", "--log-level", "debug", env=env, through=UNCAPPED)
+        logging = ("--log-level", "debug", "--log-format", "json", "--actions-log", str(tmp_path / "actions"))
+        ann = group.spawn("ann", "--spark-master", "local[2]", *logging, env=env, through=UNCAPPED)
     watch = Watch(ann.pid, tmp_path / "ann")
     watch.start()
     try:
@@ -154,5 +157,9 @@ def test_secrets_stand_nowhere_during_a_whole_life(
     assert not [(name, where) for where, text in texts.items() for name, value in SECRETS.items() if value in text]
     log = (tmp_path / "ann" / "logs" / "child-1.log").read_text()
     assert f"it says [{REPLACEMENT}]" in log
-    assert not holding(tmp_path), "logs and work directory"
+    actions = [json.loads(line) for line in (tmp_path / "actions").read_text().splitlines()]
+    assert {one["name"] for one in actions if one["action"] == "finish"} == {worked.ref, failed.ref}
+    records = [json.loads(line) for line in ann.log.read_text().splitlines()]
+    assert {"distop.actions", "distop.executor"} <= {one["logger"] for one in records}
+    assert not holding(tmp_path), "logs, actions and work directory"
     assert not holding(etcd.folder), "the whole content of etcd, its log and its history"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.errors import InvalidArgument, NotAllowed, NotFound
+from distop.submission.request import whoami
 from tests.support.answering import Server, answering, ok
 from tests.support.command import distop_command
 from tests.support.daemons import distop_process
@@ -87,7 +88,9 @@ def test_C13_it_begins_once_it_is_confirmed_and_not_before(group: Daemons) -> No
     assert op.wait(LIMIT).state == "success"
     assert behind.wait(LIMIT).state == "success"
     op.confirm()
-    assert group.client.confirm("tx-17").wait(LIMIT).state == "success"
+    record = group.client.confirm("tx-17").wait(LIMIT).record
+    assert record["state"] == "success"
+    assert [(one["action"], one["by"]) for one in record["actions"]] == [("confirm", whoami())]
 
 
 def test_C13_what_is_abandoned_never_runs(group: Daemons) -> None:

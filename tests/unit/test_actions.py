@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import draining, logs
+from distop import draining, logs, private
 from distop.core import actions as a
 from distop.core.actions import NO_ACTIONS, Action, Actions
 from distop.core.draining import Drain
@@ -162,8 +162,13 @@ def file(tmp_path: Path) -> Iterator[Path]:
     logs.configure("warning")
 
 
-def test_the_file_of_actions_is_for_its_owner_and_has_a_line_for_each(file: Path, world: World) -> None:
-    logs.configure("warning", "text", str(file))
+@pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.parametrize("level", ["debug", "warning", "error"])
+def test_the_file_of_actions_is_for_its_owner_and_has_a_line_for_each(
+    level: str, style: str, file: Path, world: World
+) -> None:
+    """Whatever the log leaves out."""
+    logs.configure(level, style, str(file))
     who = logs.get("distop.executor", executor="ex", incarnation="i")
     write(who, [a.entry("table", "t\x1b[31m\n", {"time": TIME, "action": "add_table", "by": "ann\x07"})])
     ref = world.next_ref()
@@ -197,6 +202,28 @@ def test_actions_stand_in_a_json_log_and_not_in_a_text_log(capsys: pytest.Captur
     told = json.loads(line)
     assert (told["logger"], told["action"], told["operation"]) == ("distop.actions", entry, "t/noop/1")
     assert not logging.getLogger("distop.actions").isEnabledFor(logging.INFO)
+
+
+@pytest.mark.parametrize("secret", ["wasp-in-a-jar", 'wasp "in" a \\jar', "wasp in a jär", "wasp\tin\x1ba jar"])
+def test_hole_6_neither_a_json_log_nor_the_file_of_actions_has_a_secret(
+    secret: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where JSON spells it otherwise."""
+    monkeypatch.setattr(private, "_hidden", set())
+    monkeypatch.setattr(private, "_any_hidden", None)
+    private.hide([secret])
+    told = {"time": TIME, "action": "cancel", "by": "ann", "text": f"it is {secret}!"}
+    for style in ("json", "text"):
+        logs.configure("info", style, str(file))
+        who = logs.get("distop.executor", executor="ex")
+        write(who, [a.entry("operation", "t/noop/1", told)])
+        who.info("it is %s!", secret)
+    in_json, of_json, of_text = capsys.readouterr().err.splitlines()
+    assert json.loads(in_json)["action"]["text"] == f"it is {private.REPLACEMENT}!"
+    assert json.loads(of_json)["message"] == f"it is {private.REPLACEMENT}!"
+    assert f"it is {private.REPLACEMENT}!" in of_text
+    texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    assert texts == [f"it is {private.REPLACEMENT}!"] * 2
 
 
 def test_a_file_of_actions_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) 
 def two(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> tuple[Indexes, Indexes]:
     """The same table in two namespaces, each of which counts its operations from 1."""
     other = Indexes(Path(indexes.record.location), indexes.shared.with_name("shared-2"), group_files=1)
-    other.space = "c0ffee-two"
+    other.space = "c0ffee2"
     return indexes, other
 
 

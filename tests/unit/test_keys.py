@@ -122,6 +122,7 @@ def test_every_key_parses_back(keys: Keys, ref: OperationRef, p: int, incarnatio
     check(keys.request(ref.table, ref.type, incarnation), K.REQUEST, table=ref.table, type=ref.type, id=incarnation)
     check(keys.watermark(3), K.WATERMARK, chunk=3)
     check(keys.young_watermark(3), K.WATERMARK, chunk=3, name="young")
+    check(keys.space(), K.SPACE)
     check(keys.table(ref.table), K.TABLE, table=ref.table)
     check(keys.node(incarnation), K.NODE, id=incarnation)
 

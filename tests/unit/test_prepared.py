@@ -12,6 +12,7 @@ import pytest
 
 from distop.core import prepared as p
 from distop.core import waiting as w
+from distop.core.actions import NO_ACTIONS, Action, Actions
 from distop.core.declaration import Rules
 from distop.core.due import EndWaiting, ended_waiting, fate
 from distop.core.invariants import check
@@ -24,6 +25,7 @@ from distop.core.txn import Delete, Put, Txn, TxnResult, unchanged
 from distop.daemon.verifying import Verifying
 from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
 from distop.submission import prepared
+from distop.submission.request import whoami
 from distop.worker.model import Verified, WorkerError
 from tests.support.starting import TABLE, Etcd, noop, run
 
@@ -87,6 +89,48 @@ def test_C13_the_same_request_is_the_same_operation_and_another_one_is_refused()
         etcd.store.apply(Txn((), (Delete(RECEIPT),)))
         assert (await prepare(etcd, arg={"a": 1, "b": 2})).ref == op.ref, "found by its request id"
         assert etcd.operations() == ["t/noop/1"]
+
+    run(work)
+
+
+def test_confirming_is_recorded_by_the_transaction_that_confirms() -> None:
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd)
+        await op.alter(priority=3)
+        before = len(etcd.committed)
+        await etcd.client.confirm(ID)
+        await op.confirm()
+        assert len(etcd.committed) == before + 1
+        await op.alter(priority=4)
+        actions = Actions.decode(etcd.value(KEYS.of(REF, "actions")) or b"")
+        assert [one.action for one in actions.kept] == ["alter", "confirm", "alter"]
+        assert {one.by for one in actions.kept} == {whoami()}
+
+    run(work)
+
+
+def test_confirming_loses_no_action_that_is_recorded_meanwhile() -> None:
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd)
+        terms, _, mod = hold(etcd)
+        confirmed = NO_ACTIONS.and_then(Action(TIME, "confirm", "ann"))
+        late = p.confirm(KEYS, REF, terms, mod, confirmed, etcd.store.mod(KEYS.of(REF, "state")))
+        await op.alter(priority=3)
+        assert not etcd.store.apply(late).succeeded
+        await etcd.client.confirm(ID)
+        actions = Actions.decode(etcd.value(KEYS.of(REF, "actions")) or b"")
+        assert [one.action for one in actions.kept] == ["alter", "confirm"]
+
+    run(work)
+
+
+def test_an_operation_that_was_confirmed_ends_with_that_in_its_record() -> None:
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd)
+        await etcd.client.confirm(ID)
+        await op.cancel("not wanted")
+        record = History.decode(etcd.value(KEYS.history(REF)) or b"")
+        assert [one.action for one in record.actions.kept] == ["confirm"]
 
     run(work)
 

@@ -4,12 +4,14 @@ memory.
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import resource
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -250,7 +252,9 @@ def test_hole_5_a_url_that_servers_may_read_otherwise_is_refused(url: str) -> No
 OWN = [
     *("127.0.0.1", "127.8.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1", "100.100.100.200", "255.255.255.255"),
     *("::1", "::", "fe80::1", "fe80::1%eth0", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::"),
-    *("64:ff9b::7f00:1", "::127.0.0.1", "fd00:ec2::254", "168.63.129.16"),
+    *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "64:ff9b:1:7f00:0:100::", "::ffff:0:7f00:1"),
+    *("::127.0.0.1", "fd00:ec2::254", "168.63.129.16"),
+    *("2001:0:7f00:1::f5ff:fffe", "2001:0:5db8:d822::80ff:fffe", "2001:0:5db8:d822::5601:5601"),
 ]
 
 
@@ -264,12 +268,52 @@ def test_hole_5_a_name_that_leads_to_the_node_itself_is_not_asked(
     assert not may_reach("orders", address)
 
 
+def own_addresses() -> list[str]:
+    """From which the machine would send to documentation's networks, if it can."""
+    found = []
+    for family, other in ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((other, 9))
+            found.append(sock.getsockname()[0])
+    return found
+
+
+def test_hole_5_an_address_of_the_machines_interfaces_is_not_asked() -> None:
+    if not (own := own_addresses()):
+        pytest.skip("the machine has no interface but loopback")
+    for address in own:
+        assert not may_reach("orders", address)
+        assert may_reach(address, address)
+        if ":" not in address:
+            assert not may_reach("orders", f"::ffff:{address}")
+            assert not may_reach("orders", f"64:ff9b::{address}")
+
+
+def test_hole_5_an_address_that_cannot_be_judged_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ip_nonlocal_bind, and where sockets are forbidden, every address may be the machine's own."""
+
+    class Binds(socket.socket):
+        def bind(self, address: object) -> None:
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Binds)
+        assert not may_reach("orders", "10.1.2.3")
+        assert may_reach("10.1.2.3", "10.1.2.3")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(socket, "socket", refused)
+    assert not may_reach("orders", "10.1.2.3")
+
+
 def test_hole_5_an_address_that_the_list_names_itself_is_asked() -> None:
     assert may_reach("127.0.0.1", "127.0.0.1")
     assert may_reach("localhost", "127.0.0.1")
     assert not may_reach("localhost", "169.254.169.254")
     assert not may_reach("127.0.0.1", "127.0.0.2")
-    for ordinary in ("10.1.2.3", "192.168.0.1", "93.184.216.34", "fd01::1", "2606:2800::1"):
+    for ordinary in ("10.1.2.3", "192.168.0.1", "93.184.216.34", "fd01::1", "2606:2800::1", "64:ff9b::a01:203"):
         assert may_reach("orders", ordinary)
 
 

@@ -96,6 +96,9 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
             assert terms is not None
             etcd.put(HOLD, terms.hold(HoldState.DENIED, "no").encode())
         coordinator.sees_holds()
+        if confirmed:  # which has written the state again
+            await etcd.until(lambda: etcd.requests.count("begin") == 3)
+            coordinator.sees_operations()
         async with asyncio.timeout(20):
             await coordinator.done.wait()
         coordinator.waiters.close()

@@ -1,0 +1,67 @@
+"""Each namespace of each etcd has a folder of its own in a shared directory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.keys import Keys
+from distop.core.txn import Put, Txn
+from distop.errors import NotFound, UnreadableRecord
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
+from distop.store.spaces import known_space, made_space
+from tests.support.etcd import connected
+
+if TYPE_CHECKING:
+    from distop.store.client import EtcdClient
+
+pytestmark = pytest.mark.etcd
+
+
+class Late:
+    """A client whose first read precedes the writes of all others."""
+
+    def __init__(self, etcd: EtcdClient, read: asyncio.Barrier) -> None:
+        self._etcd, self._read = etcd, read
+        self.commit = etcd.commit
+
+    async def get(self, key: str) -> object:
+        found = await self._etcd.get(key)
+        if found is None:
+            await self._read.wait()
+        return found
+
+
+async def test_hole_9_etcd_clusters_of_one_id_have_different_spaces() -> None:
+    ids, spaces = set(), set()
+    (peer,) = reserve(1)
+    for _ in range(2):
+        with EmbeddedEtcd(peer_port=peer, compaction=None) as server:
+            async with connected(server.endpoint) as etcd:
+                spaces |= {await made_space(etcd, Keys(name)) for name in ("", "a")}
+                ids.add(etcd.transport.identity.cluster_id)
+    assert len(ids) == 1, "the servers have one cluster id"
+    assert len(spaces) == 4
+
+
+async def test_executors_that_start_at_once_have_one_space(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as etcd:
+        barrier = asyncio.Barrier(2)
+        found = await asyncio.gather(*(made_space(Late(etcd, barrier), Keys("a")) for _ in range(2)))  # type: ignore[arg-type]
+        assert found == [await known_space(etcd, Keys("a")), await made_space(etcd, Keys("a"))]
+        assert re.fullmatch("[0-9a-f]{32}", found[0])
+
+
+@pytest.mark.parametrize("value", ["", "..", "../a", "A" * 32, "0" * 31, "0" * 32 + "\n", "٠" * 32])
+async def test_a_space_that_is_no_id_is_refused(own_etcd: EmbeddedEtcd, value: str) -> None:
+    async with connected(own_etcd.endpoint) as etcd:
+        with pytest.raises(NotFound, match=r"^the key a/distOpSpace is missing"):
+            await known_space(etcd, Keys("a"))
+        await etcd.commit(Txn((), (Put("a/distOpSpace", value.encode()),)))
+        for find in (made_space, known_space):
+            with pytest.raises(UnreadableRecord, match="a/distOpSpace cannot be read"):
+                await find(etcd, Keys("a"))
