@@ -135,7 +135,10 @@ async def test_results_are_looked_for_by_the_registered_record_alone() -> None:
         assert revision == 7
         return SimpleNamespace(kvs=[KeyValue(key, value, 1, 1, 1) for key, value in there.items() if key == first])
 
-    etcd: Any = SimpleNamespace(list=listed, transport=SimpleNamespace(identity=SimpleNamespace(cluster_id=5)))
+    async def space(key: str) -> KeyValue:
+        return KeyValue(keys.space(), b"0123456789abcdef" * 2, 1, 1, 1)
+
+    etcd: Any = SimpleNamespace(list=listed, get=space)
     place = await outcomes._Files(etcd, keys, ref, "")._shared_place(7)
     assert place is not None
     assert place.location.startswith("/data/t/_distop/")
