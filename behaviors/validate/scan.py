@@ -38,6 +38,8 @@ _FILE, _KNOWN = "__distop_file", "__distop_known"
 _LOCAL = re.compile("^file:/*")
 """Spark writes the paths of local files with one slash here, and with three there."""
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
+_SPECIAL = re.compile(r"[][{}?*\\]")
+"""Characters by which Spark takes a path for a pattern."""
 
 _relations: Kept[DataFrame] = Kept(8)
 _counting: Kept[_Counting] = Kept(8)
@@ -127,6 +129,21 @@ def spark_path(path: str) -> str:
     return f"file://{path}" if path.startswith("/") else path
 
 
+def pattern_of(path: str) -> str:
+    """The pattern that matches this planned path alone.
+
+    Raises Unreadable if Hadoop cannot match the path. Without patterns (``__globPaths__``) Spark reads files more than
+    once: for each path with a special character it lists all paths again.
+    """
+    pattern = _SPECIAL.sub(r"\\\g<0>", path)
+    if pattern != path and ":" in path.partition("://")[2 if "://" in path else 0]:
+        raise Unreadable(
+            f"Spark cannot read the file {path}: its path has a ':' and one of ?*[]{{}}\\, which Hadoop cannot match: "
+            "rename it"
+        )
+    return spark_path(pattern)
+
+
 def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
     """The group with these files alone."""
     return replace(group, files=tuple(files))
@@ -166,14 +183,13 @@ def _read(session: SparkSession, group: Group) -> DataFrame:
 
     if group.source:
         return iceberg.read(session, group.source, group.files)
-    # Paths are what they are: `*` or `{` in a name is no pattern.
     # A check such as `1 = 1` needs no column, which DDL cannot say.
     in_path = dict.fromkeys(group.partition_columns if group.values is None else (), "string")
     schema = _schema(replace(group, partition_columns=in_path))
-    reader = session.read.schema(schema or StructType([])).option("__globPaths__", "false")
+    reader = session.read.schema(schema or StructType([]))
     if in_path:
         reader = reader.option("basePath", spark_path(group.base))
-    frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
+    frame = reader.parquet(*(pattern_of(f[0]) for f in group.files))
     _hold_all(frame, group)
     if group.values is not None:
         frame = _with_values(session, frame, group, group.values)
@@ -234,12 +250,20 @@ def _as_written(column: Column, values: Mapping[str, str]) -> Column:
 
 
 def _hold_all(frame: DataFrame, group: Group) -> None:
-    """Raises Unreadable where Spark leaves a file out, as it does by some names without a word: its rows would pass."""
+    """Raises Unreadable if Spark does not list each file once.
+
+    It silently skips files with some names: their rows would pass. If it listed a file twice, the rows of that file
+    could make up for those of a file that it does not read.
+    """
     found = frame._jdf.inputFiles()
     if len(found) != len(group.files):
         listed = {plain_path(path) for path in found}
         left_out = next((f[0] for f in group.files if f[0] not in listed), None)
         raise Unreadable(f"Spark does not read the file {left_out}: give it a name without '_' or '.' at its ends")
+    # inputFiles() names each file once.
+    listings = int(frame._jdf.logicalPlan().relation().location().allFiles().size())
+    if listings != len(group.files):
+        raise Unreadable(f"Spark lists {listings} files for {len(group.files)} paths: it reads some of them twice")
 
 
 def count(

@@ -89,6 +89,8 @@ def _types() -> dict[str, Any]:
 
 VALUES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
 """Partition values as folders have them, and as they are read."""
+ODD_NAMES = ["q?x", "st*r", "[ab]", "[!a]", "[", "a]", "{a,b}", "{a", "a}", "a\\x", "\\", "\\*", "new\nline", "100%", "a%3Ab", "x y"]
+"""Names of files and folders, most of which Hadoop takes for patterns."""
 
 
 def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) -> Generated:
