@@ -20,15 +20,17 @@ from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
+from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import onestage, rows_read
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from distop_behaviors.reading.facts import FileFacts
     from distop_behaviors.reading.footers import PlannedFile
     from distop_behaviors.validate.rows_read import RowsRead
 
@@ -121,6 +123,14 @@ class _Counting:
     held: Any
     running: threading.Lock = field(default_factory=threading.Lock)
     """Held during a run: the counters belong to one run at a time."""
+
+
+def reading_session(spark: SparkSession, statistics: str, files: Iterable[FileFacts]) -> SparkSession:
+    """The session that reads these files.
+
+    It skips no rows by statistics if ``statistics`` is ``never``, or if a footer contradicts itself.
+    """
+    return session_of(spark, pushdown=statistics != "never" and not any(facts.contradiction for facts in files))
 
 
 def spark_path(path: str) -> str:
