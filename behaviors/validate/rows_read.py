@@ -80,8 +80,8 @@ def of_frame(frame: DataFrame) -> int | None:
 def expected_rows(files: Sequence[FileFacts]) -> int | None:
     """Rows that a reader must find in these files.
 
-    None if a reader may find more rows in one of them than its footer counts. These could make up for rows of another
-    file that it does not read. A file whose deletes are not counted, or whose footer contradicts itself, is such a file.
+    None if a reader may find more rows in one of them than its footer counts, which could make up for rows of another
+    file that it does not read: if deletes of a file are not counted, or if its footer contradicts itself.
     """
     return None if any(facts.left is None for facts in files) else sum(map(_counted, files))
 

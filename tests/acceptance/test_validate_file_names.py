@@ -8,11 +8,15 @@ import pyarrow as pa
 import pytest
 
 from distop.behavior import TableRecord
+from distop.tables import plan_table
 from distop_behaviors.validate import Validate, scan
 from tests.support.checked import Table, between
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import misplaced
 from tests.support.generated import ODD_NAMES
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +85,6 @@ def test_files_with_odd_names_in_a_catalog_s_partition_are_read_once(
     spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     """The values of its partitions are joined to the rows by their files."""
-    from distop.tables import plan_table
-
     spark.sql("create database if not exists names")
     spark.sql("drop table if exists names.t")
     spark.sql("create table names.t (id bigint, v bigint) using parquet partitioned by (p int)")
@@ -91,10 +93,23 @@ def test_files_with_odd_names_in_a_catalog_s_partition_are_read_once(
     table = TableRecord("t", "spark", "names.t")
     planned = plan_table(table, spark=lambda: spark)
     arg = {"checks": [NOT_NULL, between("p", 7, 7)], "statistics": "never", "sample": 1_000}
-    ran = run_operation(
-        Validate(), table.extended(planned.options), arg, context, partitions=planned.partitions
-    )
+    ran = run_operation(Validate(), table.extended(planned.options), arg, context, partitions=planned.partitions)
     assert_read_once(ran, paths)
+
+
+def test_files_of_an_iceberg_table_in_a_folder_of_an_odd_name_are_read_once(
+    spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
+) -> None:
+    """Iceberg's reader takes files, and no patterns."""
+    need(jar(), MAVEN)
+    lake = Lake(spark, tmp_path / "st*r [ab] {a,b}")
+    lake.create("t", "id bigint, k int, c string", "partitioned by (k)", 2)
+    lake.fill("t")
+    arg = {"checks": [{"not_null": "c"}, {"unique": ["id"]}], "statistics": "never"}
+    for more in ({}, {"where": "id >= 0"}):
+        ran = run_operation(Validate(), lake.record("t"), {**arg, **more}, context)
+        assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 20), ("valid", 0)]
+        assert ran.report["rows"] == 100
 
 
 def test_a_file_that_spark_would_read_twice_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
