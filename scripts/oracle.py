@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from distop.behavior import TableRecord
 from tests.support.context import FakeContext
-from tests.support.generated import generate
+from tests.support.generated import ODD_NAMES, generate
 from tests.support.localspark import local_spark
 from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
 from tests.support.parquet_files import MODES, Judged, judge_all, parquet_files
@@ -78,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
     """What is wrong of the table of a seed, and how many checks it has."""
     with tempfile.TemporaryDirectory(prefix="distop-oracle-") as folder:
-        made = generate(seed, Path(folder) / "table")
+        made = generate(seed, Path(folder) / ODD_NAMES[seed % len(ODD_NAMES)])
         work = Path(folder) / "work"
         work.mkdir()
 

@@ -24,15 +24,19 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
 }
 
-_made: list[tuple[Any, SparkSession]] = []
-"""The last context, and the session of checks in it."""
+_made: list[tuple[Any, bool, SparkSession]] = []
+"""The sessions of checks in the last context, and whether they push filters down."""
 
 
-def session_of(spark: SparkSession) -> SparkSession:
-    """The session for checks in the context of ``spark``: made once for each context."""
+def session_of(spark: SparkSession, *, pushdown: bool = True) -> SparkSession:
+    """The session for checks in the context of ``spark``: made once for each context.
+
+    ``pushdown``: whether Parquet's reader may skip rows by the statistics, dictionaries and Bloom filters of a file.
+    Only a session can be told so. Iceberg's reader never does, for files that it is told to read.
+    """
     context = spark.sparkContext
-    for of, kept in _made:
-        if of is context:
+    for of, pushes, kept in _made:
+        if of is context and pushes == pushdown:
             return kept
     # PySpark logs what Spark refuses with its whole stack; the sentence is in the report.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -40,5 +44,6 @@ def session_of(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     for name, value in SETTINGS.items():
         session.conf.set(name, value)
-    _made[:] = [(context, session)]
+    session.conf.set("spark.sql.parquet.filterPushdown", str(pushdown).lower())
+    _made[:] = [*(one for one in _made if one[0] is context), (context, pushdown, session)]
     return session

@@ -50,6 +50,11 @@ class Batch:
     def _session(self) -> SparkSession:
         return session_of(self._ctx.spark)
 
+    def _reader(self, parts: Iterable[Part]) -> SparkSession:
+        """The session that reads the files of these parts."""
+        facts = (facts for part in parts for facts in part.facts)
+        return scan.reading_session(self._ctx.spark, self._argument.statistics, facts)
+
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
         """Each partition with its result, those that need no scan first. Raises what is unexpected."""
         if any(not p.source for p in plans):
@@ -254,7 +259,7 @@ class Batch:
             written[WHERE] = self._argument.where
         uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
         isolated = Isolated(
-            self._session,
+            self._reader(parts),
             lambda some: self._group(first, names, some, uncounted),
             checks,
             self._where(),
@@ -318,7 +323,7 @@ class Batch:
             self._stop()
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
-            rows = fetch(self._session, self._group(parts[0], names, ()), wishes, self._where())
+            rows = fetch(self._reader(parts), self._group(parts[0], names, ()), wishes, self._where())
             as_planned = {path: self._is_planned(*owner[path]) for path in dict.fromkeys(row.file for row in rows)}
             for row in rows:
                 if not as_planned[row.file]:

@@ -73,6 +73,10 @@ class KeyChecks:
     def _session(self) -> SparkSession:
         return session_of(self._ctx.spark)
 
+    def _reader(self, files: Sequence[FileFacts]) -> SparkSession:
+        """The session that reads these files."""
+        return scan.reading_session(self._ctx.spark, self._argument.statistics, files)
+
     def _stop(self) -> None:
         self._ctx.check_cancelled()
         if self._ctx.is_cancelled(self._plan):
@@ -173,7 +177,8 @@ class KeyChecks:
         self._ctx.status(f"looking for equal keys in {len(files)} files")
         try:
             # The rows first: columns need a live Spark, and this may be the first that asks for one.
-            parts = self._parts(side, files, targets)
+            session = self._reader(files)
+            parts = self._parts(session, side, files, targets)
             key = keyed.key_of(targets)
             found = keyed.repeated(parts, key, side.size(files))
             result.violations = found.violations
@@ -181,7 +186,7 @@ class KeyChecks:
             if found.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
-                rows = self._picked(side, files)
+                rows = self._picked(session, side, files)
                 shown = keyed.sharing(rows, key, side.group(files), found.examples, self._argument.sample, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
@@ -203,10 +208,11 @@ class KeyChecks:
         if not files:
             return
         self._ctx.status(f"looking for the keys of {len(files)} files in {other.table.name}")
-        able = there.with_keys(partners)
+        able = there.facts if self._argument.statistics == "never" else there.with_keys(partners)
         try:
-            rows, key = self._picked(side, files), keyed.key_of(targets, kinds)
-            known = there.rows(self._session, able) if able else None
+            session = self._reader([*files, *able])
+            rows, key = self._picked(session, side, files), keyed.key_of(targets, kinds)
+            known = there.rows(session, able) if able else None
             others = keyed.Partners(known, keyed.key_of(partners, kinds), there.size(able))
             size = side.size(files)
             found = keyed.alone(rows, key, others, size)
@@ -229,15 +235,17 @@ class KeyChecks:
         except Unreadable as e:
             raise _Errs(f"the table {other.table.name!r}: {e}") from e
 
-    def _parts(self, side: Side, files: Sequence[FileFacts], targets: Sequence[Target]) -> list[DataFrame]:
+    def _parts(
+        self, session: SparkSession, side: Side, files: Sequence[FileFacts], targets: Sequence[Target]
+    ) -> list[DataFrame]:
         """The rows of these files; in parts, where statistics tell that these have no key in common."""
         parts: list[list[FileFacts]] = []
         if self._argument.statistics != "never":
-            size, cores = side.size(files), self._session.sparkContext.defaultParallelism
+            size, cores = side.size(files), session.sparkContext.defaultParallelism
             wanted = min(max(cores * PARTS, size // keyed.PART_BYTES), MOST_PARTS)
             # With more cores than that the shuffle keeps more of them busy.
             parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
-        return [self._picked(side, part) for part in parts or [list(files)]]
+        return [self._picked(session, side, part) for part in parts or [list(files)]]
 
     def _check_read(self, found: keyed.Found, *read: tuple[Side, Sequence[FileFacts]]) -> None:
         """Raises Unreadable where Spark did not read all rows of these files.
@@ -256,10 +264,10 @@ class KeyChecks:
                 for why in wrong.values():
                     raise Unreadable(why)
 
-    def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
-        rows = side.rows(self._session, files, self._absent)
+    def _picked(self, session: SparkSession, side: Side, files: Sequence[FileFacts]) -> DataFrame:
+        rows = side.rows(session, files, self._absent)
         text = self._argument.where
-        return where_true(rows, chosen(self._session, text)) if text is not None else rows
+        return where_true(rows, chosen(session, text)) if text is not None else rows
 
     def _samples(self, check: Check, side: Side, rows: Sequence[keyed.Shown]) -> list[Sample]:
         return [

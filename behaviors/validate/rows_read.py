@@ -2,6 +2,9 @@
 
 A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
 has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
+
+The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
+for another. Each row group lies in one part at most, and :mod:`scan` refuses a listing that has a file twice.
 """
 
 from __future__ import annotations
@@ -75,13 +78,16 @@ def of_frame(frame: DataFrame) -> int | None:
 
 
 def expected_rows(files: Sequence[FileFacts]) -> int | None:
-    """Rows that a reader must find in these files; None where deletes are not counted."""
-    return None if any(facts.deleted is None for facts in files) else sum(map(_counted, files))
+    """Rows that a reader must find in these files.
+
+    None if a reader may find more rows in one of them than its footer counts, which could make up for rows of another
+    file that it does not read: if deletes of a file are not counted, or if its footer contradicts itself.
+    """
+    return None if any(facts.left is None for facts in files) else sum(map(_counted, files))
 
 
 def _counted(facts: FileFacts) -> int:
     return facts.rows + facts.missing - (facts.deleted or 0)
-
 
 
 def misread_files(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, str]:

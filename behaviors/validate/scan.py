@@ -20,15 +20,17 @@ from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
+from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import onestage, rows_read
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from distop_behaviors.reading.facts import FileFacts
     from distop_behaviors.reading.footers import PlannedFile
     from distop_behaviors.validate.rows_read import RowsRead
 
@@ -38,6 +40,8 @@ _FILE, _KNOWN = "__distop_file", "__distop_known"
 _LOCAL = re.compile("^file:/*")
 """Spark writes the paths of local files with one slash here, and with three there."""
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
+_SPECIAL = re.compile(r"[][{}?*\\]")
+"""Characters by which Spark takes a path for a pattern."""
 
 _relations: Kept[DataFrame] = Kept(8)
 _counting: Kept[_Counting] = Kept(8)
@@ -121,10 +125,33 @@ class _Counting:
     """Held during a run: the counters belong to one run at a time."""
 
 
+def reading_session(spark: SparkSession, statistics: str, files: Iterable[FileFacts]) -> SparkSession:
+    """The session that reads these files.
+
+    It skips no rows by statistics if ``statistics`` is ``never``, or if a footer contradicts itself.
+    """
+    return session_of(spark, pushdown=statistics != "never" and not any(facts.contradiction for facts in files))
+
+
 def spark_path(path: str) -> str:
     """A planned path as Spark is to take it: one without a scheme would be looked for in Hadoop's default file system,
     while its footer is read here. Hadoop unescapes nothing in it."""
     return f"file://{path}" if path.startswith("/") else path
+
+
+def pattern_of(path: str) -> str:
+    """The pattern that matches this planned path alone.
+
+    Raises Unreadable if Hadoop cannot match the path. Without patterns (``__globPaths__``) Spark reads files more than
+    once: for each path with a special character it lists all paths again.
+    """
+    pattern = _SPECIAL.sub(r"\\\g<0>", path)
+    if pattern != path and ":" in path.partition("://")[2 if "://" in path else 0]:
+        raise Unreadable(
+            f"Spark cannot read the file {path}: its path has a ':' and one of ?*[]{{}}\\, which Hadoop cannot match: "
+            "rename it"
+        )
+    return spark_path(pattern)
 
 
 def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
@@ -166,14 +193,13 @@ def _read(session: SparkSession, group: Group) -> DataFrame:
 
     if group.source:
         return iceberg.read(session, group.source, group.files)
-    # Paths are what they are: `*` or `{` in a name is no pattern.
     # A check such as `1 = 1` needs no column, which DDL cannot say.
     in_path = dict.fromkeys(group.partition_columns if group.values is None else (), "string")
     schema = _schema(replace(group, partition_columns=in_path))
-    reader = session.read.schema(schema or StructType([])).option("__globPaths__", "false")
+    reader = session.read.schema(schema or StructType([]))
     if in_path:
         reader = reader.option("basePath", spark_path(group.base))
-    frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
+    frame = reader.parquet(*(pattern_of(f[0]) for f in group.files))
     _hold_all(frame, group)
     if group.values is not None:
         frame = _with_values(session, frame, group, group.values)
@@ -234,12 +260,20 @@ def _as_written(column: Column, values: Mapping[str, str]) -> Column:
 
 
 def _hold_all(frame: DataFrame, group: Group) -> None:
-    """Raises Unreadable where Spark leaves a file out, as it does by some names without a word: its rows would pass."""
+    """Raises Unreadable if Spark does not list each file once.
+
+    It silently skips files with some names: their rows would pass. If it listed a file twice, the rows of that file
+    could make up for those of a file that it does not read.
+    """
     found = frame._jdf.inputFiles()
     if len(found) != len(group.files):
         listed = {plain_path(path) for path in found}
         left_out = next((f[0] for f in group.files if f[0] not in listed), None)
         raise Unreadable(f"Spark does not read the file {left_out}: give it a name without '_' or '.' at its ends")
+    # inputFiles() names each file once.
+    listings = int(frame._jdf.logicalPlan().relation().location().allFiles().size())
+    if listings != len(group.files):
+        raise Unreadable(f"Spark lists {listings} files for {len(group.files)} paths: it reads some of them twice")
 
 
 def count(

@@ -65,8 +65,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def generated_code(spark: SparkSession) -> Iterator[None]:
-    """Spark compiles what it runs, as it does in production: in the session of checks, and in the one that made it."""
-    sessions = (spark, session_of(spark))
+    """Spark compiles what it runs, as it does in production: in all sessions."""
+    sessions = (spark, session_of(spark), session_of(spark, pushdown=False))
     for session in sessions:
         for setting, (_, value) in INTERPRETED.items():
             session.conf.set(setting, value)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.support import damaged, footers
 from tests.support.checked import Table, between
@@ -22,6 +23,8 @@ from tests.support.parquet_reader import expect
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from distop.behavior import TableRecord
 
@@ -190,3 +193,25 @@ def test_keys_of_rows_that_spark_leaves_out_are_not_unique(table: Table, mode: s
         assert str(bad) in found["error"]
     found = run("other", {"unique": ["id"]})
     assert (found["verdict"], found["violations"]) == ("valid", 0)
+
+
+@pytest.mark.parametrize("where", [None, "id >= 0"])
+def test_rows_beyond_a_contradictory_footer_do_not_make_up_for_a_file_that_is_not_read(
+    table: Table, where: str | None, spark: SparkSession
+) -> None:
+    """By one footer there are no rows, and a reader of one half of it finds 500; none of another file's 500 is read."""
+    ids = {"id": range(1_000)}
+    path = table.add("p=1/a.parquet", ids, row_group_size=500, use_dictionary=False, compression="none")
+    footers.with_group_rows(path, 500, -500)
+    unread = table.add("p=2/b.parquet", {"id": range(500)}, use_dictionary=False, compression="none")
+    footers.misplaced(unread)
+    conf, setting = session_of(spark, pushdown=False).conf, "spark.sql.files.maxPartitionBytes"
+    before = conf.get(setting)
+    conf.set(setting, str(path.stat().st_size // 2 + 100))
+    try:
+        ran = table.run(between("id", low=0), statistics="never", where=where)
+    finally:
+        conf.set(setting, before)
+    assert ran.report["verdict"] == "error"
+    for name, lying in (("p=1", path), ("p=2", unread)):
+        assert str(lying) in ran.by_name[name].error

@@ -16,7 +16,7 @@ from distop.behavior import TableRecord
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
-from tests.support.generated import generate
+from tests.support.generated import ODD_NAMES, generate
 from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
 from tests.support.tables import FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
@@ -35,7 +35,8 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5
 @pytest.fixture(scope="module", params=SEEDS, ids=lambda s: f"seed={s}")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generated:
     print(f"the table of seed {request.param}")
-    return generate(request.param, tmp_path_factory.mktemp(f"table{request.param}"))
+    folder = ODD_NAMES[request.param % len(ODD_NAMES)]
+    return generate(request.param, tmp_path_factory.mktemp(f"table{request.param}") / folder)
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])

@@ -61,6 +61,17 @@ def with_rows(path: Path, rows: int) -> None:
     rewrite(path, lambda footer: footer.update({_ROWS: (_I64, _whole(rows))}))
 
 
+def with_group_rows(path: Path, *rows: int) -> None:
+    """Each row group counts so many rows, and the footer the sum of them."""
+
+    def change(footer: Fields) -> None:
+        footer[_ROWS] = (_I64, _whole(sum(rows)))
+        for (_, group), count in zip(footer[_ROW_GROUPS][1][1], rows, strict=True):
+            group[_ROWS] = (_I64, _whole(count))
+
+    rewrite(path, change)
+
+
 def with_codec(path: Path, codec: int) -> None:
     """By the footer, all pages are compressed with this codec."""
     rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_CODEC: (_I32, _whole(codec))})))
@@ -76,6 +87,27 @@ def with_nulls(path: Path, nulls: int) -> None:
     rewrite(
         path, lambda footer: _each(footer, lambda meta: meta[_STATISTICS][1].update({_NULLS: (_I64, _whole(nulls))}))
     )
+
+
+def with_nulls_alone(path: Path, nulls: int) -> None:
+    """The footer counts so many NULLs of each column in each row group, and has no other statistics."""
+    statistics = (_STRUCT, {_NULLS: (_I64, _whole(nulls))})
+    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_STATISTICS: statistics})))
+
+
+def with_bounds(path: Path, group: int, column: str, low: bytes, high: bytes) -> None:
+    """The footer gives a column these bounds in one row group. Bounds of the same length keep the file's length."""
+
+    def change(footer: Fields) -> None:
+        for _, chunk in footer[_ROW_GROUPS][1][1][group][1][_CHUNKS][1][1]:
+            meta = chunk[_META][1]
+            if ".".join(part.decode() for _, part in meta[_PATH][1][1]) == column:
+                found: Fields = meta[_STATISTICS][1]
+                for field, bound in ((_MIN, low), (_MAX, high), (_MIN_VALUE, low), (_MAX_VALUE, high)):
+                    if field in found:
+                        found[field] = (_BINARY, bound)
+
+    rewrite(path, change)
 
 
 def without_statistics(path: Path) -> None:

@@ -89,16 +89,21 @@ def _types() -> dict[str, Any]:
 
 VALUES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
 """Partition values as folders have them, and as they are read."""
+ODD_NAMES = [
+    *("q?x", "st*r", "[ab]", "[!a]", "[", "a]", "{a,b}", "{a", "a}", "a\\x", "\\", "\\*"),
+    *("new\nline", "100%", "a%3Ab", "x y"),
+]
+"""Names of files and folders. Hadoop takes most of them for patterns."""
 
 
 def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) -> Generated:
     """Write a table: files differ in column order, in missing columns, in row groups, in the release of the format, in
-    how times and decimals are stored, in what statistics they carry.
+    how times and decimals are stored, in what statistics they carry, and in their names.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng = random.Random(seed)
+    rng, names = random.Random(seed), random.Random(f"names {seed}")
     types = _types()
     rows: dict[str, dict[str, list[Row]]] = {}
     dull = {c for c in types if rng.random() < 0.35}
@@ -131,7 +136,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
             nested = pa.struct([pa.field("leaf", pa.int32()), pa.field("need", pa.int32(), nullable=False)])
             lists = pa.array([r["l"] for r in made], pa.list_(pa.int32()))
             table = pa.table({**arrays, "s": pa.array([r["s"] for r in made], nested), "l": lists})
-            path = directory / name / f"part-{f}.parquet"
+            path = directory / name / f"{names.choice(['part', *ODD_NAMES])}-{f}.parquet"
             statistics: Any = rng.choice([True, True, True, False, columns[::2]])
             pq.write_table(
                 table,
