@@ -167,6 +167,7 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
     assert bench.rows()[-1] == (7, 70, "c")
 
 
+@pytest.mark.slow
 def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> None:
     """Each job is a thread of the child, and the session of checks is the same for all of them."""
     certificate = bench.certificate()
@@ -247,6 +248,7 @@ def test_a_row_that_does_not_fit_is_in_the_way(bench: Bench, monkeypatch: pytest
     bench.clean()
 
 
+@pytest.mark.slow
 def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, files = bench.certificate(), appended(bench, (6, 60, "a"), (7, None, "q"))
 
@@ -262,6 +264,7 @@ def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch:
     bench.clean()
 
 
+@pytest.mark.slow
 def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +282,7 @@ def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
     assert bench.rows() == [*ROWS, (8, 80, "a"), (9, None, "a")]
 
 
+@pytest.mark.slow
 def test_a_schema_that_is_changed_meanwhile_ends_it_and_nothing_is_left(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +432,7 @@ class Operation:
             )
 
 
+@pytest.mark.slow
 def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
         raise Unsure("no answer")
@@ -440,6 +445,7 @@ def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch:
     assert bench.rows() == ROWS
 
 
+@pytest.mark.slow
 def test_writers_that_are_always_first_end_it_and_nothing_is_left(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,6 +546,7 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
     refuse("text", "id bigint, c string", "c_matches looks at 'c' as the text that it is", *text)
 
 
+@pytest.mark.slow
 def test_in_the_third_version_of_the_format_rows_keep_their_ids(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +605,7 @@ def test_a_column_that_has_the_type_is_left_as_it_is(lake: Lake, spark: SparkSes
     assert [str(f.location()) for f in lake.files("same")] == files
 
 
+@pytest.mark.slow
 def test_tables_of_one_format_version_without_rows_and_without_files(
     lake: Lake, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def validate(folder: Path, check: str, op: str, time_limit: float = 0.0) -> RunR
     return RunRequest(op, "validate", arg, table.to_json(), (item,), batch=True, time_limit=time_limit)
 
 
+@pytest.mark.slow  # at each change: tests/integration/test_time_limit_of_jobs.py, without Spark
 @pytest.mark.timeout(300)
 async def test_hole_9_a_hopeless_check_ends_at_its_time_limit_and_its_neighbour_keeps_its_jvm(
     tmp_path: Path, sample_env: dict[str, str]

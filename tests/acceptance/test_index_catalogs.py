@@ -43,6 +43,7 @@ def rows(frame: Any) -> list[str]:
     return sorted(map(str, frame.collect()))
 
 
+@pytest.mark.slow
 def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
     spark: SparkSession, indexes: Indexes, tmp_path: Path
 ) -> None:

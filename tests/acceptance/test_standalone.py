@@ -160,6 +160,7 @@ def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons, cluster: Standa
     assert after.report["checks"][0]["violations"] == PARTS, group.tails()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_costs_no_job_and_the_cluster_is_made_whole_again(
     group: Daemons, cluster: Standalone
 ) -> None:

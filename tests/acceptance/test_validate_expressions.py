@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_a_check_that_names_no_column(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": [1, None]})
     table.add("p=2/a.parquet", {"x": [1]})

@@ -225,6 +225,7 @@ def test_keys_whose_hashes_collide_are_told_apart(
             assert expected[key_of(row, key)] > 1
 
 
+@pytest.mark.slow
 def test_values_without_a_partner_are_counted_as_by_hand(
     made: tuple[TableRecord, Rows], run: Callable[..., Ran], tmp_path: Path
 ) -> None:

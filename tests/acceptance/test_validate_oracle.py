@@ -60,6 +60,7 @@ def test_spark_compiles_what_it_runs_where_a_test_asks_for_it_alone(
     assert ("*(1)" in frame._jdf.queryExecution().executedPlan().toString()) == compiles
 
 
+@pytest.mark.slow
 def test_where_picks_rows(made: Generated, context: Any) -> None:
     assert mistakes_of_where(made, context) == []
 

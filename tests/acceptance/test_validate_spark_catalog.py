@@ -85,6 +85,7 @@ def verdicts(ran: Ran) -> list[tuple[str, int]]:
     return [(c["verdict"], c["violations"]) for c in ran.report["checks"]]
 
 
+@pytest.mark.slow
 def test_values_of_partitions_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
     shop.sql("create table {sales} (id bigint, Amount int) using parquet partitioned by (Day int, region string)")
     shop.sql(
@@ -315,6 +316,7 @@ def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog
     assert picked.report["checks"][0]["violations"] == 2
 
 
+@pytest.mark.slow
 def test_certificates_go_on_from_files_partitions_and_types_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
     place = f"using parquet partitioned by (k int) location '{tmp_path}/proved'"  # what is dropped keeps its files
     shop.sql(f"create table {{proved}} (id bigint, word string) {place}")
