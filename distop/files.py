@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from distop.storage_urls import check_place
 
+_SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)+//")
+
 
 def local_path(location: str) -> Path | None:
-    """The local path of a location, or None for a URL of another kind."""
+    """The local path of a location, or None for a URL of another kind: what has ``://`` further on is no URL."""
     if location.startswith("file:"):
         return Path("/" + location[len("file:") :].lstrip("/"))
-    return None if "://" in location else Path(location)
+    return None if _SCHEME.match(location) else Path(location)
 
 
 def identity(location: str) -> tuple[str, ...]:

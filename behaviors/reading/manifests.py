@@ -11,13 +11,14 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, table_of
+from distop.confinement import TableFiles, check_metadata
 from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
-from distop.tables.iceberg import checked
+from distop.tables.iceberg import checked, files_of
+from distop.tables.vectors import check_vector
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
@@ -102,8 +103,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
         if snapshot is not None:
-            allowed = TableFiles(table_of(source))
-            allowed.check((snapshot.manifest_list,))
+            allowed = files_of(source, metadata)
             with io.watched():
                 manifests = list(snapshot.manifests(io))
                 removed = _deletes(manifests, metadata, io, allowed, check)
@@ -127,6 +127,7 @@ def _metadata(source: str) -> tuple[Any, ManifestIO]:
 
     from distop.tables.bounded import BoundedIO
 
+    check_metadata(source)
     io = BoundedIO()
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
@@ -237,6 +238,8 @@ class File:
     upper_bounds: Mapping[int, bytes] | None
     split_offsets: Sequence[int] | None
     referenced_data_file: str | None
+    content_offset: int | None
+    content_size_in_bytes: int | None
 
 
 @frozen
@@ -273,4 +276,6 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
                 sequence = manifest.sequence_number
             found = File(*(file[place] for place in places))
             allowed.check((found.file_path,), deletes=manifest.content == _DELETES)
+            if manifest.content == _DELETES and found.file_format.upper() == deletes.VECTORS:
+                check_vector(found.file_path, found.content_offset, found.content_size_in_bytes)
             yield Entry(sequence, found)

@@ -15,6 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import check_form
 from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ManifestIO:
         InvalidArgument for one that lies where data may not send anybody.
         """
         check_paths((location,))
+        check_form(location)
         return _Input(self._inner.new_input(location), self)
 
     @contextmanager

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, table_of
+from distop.confinement import TableFiles, check_form, check_metadata, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
+from distop.tables.changes import entries, field_of
 from distop.tables.location import Location
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
+from distop.tables.vectors import VECTOR_FIELDS, check_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,6 +165,7 @@ def check_files(source: str, check: Callable[[], None] = lambda: None) -> None:
     table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
     not check again.
     """
+    check_metadata(source)
     _checked.get(identity(source), lambda: _read_all(source, check))
 
 
@@ -259,13 +263,16 @@ def metadata_file(location: Location) -> str:
         )
     while version + 1 in numbered:
         version += 1
-    return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
+    source = f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
+    check_metadata(source)
+    return source
 
 
 def read_metadata(source: str) -> tuple[Any, ManifestIO]:
     """The metadata, and what its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """
+    check_metadata(source)
     key = _told_apart(source)
     if key is None:
         metadata, io = _read_metadata(source)
@@ -302,7 +309,7 @@ def _data_files(
     of the manifests and of their list. Raises TableUnavailable, and InvalidArgument where one of these files, or a
     delete file, may not belong to the table (confinement).
     """
-    from pyiceberg.manifest import ManifestContent
+    from pyiceberg.manifest import FileFormat, ManifestContent
 
     def read(by: Callable[[Any], Any]) -> Any:
         try:
@@ -314,8 +321,7 @@ def _data_files(
 
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
-    files = TableFiles(table_of(source))
-    files.check((snapshot.manifest_list,))
+    files = files_of(source, metadata)
     read_from.append(snapshot.manifest_list)
     for manifest in read(snapshot.manifests):
         check()
@@ -327,15 +333,36 @@ def _data_files(
         if spec_id not in namings:
             namings[spec_id] = _Naming(specs[spec_id], metadata)
         naming = namings[spec_id]
-        for n, entry in enumerate(read(manifest.fetch_manifest_entry)):
+        for n, entry in enumerate(read(partial(_live, manifest, deletes=deletes))):
             if n % _CHECKED_EVERY == 0:
                 check()
                 io.alive()
             file = entry.data_file
             files.check((file.file_path,), deletes=deletes)
             if deletes:
+                if file.file_format == FileFormat.PUFFIN:
+                    check_vector(file.file_path, *(field_of(entry, name) for name in VECTOR_FIELDS))
                 continue
             yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
+
+
+def _live(manifest: Any, io: ManifestIO, *, deletes: bool) -> list[Any]:
+    """The entries of a manifest; of one of delete files with what tells where deletion vectors lie."""
+    return [e for _, e in entries([manifest], io, lambda: None)] if deletes else manifest.fetch_manifest_entry(io)
+
+
+def files_of(source: str, metadata: Any) -> TableFiles:
+    """What a table's manifests may name. Raises InvalidArgument where its metadata already name what they may not."""
+    for one in metadata.snapshots:
+        check_form(one.manifest_list)
+    for one in metadata.metadata_log:
+        check_form(one.metadata_file)
+    for one in (*metadata.statistics, *metadata.partition_statistics):
+        check_form(one.statistics_path)
+    files = TableFiles(table_of(source))
+    if (snapshot := metadata.current_snapshot()) is not None:
+        files.check((snapshot.manifest_list,))
+    return files
 
 
 def _unread(metadata: Any, snapshot: Any, error: Exception) -> TableUnavailable:
