@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import stat
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,17 +108,26 @@ def open_regular(path: str, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
+    """What Arrow is given instead of a path, as it opens whatever is there: a regular file on a disk, opened so; else
+    the path. Raises what :func:`open_regular` does.
+    """
+    return nullcontext(path) if local_path(path) is None else open_regular(path, follow=follow)
+
+
 def check_regular(path: str, mode: int) -> None:
     """Raises NotRegular where this is the mode of no regular file."""
     if not stat.S_ISREG(mode):
         raise NotRegular(_IRREGULAR.format(path))
 
 
-def read(location: str, limit: int) -> bytes:
-    """The bytes of a file. Raises TooLarge where it has more than ``limit``, and OSError: NotRegular among it."""
+def read(location: str, limit: int, *, follow: bool = True) -> bytes:
+    """The bytes of a file; ``follow``: also where a link on a disk leads to it. Raises TooLarge where it has more than
+    ``limit``, and OSError: NotRegular among it.
+    """
     path = local_path(location)
     if path is not None:
-        with open_regular(str(path)) as file:
+        with open_regular(str(path), follow=follow) as file:
             return read_whole(file, limit, location)
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:

@@ -3,8 +3,8 @@
 Its reader takes any bytes for such a file. Of damaged ones it may make counts and lengths without bound, also such as
 lead back to where it was, and never ends; so a file is looked at as a whole first: its magic, its header, and that its
 blocks follow each other, mark by mark, up to its end. Inside a block nothing tells damage but the reader itself, which
-is left no more than :data:`STALLED` seconds without a next record. What a block is decompressed to is counted on the way:
-the reader has it in memory at once, and a few bytes may stand for any number of them.
+is left no more than :data:`STALLED` seconds without a next record. What a block is decompressed to is counted on the
+way: the reader has it in memory at once, and a few bytes may stand for any number of them.
 """
 
 from __future__ import annotations
