@@ -102,10 +102,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         columns = fields.columns_of(schema)
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
+        read_from: list[tuple[str, ...]] = []
         if snapshot is not None:
+            read_from.append(identity(snapshot.manifest_list))
             allowed = files_of(source, metadata)
             with io.watched():
                 manifests = list(snapshot.manifests(io))
+                read_from += [identity(manifest.manifest_path) for manifest in manifests]
                 removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
                     if manifest.content == _DATA:
@@ -118,7 +121,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(source)
+    checked(source, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 

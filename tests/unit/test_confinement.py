@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField
 from distop import confinement
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Pinned
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import local_path
 from distop.tables import check_table, iceberg, plan_table
 from distop.tables.iceberg import check_files, metadata_file
@@ -381,3 +381,34 @@ def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "t" / "metadata").symlink_to(tmp_path / "other")
     with pytest.raises(InvalidArgument, match="symbolic link"):
         HadoopTarget._commit(operations, base, None)
+
+
+@pytest.mark.parametrize("changed", ["list", "manifest"])
+def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, changed: str) -> None:
+    """The metadata file stays as it is: what it names was taken for checked."""
+    fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet", "deletes")
+    check_files(fine)
+    planned = plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    evil = forged(tmp_path / "u", "http://127.0.0.1:9/latest", "deletes")
+    lists = [iceberg.read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
+    if changed == "list":
+        os.replace(lists[1], lists[0])  # noqa: PTH105
+    else:
+        os.replace(tmp_path / "u/metadata/forged.avro", tmp_path / "t/metadata/forged.avro")  # noqa: PTH105
+    for ask in (lambda: check_files(fine), lambda: plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))):
+        with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
+            ask()
+    assert planned.partitions
+
+
+def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    snapshot = iceberg.read_metadata(source)[0].current_snapshot()
+    place = snapshot.manifest_list.removeprefix("file://")
+    iceberg.check_loaded(source, str(snapshot.snapshot_id), f"file:{place}")
+    for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
+        with pytest.raises(TableUnavailable, match="other metadata than were checked"):
+            iceberg.check_loaded(source, id_, listed)
+    Path(place).write_bytes(Path(place).read_bytes() + b"\0")
+    with pytest.raises(TableUnavailable, match="cannot be read"):
+        iceberg.check_loaded(source, str(snapshot.snapshot_id), place)
