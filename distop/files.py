@@ -8,9 +8,12 @@ import re
 import stat
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from distop.storage_urls import check_place
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 _SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)+//")
 
@@ -87,7 +90,7 @@ class NotRegular(OSError):
     """A pipe, a device or a link stands where a file should."""
 
 
-def open_regular(path: str, *, follow: bool = True) -> BinaryIO:
+def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
     """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. ``follow``:
     a link to one, too. Raises NotRegular and OSError.
     """
