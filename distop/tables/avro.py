@@ -26,6 +26,8 @@ from distop.storage_urls import check_paths
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from distop.confinement import TableFiles
+
 RECORDS = 1_000_000
 """Of a file at most: its reader has all of them in memory."""
 STALLED = 60.0
@@ -54,10 +56,11 @@ class _Stalled(BaseException):
 
 
 class ManifestIO:
-    """The ``FileIO`` of a table for reading manifests by pyiceberg: what it opens is whole."""
+    """The ``FileIO`` of a table for reading manifests by pyiceberg: what it opens is whole, and one of ``files``."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, files: TableFiles | None = None) -> None:
         self._inner = inner
+        self._files = files
         self._watch: _Watch | None = None
 
     def new_input(self, location: str) -> Any:
@@ -66,6 +69,8 @@ class ManifestIO:
         """
         check_paths((location,))
         check_form(location)
+        if self._files is not None:
+            self._files.check((location,))
         return _Input(self._inner.new_input(location), self)
 
     @contextmanager

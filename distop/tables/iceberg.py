@@ -302,7 +302,7 @@ def read_metadata(source: str) -> tuple[Any, ManifestIO]:
     else:
         size = int(key[_UNKNOWN])
         metadata, io = _read.get(key, lambda: _read_metadata(source), keep=size <= _KEPT_BYTES)
-    return metadata, ManifestIO(io)
+    return metadata, ManifestIO(io, TableFiles(table_of(source)))
 
 
 def _read_metadata(source: str) -> tuple[Any, Any]:

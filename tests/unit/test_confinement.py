@@ -24,6 +24,7 @@ from distop.core.plan import PartitionPlan, Pinned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import local_path
 from distop.tables import check_table, iceberg, plan_table
+from distop.tables.changes import new_files
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.worker.shared import with_files
@@ -412,3 +413,15 @@ def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path, monkey
     Path(place).write_bytes(Path(place).read_bytes() + b"\0")
     with pytest.raises(TableUnavailable, match="cannot be read"):
         iceberg.check_loaded(source, str(snapshot.snapshot_id), place)
+
+
+def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: Path) -> None:
+    source, other = (forged(tmp_path / name, f"{tmp_path}/{name}/data/a.parquet") for name in ("t", "other"))
+    listed = iceberg.read_metadata(other)[0].current_snapshot().manifest_list
+    data = json.loads(Path(source).read_text())
+    data["snapshots"].append({**data["snapshots"][0], "snapshot-id": 7, "manifest-list": listed})
+    Path(source).write_text(json.dumps(data))
+    confinement.confine(True)
+    metadata, io = iceberg.read_metadata(source)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        new_files(metadata, io, "7")
