@@ -8,12 +8,14 @@ elsewhere, so a data file of Iceberg is held to the table's folder only in an ex
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
-from distop.files import NotRegular, check_regular
+from distop.files import NotRegular, check_regular, local_path
 from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ LOCATIONS = "DISTOP_TABLE_LOCATIONS"
 """The environment variable with folders and URLs that any table may have files below: ``/warehouse,s3://bucket/old``."""
 
 _METADATA = "metadata"
+_NAMES = r"(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)"
+_FORM = re.compile(rf"(?:file:(?://)?)?{_NAMES}+|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^/\0]*{_NAMES}*")
+"""A path from the root on, or a URL, in which every name stands for itself."""
+_ODD = frozenset("?#%\0")
+"""What a name is looked at for, of which the folder is known."""
 _IN_AUTHORITY = 2
 """Slashes up to the end of the bucket or the host of a URL."""
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
@@ -55,6 +62,34 @@ def copied(source: str, path: str) -> None:
         _copies.popitem(last=False)
 
 
+def check_metadata(source: str) -> None:
+    """Raises InvalidArgument where a metadata file, or its folder, is a link in the table's folder: it would be the
+    metadata of another table, to be read and committed to.
+    """
+    check_form(source)
+    local = _local(source)
+    if local is None or source in _copies:
+        return
+    folder = _local(table_of(source)) or "/"
+    if os.path.realpath(local) != os.path.realpath(folder).rstrip("/") + local[len(folder.rstrip("/")) :]:
+        raise InvalidArgument(
+            f"the metadata file {shown(source)} is a symbolic link, or lies behind one in its table's folder, which is "
+            "not followed"
+        )
+
+
+def check_form(path: str) -> None:
+    """Raises InvalidArgument for a path in data that Hadoop, which removes ``..`` from the text, and Python, which
+    follows links first, may take for two files; and for one that is decoded by some readers, to such a path.
+    """
+    odd = not _FORM.fullmatch(path)
+    if odd or ("%" in path and not {".", ".."}.isdisjoint(unquote(path).split("/"))) or "%00" in path:
+        raise InvalidArgument(
+            f"the path of a file, {shown(path)}, is refused, since its readers differ on it: write it from the root "
+            "on, or as a URL, without '.', '..' and empty names"
+        )
+
+
 class TableFiles:
     """The files that may belong to the table in a folder or at a URL."""
 
@@ -76,8 +111,9 @@ class TableFiles:
         """
         for path in paths:
             folder, _, name = path.rpartition("/")
-            if folder not in self._known or "?" in name or "#" in name:
+            if folder not in self._known or name in ("", ".", "..") or not _ODD.isdisjoint(name):
                 check_paths((path,))
+                check_form(path)
                 if folder.count("/") > _IN_AUTHORITY:  # the name is no part of a bucket's or a host's
                     self._known.add(folder)
             local = _local(path)
@@ -112,7 +148,7 @@ class TableFiles:
 
     def _has_url(self, path: str) -> bool:
         url = f"{_plain(path)}/"
-        return ".." not in url.split("/") and any(url.startswith(allowed) for allowed in self._urls)
+        return any(url.startswith(allowed) for allowed in self._urls)
 
     def _outside(self, path: str) -> InvalidArgument:
         return InvalidArgument(
@@ -123,9 +159,8 @@ class TableFiles:
 
 def _local(location: str) -> str | None:
     """The path on a disk, as Iceberg has it with or without a scheme."""
-    if location.startswith("file:"):
-        return "/" + location[len("file:") :].lstrip("/")
-    return None if "://" in location else location
+    path = local_path(location)
+    return None if path is None else str(path)
 
 
 def _plain(url: str) -> str:

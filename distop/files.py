@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from distop.storage_urls import check_place
 
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+_SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)+//")
+
 
 def local_path(location: str) -> Path | None:
-    """The local path of a location, or None for a URL of another kind."""
+    """The local path of a location, or None for a URL of another kind: what has ``://`` further on is no URL."""
     if location.startswith("file:"):
         return Path("/" + location[len("file:") :].lstrip("/"))
-    return None if "://" in location else Path(location)
+    return None if _SCHEME.match(location) else Path(location)
 
 
 def identity(location: str) -> tuple[str, ...]:
@@ -83,7 +90,7 @@ class NotRegular(OSError):
     """A pipe, a device or a link stands where a file should."""
 
 
-def open_regular(path: str, *, follow: bool = True) -> BinaryIO:
+def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
     """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. ``follow``:
     a link to one, too. Raises NotRegular and OSError.
     """
@@ -104,17 +111,26 @@ def open_regular(path: str, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
+    """What Arrow is given instead of a path, as it opens whatever is there: a regular file on a disk, opened so; else
+    the path. Raises what :func:`open_regular` does.
+    """
+    return nullcontext(path) if local_path(path) is None else open_regular(path, follow=follow)
+
+
 def check_regular(path: str, mode: int) -> None:
     """Raises NotRegular where this is the mode of no regular file."""
     if not stat.S_ISREG(mode):
         raise NotRegular(_IRREGULAR.format(path))
 
 
-def read(location: str, limit: int) -> bytes:
-    """The bytes of a file. Raises TooLarge where it has more than ``limit``, and OSError: NotRegular among it."""
+def read(location: str, limit: int, *, follow: bool = True) -> bytes:
+    """The bytes of a file; ``follow``: also where a link on a disk leads to it. Raises TooLarge where it has more than
+    ``limit``, and OSError: NotRegular among it.
+    """
     path = local_path(location)
     if path is not None:
-        with open_regular(str(path)) as file:
+        with open_regular(str(path), follow=follow) as file:
             return read_whole(file, limit, location)
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:

@@ -32,8 +32,13 @@ class Kept(Generic[T]):
                 return self._values[key]
         made = make()
         if keep(made) if callable(keep) else keep:
-            with self._lock:
-                self._values[key] = made
-                while len(self._values) > self._limit:
-                    self._values.popitem(last=False)
+            self.put(key, made)
         return made
+
+    def put(self, key: tuple[Any, ...], value: T) -> None:
+        """Keep a value, instead of the one that is kept."""
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._limit:
+                self._values.popitem(last=False)

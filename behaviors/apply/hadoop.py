@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
+from distop.confinement import check_metadata
 from distop.tables.iceberg import folder_of
 from distop_behaviors.apply.producing import Production, keeping_log, properties, uri
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
@@ -53,6 +54,7 @@ class HadoopTarget:
                 raise TableUnavailable(f"there is no Iceberg table at {location!r} any more: it was dropped") from error
             raise
         base = table.operations().current()
+        check_metadata(_source(base))
         return Head(_source(base), dict(base.properties()), (table, base, jvm))
 
     def swap(self, head: Head, change: Change) -> None:
@@ -105,6 +107,7 @@ class HadoopTarget:
     def _commit(operations: Any, base: Any, updated: Any) -> None:
         from py4j.protocol import Py4JJavaError
 
+        check_metadata(_source(base))
         try:
             operations.commit(base, updated)
         except Py4JJavaError as error:

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 import uuid
 from dataclasses import asdict, field
@@ -31,7 +32,7 @@ from distop.core.frozen import frozen
 from distop.deletion import Place, components, delete, made_folder, names, write
 from distop.deletion import check_unlinked as _check_unlinked
 from distop.errors import InvalidArgument, UnsafePath
-from distop.files import METADATA_BYTES, read
+from distop.files import METADATA_BYTES, open_regular, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -177,7 +178,7 @@ class Folder:
     def _read(self, number: int) -> Generation:
         path = self._path(number)
         try:
-            return Generation.from_json(read(str(path), METADATA_BYTES).decode())
+            return Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgument(f"the index file {path} cannot be read: {e}") from e
 
@@ -187,7 +188,8 @@ class Folder:
     def is_whole(self, generation: Generation) -> bool:
         """All that it names is there, and none of it was cut off."""
         try:
-            return all((self.data / one.name).stat().st_size == one.size for one in generation.named())
+            found = (((self.data / one.name).lstat(), one.size) for one in generation.named())
+            return all(stat.S_ISREG(now.st_mode) and now.st_size == size for now, size in found)
         except FileNotFoundError:
             return False
 
@@ -393,6 +395,6 @@ def write_parquet(table: pa.Table, path: Path, row_group: int, level: int = 3, *
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's bytes. Raises OSError."""
-    with path.open("rb") as file:
+    """Of a regular file's bytes. Raises OSError."""
+    with open_regular(str(path), follow=False) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

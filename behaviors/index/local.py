@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
+from distop.files import for_arrow
 from distop.recent import Kept
 from distop_behaviors.index.alike import Unfaithful, arrow_type
 from distop_behaviors.index.postings import BLOCK
@@ -109,10 +110,9 @@ def rows_of(
 
 def _opened(one: Wanted) -> _Opened:
     import numpy as np
-    import pyarrow.parquet as pq
 
     path = one.file[0]
-    metadata = _footers.get(one.file, lambda: pq.read_metadata(path), keep=footers.tells_apart(one.file))
+    metadata = _footers.get(one.file, lambda: _metadata(path), keep=footers.tells_apart(one.file))
     rows = (one.blocks.astype(np.int64)[:, None] * BLOCK + np.arange(BLOCK)).ravel()
     starts = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))])
     if len(rows) and rows[-BLOCK] >= starts[-1]:
@@ -120,6 +120,13 @@ def _opened(one: Wanted) -> _Opened:
     cuts = np.searchsorted(rows, starts, "left")
     groups = {n: rows[cuts[n] : cuts[n + 1]] - starts[n] for n in range(len(starts) - 1) if cuts[n] < cuts[n + 1]}
     return _Opened(metadata, groups, sum(metadata.row_group(n).total_byte_size for n in groups))
+
+
+def _metadata(path: str) -> Any:
+    import pyarrow.parquet as pq
+
+    with for_arrow(path) as file:
+        return pq.read_metadata(file)
 
 
 def _readings(found: Sequence[Any], reading: Callable[[Any], Reading]) -> list[Reading]:
@@ -138,7 +145,7 @@ def _read(one: Wanted, opened: _Opened, reading: Reading, target: pa.Schema) -> 
     import pyarrow.parquet as pq
 
     parts: list[pa.Table] = []
-    with pq.ParquetFile(one.file[0], metadata=opened.metadata) as file:
+    with for_arrow(one.file[0]) as regular, pq.ParquetFile(regular, metadata=opened.metadata) as file:
         for group, rows in opened.groups.items():
             parts += _picked(file, group, rows, reading)
     if one.file[2]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
+from distop.files import TooLarge, open_regular
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.table import column_ids, ids_now, listed, name_of, widened
 from distop_behaviors.index.values import Unindexable, family_of
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.table import Listed
 
+LIST_BYTES = 1 << 30
+"""Of a list of files at most, decompressed."""
 LOOKED_AT = 100
 """Files, evenly spread, in which the columns are looked for before anything is built."""
 
@@ -81,12 +85,17 @@ def covered(folder: Folder, generation: Generation | None) -> dict[str, tuple[in
 
 
 def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:
-    """The files that a generation covers. Raises OSError and Arrow's errors where it is gone or damaged."""
+    """The files that a generation covers. Raises OSError and Arrow's errors where it is gone or damaged, TooLarge."""
     import pyarrow.parquet as pq
 
     assert generation.files is not None
-    path = folder.data / generation.files.name
-    return pq.ParquetFile(path, page_checksum_verification=True).read(columns)
+    path = str(folder.data / generation.files.name)
+    with open_regular(path, follow=False) as file:
+        found = pq.ParquetFile(file, page_checksum_verification=True)
+        groups = (found.metadata.row_group(n) for n in range(found.num_row_groups))
+        if max(os.fstat(file.fileno()).st_size, sum(group.total_byte_size for group in groups)) > LIST_BYTES:
+            raise TooLarge(f"the file {path} has more than {LIST_BYTES} bytes, the most that is read of such a file")
+        return found.read(columns)
 
 
 def check_columns(argument: BuildArgument, table: Listed) -> None:

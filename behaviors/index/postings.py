@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.files import open_regular
 from distop.recent import Kept
 from distop_behaviors.index.folder import write_parquet
 from distop_behaviors.index.values import numbers, together
@@ -245,7 +246,10 @@ def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]
     """The row groups that may hold keys in ``[low, high)``, one after the other."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with (
+        open_regular(str(path), follow=False) as opened,
+        pq.ParquetFile(opened, page_checksum_verification=True) as file,
+    ):
         for n in range(file.metadata.num_row_groups):
             bounds = file.metadata.row_group(n).column(0).statistics
             if (low is None or bounds.max >= low) and (high is None or bounds.min < high):
@@ -275,7 +279,10 @@ def find(path: Path, wanted: Numbers, most: int) -> Hits:
     groups = np.flatnonzero(first < after).tolist()
     if not groups:
         return Hits(found[0], places[0])
-    with pq.ParquetFile(path, metadata=bounds.metadata, page_checksum_verification=True) as file:
+    with (
+        open_regular(str(path), follow=False) as opened,
+        pq.ParquetFile(opened, metadata=bounds.metadata, page_checksum_verification=True) as file,
+    ):
         for n in groups:
             table = file.read_row_group(n, ["key", "file", "block"][: 3 if rows <= most else 2], use_threads=False)
             keys, some = table.column("key").to_numpy(), wanted[first[n] : after[n]]
@@ -323,7 +330,8 @@ def _read_bounds(path: Path) -> _Bounds:
     import numpy as np
     import pyarrow.parquet as pq
 
-    metadata = pq.read_metadata(path)
+    with open_regular(str(path), follow=False) as file:
+        metadata = pq.read_metadata(file)
     columns = [metadata.row_group(n).column(0).statistics for n in range(metadata.num_row_groups)]
     low, high = (np.array([getattr(c, name) for c in columns], np.int64) for name in ("min", "max"))
     return _Bounds(metadata, low, high)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.files import for_arrow
 from distop_behaviors.index.values import Unindexable, canonical, family_of
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable, ddl, match
@@ -85,7 +86,9 @@ def _field_ids(path: str) -> dict[int | None, str]:
     import pyarrow.parquet as pq
 
     found: dict[int | None, str] = {}
-    for field in pq.read_schema(path):
+    with for_arrow(path) as file:
+        schema = pq.read_schema(file)
+    for field in schema:
         text = (field.metadata or {}).get(b"PARQUET:field_id")
         if text is not None:
             found[int(text)] = field.name
@@ -101,7 +104,7 @@ def pieces(source: Source) -> Iterator[Piece]:
 
     wanted = [name for name in source.names if name is not None]
     try:
-        with pq.ParquetFile(source.path, coerce_int96_timestamp_unit="us") as file:
+        with for_arrow(source.path) as opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
             first = 0
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows

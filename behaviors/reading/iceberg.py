@@ -21,11 +21,11 @@ from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
 from distop.storage_urls import check_paths
-from distop.tables.iceberg import check_files
+from distop.tables.iceberg import check_files, check_loaded
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -218,7 +218,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
     jvm: Any = session._jvm
     check_installed(jvm)
     check_paths((source,))
-    _check_files(source)
+    _checked(source, check_files)
     location = f"file://{source}" if source.startswith("/") else source
     iceberg = jvm.org.apache.iceberg
     conf = session._jsparkSession.sessionState().newHadoopConf()
@@ -232,6 +232,8 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
+        listed = str(current.manifestListLocation())
+        _checked(source, lambda source: check_loaded(source, id_, listed))
         return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
@@ -239,10 +241,10 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         raise
 
 
-def _check_files(source: str) -> None:
-    """Raises Gone where metadata are, and what ``check_files`` raises."""
+def _checked(source: str, check: Callable[[str], None]) -> None:
+    """Raises Gone where metadata are, and what ``check`` raises."""
     try:
-        check_files(source)
+        check(source)
     except TableUnavailable as error:
         cause = error.__cause__
         while cause is not None and not isinstance(cause, FileNotFoundError):

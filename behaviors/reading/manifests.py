@@ -11,13 +11,14 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, table_of
+from distop.confinement import TableFiles, check_metadata
 from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
-from distop.tables.iceberg import checked
+from distop.tables.iceberg import checked, files_of
+from distop.tables.vectors import check_vector
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
@@ -101,11 +102,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         columns = fields.columns_of(schema)
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
+        read_from: list[tuple[str, ...]] = []
         if snapshot is not None:
-            allowed = TableFiles(table_of(source))
-            allowed.check((snapshot.manifest_list,))
+            read_from.append(identity(snapshot.manifest_list))
+            allowed = files_of(source, metadata)
             with io.watched():
                 manifests = list(snapshot.manifests(io))
+                read_from += [identity(manifest.manifest_path) for manifest in manifests]
                 removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
                     if manifest.content == _DATA:
@@ -118,7 +121,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(source)
+    checked(source, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 
@@ -127,6 +130,7 @@ def _metadata(source: str) -> tuple[Any, ManifestIO]:
 
     from distop.tables.bounded import BoundedIO
 
+    check_metadata(source)
     io = BoundedIO()
     return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
@@ -237,6 +241,8 @@ class File:
     upper_bounds: Mapping[int, bytes] | None
     split_offsets: Sequence[int] | None
     referenced_data_file: str | None
+    content_offset: int | None
+    content_size_in_bytes: int | None
 
 
 @frozen
@@ -273,4 +279,6 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
                 sequence = manifest.sequence_number
             found = File(*(file[place] for place in places))
             allowed.check((found.file_path,), deletes=manifest.content == _DELETES)
+            if manifest.content == _DELETES and found.file_format.upper() == deletes.VECTORS:
+                check_vector(found.file_path, found.content_offset, found.content_size_in_bytes)
             yield Entry(sequence, found)

@@ -3,23 +3,33 @@
 Its reader takes any bytes for such a file. Of damaged ones it may make counts and lengths without bound, also such as
 lead back to where it was, and never ends; so a file is looked at as a whole first: its magic, its header, and that its
 blocks follow each other, mark by mark, up to its end. Inside a block nothing tells damage but the reader itself, which
-is left no more than :data:`STALLED` seconds without a next record.
+is left no more than :data:`STALLED` seconds without a next record. What a block is decompressed to is counted on the
+way: the reader has it in memory at once, and a few bytes may stand for any number of them.
 """
 
 from __future__ import annotations
 
+import bz2
 import ctypes
 import io
 import threading
 import time
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import check_form
+from distop.errors import InvalidArgument
+from distop.files import METADATA_BYTES
 from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from distop.confinement import TableFiles
+
+RECORDS = 1_000_000
+"""Of a file at most: its reader has all of them in memory."""
 STALLED = 60.0
 """Seconds; a thousand entries take less than one."""
 WATCHER = "manifests"
@@ -30,6 +40,9 @@ STRIKE_AGAIN = 0.2
 _MAGIC = b"Obj\x01"
 _MARK = 16
 """Bytes that stand after the header and after each block, the same in all of a file."""
+_CODEC = b"avro.codec"
+_PIECE = 1 << 20
+"""Bytes that are decompressed at once, to be counted."""
 _LONGEST = 10
 """Bytes of a number of 64 bits, seven bits in each."""
 
@@ -43,10 +56,11 @@ class _Stalled(BaseException):
 
 
 class ManifestIO:
-    """The ``FileIO`` of a table for reading manifests by pyiceberg: what it opens is whole."""
+    """The ``FileIO`` of a table for reading manifests by pyiceberg: what it opens is whole, and one of ``files``."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, files: TableFiles | None = None) -> None:
         self._inner = inner
+        self._files = files
         self._watch: _Watch | None = None
 
     def new_input(self, location: str) -> Any:
@@ -54,6 +68,9 @@ class ManifestIO:
         InvalidArgument for one that lies where data may not send anybody.
         """
         check_paths((location,))
+        check_form(location)
+        if self._files is not None:
+            self._files.check((location,))
         return _Input(self._inner.new_input(location), self)
 
     @contextmanager
@@ -105,9 +122,14 @@ class _Input:
 
 
 def check(data: bytes, location: str) -> None:
-    """Raises Damaged where these bytes are no whole Avro file."""
+    """Raises Damaged where these bytes are no whole Avro file, InvalidArgument where they stand for too many."""
     try:
         _walk(data)
+    except _TooMuch:
+        raise InvalidArgument(
+            f"the file {location} has more than {METADATA_BYTES} bytes, decompressed, or more than {RECORDS} records, "
+            "the most that is read of such a file"
+        ) from None
     except _Wrong as error:
         raise Damaged(f"the file {location} is damaged: {error}") from None
 
@@ -116,10 +138,15 @@ class _Wrong(Exception):
     pass
 
 
+class _TooMuch(Exception):
+    pass
+
+
 def _walk(data: bytes) -> None:
     if data[: len(_MAGIC)] != _MAGIC:
         raise _Wrong("it does not begin as an Avro file does")
-    at = _header(data, len(_MAGIC))
+    codec, at = _header(data, len(_MAGIC))
+    records, left = RECORDS, METADATA_BYTES
     mark, at = data[at : at + _MARK], at + _MARK
     if len(mark) < _MARK:
         raise _Wrong("it ends in its header")
@@ -128,22 +155,82 @@ def _walk(data: bytes) -> None:
         size, at = _number(data, at)
         if count < 0 or size < 0 or data[at + size : at + size + _MARK] != mark:
             raise _Wrong("one of its blocks does not end where it should")
+        records -= count
+        left -= _decompressed(codec, data[at : at + size], left)
+        if records < 0 or left < 0:
+            raise _TooMuch
         at += size + _MARK
 
 
-def _header(data: bytes, at: int) -> int:
-    """Where the map of the header ends."""
+def _decompressed(codec: bytes, block: bytes, limit: int) -> int:
+    """How many bytes a block is decompressed to; some number over ``limit`` where there are more."""
+    if codec == b"null":
+        return len(block)
+    if codec == b"snappy":  # the length, which its reader makes room for, stands at the beginning
+        return sum((byte & 0x7F) << 7 * n for n, byte in enumerate(_first_number(block)))
+    found = 0
+    for piece in _pieces(codec, block):
+        found += len(piece)
+        if found > limit:
+            break
+    return found
+
+
+def _first_number(block: bytes) -> bytes:
+    end = next((n for n, byte in enumerate(block[:_LONGEST]) if not byte & 0x80), None)
+    if end is None:
+        raise _Wrong("there is no number where one should be")
+    return block[: end + 1]
+
+
+def _pieces(codec: bytes, block: bytes) -> Iterator[bytes]:
+    if codec == b"zstandard":
+        import zstandard
+
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(block) as reader:
+                while piece := reader.read(_PIECE):
+                    yield piece
+        except zstandard.ZstdError:
+            raise _Wrong("one of its blocks cannot be decompressed") from None
+        return
+    try:
+        if codec == b"deflate":
+            inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+            while piece := inflating.decompress(block, _PIECE):
+                yield piece
+                block = inflating.unconsumed_tail
+        elif codec == b"bzip2":
+            while block:  # its reader takes one stream after the other
+                unpacking = bz2.BZ2Decompressor()
+                while not unpacking.eof and (piece := unpacking.decompress(block, _PIECE)):
+                    yield piece
+                    block = b""
+                block = unpacking.unused_data
+        else:
+            raise _Wrong("it is compressed in a way that is not known")
+    except (zlib.error, OSError):
+        raise _Wrong("one of its blocks cannot be decompressed") from None
+
+
+def _header(data: bytes, at: int) -> tuple[bytes, int]:
+    """How its blocks are compressed, and where the map of the header ends."""
+    codec = b"null"
     while True:
         count, at = _number(data, at)
         if count == 0:
-            return at
+            return codec, at
         if count < 0:
             count, (_, at) = -count, _number(data, at)
-        for _ in range(2 * count):  # names and values alike
+        name = b""
+        for n in range(2 * count):  # names and values alike
             size, at = _number(data, at)
-            at += size
+            value, at = data[at : at + size], at + size
             if size < 0 or at > len(data):
                 raise _Wrong("its header is not whole")
+            if n % 2 and name == _CODEC:
+                codec = value
+            name = value
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

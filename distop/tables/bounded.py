@@ -60,7 +60,7 @@ class _Bounded(InputFile):
 
     def open(self, seekable: bool = True) -> Any:
         path = local_path(self.location)
-        with self._inner.open(seekable) if path is None else open_regular(str(path)) as stream:
+        with self._inner.open(seekable) if path is None else open_regular(str(path), follow=False) as stream:
             data = read_whole(stream, METADATA_BYTES, self.location)
         if self.location.endswith(_COMPRESSED):
             # A few bytes may stand for any number of them: counted here, before all are in memory at once.

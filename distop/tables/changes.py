@@ -64,14 +64,14 @@ def replaced_files(
             shared = {m.manifest_path for m in before} & {m.manifest_path for m in now}
             data, deletes = _split([m for m in now if m.manifest_path not in shared])
             old_data, old_deletes = _split([m for m in before if m.manifest_path not in shared])
-            here = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(data, io, check)}
+            here = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(data, io, check)}
             found = {
                 entry.data_file.file_path
-                for m, entry in _entries(old_data, io, check)
+                for m, entry in entries(old_data, io, check)
                 if (entry.data_file.file_path, _sequence(entry, m)) not in here
             }
             one, other = (
-                {_identity(m, e): _referenced(e) for m, e in _entries(d, io, check)} for d in (old_deletes, deletes)
+                {_identity(m, e): _referenced(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
             )
     except OSError as error:
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
@@ -91,7 +91,7 @@ def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lamb
     try:
         with io.watched():
             deletes = _split(current.manifests(io))[1]
-            return [list(e.data_file.equality_ids) for _, e in _entries(deletes, io, check) if e.data_file.equality_ids]
+            return [list(e.data_file.equality_ids) for _, e in entries(deletes, io, check) if e.data_file.equality_ids]
     except OSError as error:
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
 
@@ -102,24 +102,24 @@ def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Call
     try:
         manifests = former.manifests(io)
         old_data, old_deletes = _split([m for m in manifests if m.manifest_path not in now])
-        before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(old_data, io, check)}
-        applied = {_identity(m, entry): _referenced(entry) for m, entry in _entries(old_deletes, io, check)}
+        before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(old_data, io, check)}
+        applied = {_identity(m, entry): _referenced(entry) for m, entry in entries(old_deletes, io, check)}
     except FileNotFoundError:
         return None  # it was expired meanwhile; where there is nothing at all, whoever reads all files says so
     shared = {m.manifest_path for m in manifests}
     data, deletes = _split([m for m in current if m.manifest_path not in shared])
     new: dict[str, int] = {
         entry.data_file.file_path: entry.data_file.file_size_in_bytes
-        for m, entry in _entries(data, io, check)
+        for m, entry in entries(data, io, check)
         if (entry.data_file.file_path, _sequence(entry, m)) not in before
     }
-    still = {_identity(m, entry) for m, entry in _entries(deletes, io, check)}
+    still = {_identity(m, entry) for m, entry in entries(deletes, io, check)}
     gone = {referenced for identity, referenced in applied.items() if identity not in still}
     if None in gone:
         return None
     exposed = gone - new.keys()
     if exposed:
-        for _, entry in _entries(_split(current)[0], io, check):
+        for _, entry in entries(_split(current)[0], io, check):
             if entry.data_file.file_path in exposed:
                 new[entry.data_file.file_path] = entry.data_file.file_size_in_bytes
     return [(path, size, 0) for path, size in sorted(new.items())]
@@ -133,7 +133,7 @@ def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return data, [m for m in manifests if m.content != ManifestContent.DATA]
 
 
-def _entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
+def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
     """The live entries, each with its manifest."""
     from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import (
@@ -152,8 +152,8 @@ def _entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]
             MANIFEST_ENTRY_SCHEMAS[_READ_AS],
             read_types={-1: ManifestEntry, 2: DataFile},
             read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-        ) as entries:
-            for n, entry in enumerate(entries):
+        ) as found:
+            for n, entry in enumerate(found):
                 if n % _CHECKED_EVERY == 0:
                     check()
                     io.alive()
@@ -169,7 +169,7 @@ def _sequence(entry: Any, manifest: Any) -> int:
 
 def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
     """A file may hold the deletion vectors of several data files: the offset tells them apart."""
-    return entry.data_file.file_path, _field(entry, "content_offset"), _sequence(entry, manifest)
+    return entry.data_file.file_path, field_of(entry, "content_offset"), _sequence(entry, manifest)
 
 
 def _referenced(entry: Any) -> str | None:
@@ -177,13 +177,14 @@ def _referenced(entry: Any) -> str | None:
     from pyiceberg.manifest import DataFileContent
 
     file = entry.data_file
-    if (told := _field(entry, "referenced_data_file")) is not None or file.content != DataFileContent.POSITION_DELETES:
+    told = field_of(entry, "referenced_data_file")
+    if told is not None or file.content != DataFileContent.POSITION_DELETES:
         return None if told is None else str(told)
     low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
     return low.decode() if low is not None and low == high else None
 
 
-def _field(entry: Any, name: str) -> Any:
+def field_of(entry: Any, name: str) -> Any:
     """A field of an entry's file that pyiceberg gives no name to."""
     from pyiceberg.manifest import DATA_FILE_TYPE
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, table_of
+from distop.confinement import TableFiles, check_form, check_metadata, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.files import NotRegular, identity, local_path
+from distop.files import NotRegular, gone, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
+from distop.tables.changes import entries, field_of
 from distop.tables.location import Location
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
+from distop.tables.vectors import VECTOR_FIELDS, check_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from distop.core.model import TableRecord
     from distop.tables import Spark
@@ -48,10 +51,11 @@ _UNKNOWN = 2
 """So long is the identity of a file that is gone, or not on a disk: at most."""
 
 _read: Kept[tuple[Any, Any]] = Kept(4)
-_plans: Kept[tuple[Planned, tuple[str, ...]]] = Kept(4)
-"""With the paths of the manifests that they were read from, and of the list of these."""
-_checked: Kept[bool] = Kept(64)
-"""The metadata files whose files may belong to their tables."""
+_Identity = tuple[str, ...]
+_plans: Kept[tuple[Planned, tuple[_Identity, ...]]] = Kept(4)
+"""With the manifests that they were read from, and the list of these."""
+_checked: Kept[tuple[_Identity, ...]] = Kept(64)
+"""Of the metadata files whose files may belong to their tables, the same."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -90,7 +94,8 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
     A table without files is one partition without files: that it has no rows is certain, unlike an empty folder, and
     the partition's job still tells whether it has the columns.
 
-    A metadata file is never changed, nor is what it names: whoever plans on it again has what was read then.
+    A metadata file is never changed, nor is what it names, unless somebody forges it: whoever plans on it again has
+    what was read then, as long as manifests on a disk are the same files.
 
     Raises as :func:`plan_table` does.
     """
@@ -99,23 +104,25 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
         return _planned(source, table, options, check)[0]
     key = (*key, str(options.group_bytes), str(options.group_files))
 
-    def make() -> tuple[Planned, tuple[str, ...]]:
+    def make() -> tuple[Planned, tuple[_Identity, ...]]:
         return _planned(source, table, options, check)
 
     planned, manifests = _plans.get(key, make, keep=_is_small)
-    if not all(map(_is_there, manifests)):
-        # What cannot be read is not to be planned by what is kept of it.
-        planned, _ = make()
+    if not _are_same(manifests):
+        # What cannot be read is not to be planned by what is kept of it, nor what is another file by now.
+        made = make()
+        planned, _ = made
+        _plans.put(key, made)
     return replace(planned, partitions=list(planned.partitions))
 
 
-def _is_small(made: tuple[Planned, tuple[str, ...]]) -> bool:
+def _is_small(made: tuple[Planned, tuple[_Identity, ...]]) -> bool:
     return sum(len(partition.files) for partition in made[0].partitions) <= _KEPT_FILES
 
 
-def _is_there(path: str) -> bool:
-    local = local_path(path)
-    return local is None or local.exists()
+def _are_same(files: Iterable[_Identity]) -> bool:
+    """They are there, and were not exchanged."""
+    return all(identity(file[0]) == file and file != gone(file[0]) for file in files)
 
 
 def _told_apart(source: str) -> tuple[str, ...] | None:
@@ -126,14 +133,14 @@ def _told_apart(source: str) -> tuple[str, ...] | None:
 
 def _planned(
     source: str, table: TableRecord, options: Options, check: Callable[[], None]
-) -> tuple[Planned, tuple[str, ...]]:
-    """With the paths of what it was read from, besides the metadata file."""
+) -> tuple[Planned, tuple[_Identity, ...]]:
+    """With what it was read from, besides the metadata file."""
     metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
     loose: dict[str, list[tuple[str, int, int]]] = {}
-    manifests: list[str] = []
+    manifests: list[_Identity] = []
     if snapshot is not None:
         try:
             with io.watched():
@@ -142,7 +149,7 @@ def _planned(
                     group.append(file)
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
-    checked(source)
+    checked(source, manifests)
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -160,27 +167,47 @@ def _planned(
 def check_files(source: str, check: Callable[[], None] = lambda: None) -> None:
     """Raises InvalidArgument where the current snapshot of a metadata file names a file that may not belong to the
     table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
-    not check again.
+    not check again, as long as the manifests are the same files.
     """
-    _checked.get(identity(source), lambda: _read_all(source, check))
+    check_metadata(source)
+    if not _are_same(_checked.get(identity(source), lambda: _read_all(source, check))):
+        checked(source, _read_all(source, check))
 
 
-def checked(source: str) -> None:
-    """Note that all files of a metadata file's current snapshot have been checked (confinement)."""
-    _checked.get(identity(source), lambda: True)
+def checked(source: str, manifests: Iterable[_Identity]) -> None:
+    """Note that all files of a metadata file's current snapshot have been checked (confinement). ``manifests``: what
+    they were read from, as it was before.
+    """
+    _checked.put(identity(source), tuple(manifests))
 
 
-def _read_all(source: str, check: Callable[[], None]) -> bool:
+def check_loaded(source: str, snapshot: str, manifest_list: str) -> None:
+    """Raises TableUnavailable where Spark has loaded another snapshot than the one that was checked, and what
+    :func:`check_files` raises: something was exchanged since.
+    """
+    current = read_metadata(source)[0].current_snapshot()
+    found = (str(current.snapshot_id), _plain(current.manifest_list)) if current is not None else None
+    if found != (snapshot, _plain(manifest_list)):
+        raise TableUnavailable(f"Spark has loaded other metadata than were checked of {source}")
+    check_files(source)
+
+
+def _plain(path: str) -> str:
+    return str(local_path(path) or path)
+
+
+def _read_all(source: str, check: Callable[[], None]) -> tuple[_Identity, ...]:
+    manifests: list[_Identity] = []
     metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     if snapshot is not None:
         try:
             with io.watched():
-                for _ in _data_files(source, metadata, snapshot, io, check, []):
+                for _ in _data_files(source, metadata, snapshot, io, check, manifests):
                     pass
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
-    return True
+    return tuple(manifests)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
@@ -259,20 +286,23 @@ def metadata_file(location: Location) -> str:
         )
     while version + 1 in numbered:
         version += 1
-    return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
+    source = f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
+    check_metadata(source)
+    return source
 
 
 def read_metadata(source: str) -> tuple[Any, ManifestIO]:
     """The metadata, and what its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """
+    check_metadata(source)
     key = _told_apart(source)
     if key is None:
         metadata, io = _read_metadata(source)
     else:
         size = int(key[_UNKNOWN])
         metadata, io = _read.get(key, lambda: _read_metadata(source), keep=size <= _KEPT_BYTES)
-    return metadata, ManifestIO(io)
+    return metadata, ManifestIO(io, TableFiles(table_of(source)))
 
 
 def _read_metadata(source: str) -> tuple[Any, Any]:
@@ -295,14 +325,14 @@ def _read_metadata(source: str) -> tuple[Any, Any]:
 
 
 def _data_files(
-    source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[str]
+    source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[_Identity]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
-    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. ``read_from`` gets the paths
-    of the manifests and of their list. Raises TableUnavailable, and InvalidArgument where one of these files, or a
-    delete file, may not belong to the table (confinement).
+    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. ``read_from`` gets the
+    manifests and their list, as they were before. Raises TableUnavailable, and InvalidArgument where one of these
+    files, or a delete file, may not belong to the table (confinement).
     """
-    from pyiceberg.manifest import ManifestContent
+    from pyiceberg.manifest import FileFormat, ManifestContent
 
     def read(by: Callable[[Any], Any]) -> Any:
         try:
@@ -314,28 +344,48 @@ def _data_files(
 
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
-    files = TableFiles(table_of(source))
-    files.check((snapshot.manifest_list,))
-    read_from.append(snapshot.manifest_list)
+    files = files_of(source, metadata)
+    read_from.append(identity(snapshot.manifest_list))
     for manifest in read(snapshot.manifests):
         check()
         files.check((manifest.manifest_path,))
-        read_from.append(manifest.manifest_path)
+        read_from.append(identity(manifest.manifest_path))
         # Spark opens the delete files.
         deletes = manifest.content != ManifestContent.DATA
         spec_id = manifest.partition_spec_id
         if spec_id not in namings:
             namings[spec_id] = _Naming(specs[spec_id], metadata)
         naming = namings[spec_id]
-        for n, entry in enumerate(read(manifest.fetch_manifest_entry)):
+        for n, entry in enumerate(read(partial(_live, manifest, deletes=deletes))):
             if n % _CHECKED_EVERY == 0:
                 check()
                 io.alive()
             file = entry.data_file
             files.check((file.file_path,), deletes=deletes)
             if deletes:
+                if file.file_format == FileFormat.PUFFIN:
+                    check_vector(file.file_path, *(field_of(entry, name) for name in VECTOR_FIELDS))
                 continue
             yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
+
+
+def _live(manifest: Any, io: ManifestIO, *, deletes: bool) -> list[Any]:
+    """The entries of a manifest; of one of delete files with what tells where deletion vectors lie."""
+    return [e for _, e in entries([manifest], io, lambda: None)] if deletes else manifest.fetch_manifest_entry(io)
+
+
+def files_of(source: str, metadata: Any) -> TableFiles:
+    """What a table's manifests may name. Raises InvalidArgument where its metadata already name what they may not."""
+    for one in metadata.snapshots:
+        check_form(one.manifest_list)
+    for one in metadata.metadata_log:
+        check_form(one.metadata_file)
+    for one in (*metadata.statistics, *metadata.partition_statistics):
+        check_form(one.statistics_path)
+    files = TableFiles(table_of(source))
+    if (snapshot := metadata.current_snapshot()) is not None:
+        files.check((snapshot.manifest_list,))
+    return files
 
 
 def _unread(metadata: Any, snapshot: Any, error: Exception) -> TableUnavailable:

@@ -43,6 +43,10 @@ and again each time after as many seconds.
 """
 START_SETTING, START_SECONDS = "spark.distop.startLimit", 600.0
 """Setting, and its default: seconds for a session to start, which includes the download of packages."""
+CALLING_SCHEMES = ("http", "https", "ftp", "sftp", "webhdfs", "swebhdfs", "har")
+"""Those of Hadoop's file systems that any host may be named for, and one that wraps others."""
+REFUSED = "distop.RefusedFileSystem"
+"""The implementation of these: no class has the name, so that Hadoop opens none."""
 ASK_EVERY = 5.0
 """Seconds between two checks of the JVM."""
 
@@ -87,6 +91,8 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         FATAL_DEPTH: "0",
         # Else a text with ${env:NAME} in SQL, such as the path of a table, becomes the variable of the JVM.
         "spark.sql.variable.substitute": "false",
+        # Else a file of a table that is at such an address by the time Spark reads it would choose whom the JVM calls.
+        **{f"spark.hadoop.fs.{scheme}.impl": REFUSED for scheme in CALLING_SCHEMES},
         "spark.app.name": f"distop-{executor}",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",

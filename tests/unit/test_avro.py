@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import re
 import threading
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import zstandard
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
-from distop.errors import TableUnavailable
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import avro, plan_table
 from distop.tables.avro import Damaged, ManifestIO, check
 from distop_behaviors.reading.facts import Unreadable
@@ -167,3 +170,48 @@ def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypa
         if thread.name == avro.WATCHER:
             thread.join(10)
             assert not thread.is_alive()
+
+
+def coded(codec: str, block: bytes, records: int = 1) -> bytes:
+    whole = file_of((records, block))
+    return whole.replace(text(b"avro.codec") + text(b"null"), text(b"avro.codec") + text(codec.encode()))
+
+
+def packed(codec: str, size: int) -> bytes:
+    """So many zeros."""
+    if codec == "zstandard":
+        return zstandard.ZstdCompressor().compress(bytes(size))
+    if codec == "snappy":  # its length stands before it
+        return bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F]) + b"\0\0\0\0"
+    if codec == "bzip2":
+        return bz2.compress(bytes(size // 2)) + bz2.compress(bytes(size - size // 2))
+    return zlib.compress(bytes(size), 9, -15) if codec == "deflate" else bytes(size)
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard", "bzip2"])
+def test_hole_3_what_a_manifest_is_decompressed_to_is_bounded(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    monkeypatch.setattr(avro, "METADATA_BYTES", 100_000)
+    monkeypatch.setattr(avro, "RECORDS", 10)
+    check(coded(codec, packed(codec, 100_000)), "x")
+    with pytest.raises(InvalidArgument, match=r"the file /a/b.avro has more than 100000 bytes, decompressed"):
+        check(coded(codec, packed(codec, 100_001)), "/a/b.avro")
+    half = number(1) + text(packed(codec, 60_000)) + MARK
+    with pytest.raises(InvalidArgument, match=r"decompressed"):
+        check(coded(codec, packed(codec, 60_000)) + half, "/a/b.avro")
+    with pytest.raises(InvalidArgument, match=r"or more than 10 records"):
+        check(coded(codec, packed(codec, 60_000), records=11), "/a/b.avro")
+
+
+def test_hole_3_a_manifest_that_is_too_large_is_refused_without_another_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ = table_of(tmp_path)
+    (manifest,) = table.metadata.current_snapshot().manifests(table.io)
+    Path(manifest.manifest_path.removeprefix("file://")).write_bytes(coded("deflate", packed("deflate", 100_000)))
+    monkeypatch.setattr(avro, "METADATA_BYTES", 99_999)
+    for ask in (
+        lambda: plan_table(TableRecord("t", "iceberg", str(tmp_path / "t"))),
+        lambda: snapshot_of(table.metadata_location, frozenset()),
+    ):
+        with pytest.raises(InvalidArgument, match="decompressed"):
+            ask()

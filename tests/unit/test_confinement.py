@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,14 @@ from pyiceberg.types import LongType, NestedField
 from distop import confinement
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Pinned
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.files import local_path
 from distop.tables import check_table, iceberg, plan_table
+from distop.tables.changes import new_files
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.worker.shared import with_files
+from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.reading import iceberg as reading
 from distop_behaviors.reading import manifests
 from tests.support.lake import Folder
@@ -222,7 +226,7 @@ def test_urls_of_a_table_are_compared_by_folder(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(confinement.LOCATIONS, "gs://old/t/")
     files = confinement.TableFiles(confinement.table_of("s3://bucket/t/metadata/v1.metadata.json"))
     files.check(("s3://bucket/t/data/a", "s3a://bucket/t/data/a", "gs://old/t/b"))
-    for path in ("s3://bucket/t2/a", "s3://bucket/t/../u/a", "s3://other/t/a", "gs://old/u", "/etc/passwd"):
+    for path in ("s3://bucket/t2/a", "s3://other/t/a", "gs://old/u", "/etc/passwd"):
         with pytest.raises(InvalidArgument, match="lies outside of its table 's3://bucket/t'"):
             files.check((path,))
 
@@ -255,7 +259,7 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
                 with_files(wanted, None, "t/noop/1", record)
 
     refused(PartitionPlan(0, "p", files=(theirs,)), parquet)
-    refused(PartitionPlan(0, "p", files=((f"{t}/../other/a.parquet", 1, 1),)), parquet)
+    refused(PartitionPlan(0, "p", files=((f"{t}/../other/a.parquet", 1, 1),)), parquet, "path of a file")
     refused(PartitionPlan(0, "p", files=((f"{t}2/a.parquet", 1, 1),)), parquet)
     refused(PartitionPlan(0, "p", files=(("s3://bucket/u/a.parquet", 1, 1),)), remote)
     refused(PartitionPlan(0, "p", files=(theirs,)), remote)
@@ -289,3 +293,135 @@ def test_the_files_of_a_plan_are_those_of_its_table_however_that_is_named(tmp_pa
         (planned,) = plan_table(record).partitions
         assert planned.files
         assert with_files(planned, None, "t/noop/1", record) is planned
+
+
+ODD = ("{t}/data/l/../../../other/a", "{t}/./data/a", "{t}//data/a", "{t}/data/", "{t}/data/..", "/a\0b")
+ODDER = ("file://host{t}/a", "file:a", "data/a", "{t}/%2e%2e/a", "{t}/x%2F..%2Fa", "s3://b/t/../a", "s3://b//a")
+
+
+@pytest.mark.parametrize("path", ODD + ODDER)
+def test_hole_2_a_path_that_two_readers_read_differently_is_refused(tmp_path: Path, path: str) -> None:
+    """Python follows links first, Hadoop takes ``..`` out of the text; with and without ``tables``."""
+    t = tmp_path / "t"
+    (t / "deep" / "er").mkdir(parents=True)
+    (t / "data").mkdir()
+    (t / "data" / "l").symlink_to(t / "deep" / "er")
+    for some in (False, True):
+        confinement.confine(some)
+        for deletes in (False, True):
+            with pytest.raises(InvalidArgument, match="path of a file"):
+                confinement.TableFiles(str(t)).check((path.format(t=t),), deletes=deletes)
+    fine = (f"{t}/s=a%2Fb%20..c/x", f"file:{t}/..a/.b/c..", f"file://{t}/a", f"file:{t}/d")
+    confinement.TableFiles(str(t)).check(fine)
+
+
+@pytest.mark.parametrize("content", CONTENT)
+def test_hole_2_no_manifest_names_a_file_by_two_dots(tmp_path: Path, content: str) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/../data/a.parquet", content)
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match="path of a file"):
+            ask()
+
+
+@pytest.mark.parametrize("what", ["metadata-log", "statistics", "partition-statistics", "snapshots"])
+def test_hole_2_metadata_name_no_file_by_two_dots(tmp_path: Path, what: str) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    data = json.loads(Path(source).read_text())
+    odd = f"{tmp_path}/t/../x"
+    statistics = {"snapshot-id": 1, "statistics-path": odd, "file-size-in-bytes": 1}
+    more = {
+        "metadata-log": {"timestamp-ms": 1, "metadata-file": odd},
+        "statistics": {**statistics, "file-footer-size-in-bytes": 1, "blob-metadata": []},
+        "partition-statistics": statistics,
+        "snapshots": {**data["snapshots"][0], "snapshot-id": 7, "manifest-list": odd},
+    }
+    data[what] = [*data.get(what, ()), more[what]]
+    Path(source).write_text(json.dumps(data))
+    for ask in asked(tmp_path / "t", source):
+        with pytest.raises(InvalidArgument, match="path of a file"):
+            ask()
+
+
+def test_hole_2_a_scheme_stands_at_the_beginning(tmp_path: Path) -> None:
+    """What has ``://`` further on is a local path, which Hadoop takes for one, too."""
+    (tmp_path / "secret").write_text("PAR1")
+    (tmp_path / "t" / "data" / "x:").mkdir(parents=True)
+    files = confinement.TableFiles(str(tmp_path / "t"))
+    for path in (f"{tmp_path}/t/data/x://../../../secret", f"{tmp_path}/secret", f"a{tmp_path}/t/x://b", "x+y:/t/a"):
+        with pytest.raises(InvalidArgument, match=r"path of a file|outside"):
+            files.check((path,), deletes=True)
+    files.check((f"{tmp_path}/t/data/x:/a",), deletes=True)
+    assert local_path("/t/x://a") == Path("/t/x:/a")
+    assert local_path("s3://b/a") is None
+
+
+@pytest.mark.parametrize("linked", ["folder", "file"])
+def test_hole_2_metadata_of_another_table_are_not_read_through_a_link(tmp_path: Path, linked: str) -> None:
+    for name in ("t", "other"):
+        source = forged(tmp_path / name, f"{tmp_path}/{name}/data/a.parquet")
+    own = tmp_path / "t" / "metadata"
+    if linked == "folder":
+        own.rename(tmp_path / "t" / "was")
+        own.symlink_to(tmp_path / "other" / "metadata")
+    else:
+        (own / Path(source).name).unlink()
+        (own / Path(source).name).symlink_to(source)
+    ours = f"{own}/{Path(source).name}"
+    with pytest.raises(InvalidArgument, match="symbolic link"):
+        metadata_file(Location.of(str(tmp_path / "t")))
+    for ask in asked(tmp_path / "t", ours):
+        with pytest.raises(InvalidArgument, match="symbolic link"):
+            ask()
+
+
+def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    operations = SimpleNamespace(commit=lambda base, updated: pytest.fail("committed"))
+    base = SimpleNamespace(metadataFileLocation=lambda: f"file:{source}")
+    (tmp_path / "t" / "metadata").rename(tmp_path / "other")
+    (tmp_path / "t" / "metadata").symlink_to(tmp_path / "other")
+    with pytest.raises(InvalidArgument, match="symbolic link"):
+        HadoopTarget._commit(operations, base, None)
+
+
+@pytest.mark.parametrize("changed", ["list", "manifest"])
+def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, changed: str) -> None:
+    """The metadata file stays as it is: what it names was taken for checked."""
+    fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet", "deletes")
+    check_files(fine)
+    planned = plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    evil = forged(tmp_path / "u", "http://127.0.0.1:9/latest", "deletes")
+    lists = [iceberg.read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
+    if changed == "list":
+        os.replace(lists[1], lists[0])  # noqa: PTH105
+    else:
+        os.replace(tmp_path / "u/metadata/forged.avro", tmp_path / "t/metadata/forged.avro")  # noqa: PTH105
+    for ask in (lambda: check_files(fine), lambda: plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))):
+        with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
+            ask()
+    assert planned.partitions
+
+
+def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    snapshot = iceberg.read_metadata(source)[0].current_snapshot()
+    place = snapshot.manifest_list.removeprefix("file://")
+    iceberg.check_loaded(source, str(snapshot.snapshot_id), f"file:{place}")
+    for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
+        with pytest.raises(TableUnavailable, match="other metadata than were checked"):
+            iceberg.check_loaded(source, id_, listed)
+    Path(place).write_bytes(Path(place).read_bytes() + b"\0")
+    with pytest.raises(TableUnavailable, match="cannot be read"):
+        iceberg.check_loaded(source, str(snapshot.snapshot_id), place)
+
+
+def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: Path) -> None:
+    source, other = (forged(tmp_path / name, f"{tmp_path}/{name}/data/a.parquet") for name in ("t", "other"))
+    listed = iceberg.read_metadata(other)[0].current_snapshot().manifest_list
+    data = json.loads(Path(source).read_text())
+    data["snapshots"].append({**data["snapshots"][0], "snapshot-id": 7, "manifest-list": listed})
+    Path(source).write_text(json.dumps(data))
+    confinement.confine(True)
+    metadata, io = iceberg.read_metadata(source)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        new_files(metadata, io, "7")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument, UnsafePath
-from distop_behaviors.index import DropIndex, folder, segments
+from distop.files import NotRegular, TooLarge
+from distop_behaviors.index import DropIndex, folder, planning, postings, segments
 from distop_behaviors.index.finding import find
 from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.planning import file_list
 from tests.support.indexed import Indexes, Operation
 from tests.unit.test_index_build import add, clean, holds, indexes, named
 
@@ -217,3 +222,65 @@ def test_a_drop_leaves_what_another_namespace_is_writing(two: tuple[Indexes, Ind
 
 def test_outcomes_of_executors_alone_have_a_stage() -> None:
     assert OutcomeRow(0, "p", True, {}, "").stage is None
+
+
+@pytest.mark.parametrize("planted", ["pipe", "link"])
+@pytest.mark.parametrize("which", ["files", "runs", "generation"])
+def test_hole_3_an_index_is_read_from_regular_files_alone(
+    indexes: Indexes, tmp_path: Path, which: str, planted: str
+) -> None:
+    """A pipe would hold up whoever plans a build, or looks a key up, for ever."""
+    indexes.build(columns=["k"])
+    found = indexes.folder()
+    current = found.current()
+    assert current is not None
+    name = {"files": current.files, "runs": current.runs[0]}.get(which)
+    path = found.data / name.name if name is not None else max((found.data.parent / "generations").iterdir())
+    kept = tmp_path / "kept"
+    path.rename(kept)
+    if planted == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kept)
+    assert not found.is_whole(current) or which == "generation"
+    readers: list[Any] = {
+        "files": [lambda: file_list(found, current)],
+        "runs": [
+            lambda: postings.find(path, np.array([1], np.int64), 9),
+            lambda: list(postings._groups(path, None, None)),
+            lambda: folder.digest_of(path),
+        ],
+        "generation": [found.current],
+    }[which]
+    for read in readers:
+        with pytest.raises(NotRegular):
+            within(read)
+
+
+def within(read: Any) -> None:
+    """Raises what that raises; AssertionError where it does not end."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            read()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive(), "it waits for whoever writes into the pipe"
+    if raised:
+        raise raised[0]
+
+
+def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes.build(columns=["k"])
+    found = indexes.folder()
+    current = found.current()
+    assert current is not None
+    assert file_list(found, current).num_rows == 3
+    monkeypatch.setattr(planning, "LIST_BYTES", 10)
+    with pytest.raises(TooLarge, match=r"the file .*\.parquet has more than 10 bytes"):
+        file_list(found, current)

@@ -73,8 +73,8 @@ def test_a_version_hint_cannot_show_another_file(folder: Path, tmp_path: Path) -
 def test_metadata_that_are_no_regular_file_are_refused(folder: Path, irregular: Any) -> None:
     source = metadata_file(Location.of(str(folder)))
     irregular(Path(source))
-    refused(folder, r"v2.metadata.json is not a regular file: it is a pipe, a device or a folder")
-    with pytest.raises(Unreadable, match="is not a regular file"):
+    refused(folder, "v2.metadata.json.* is (not a regular file: it is a pipe|a symbolic link)")
+    with pytest.raises((Unreadable, InvalidArgument), match="is (not a regular file|a symbolic link)"):
         manifests.snapshot_of(source, frozenset())
 
 

@@ -241,3 +241,12 @@ def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> 
     assert (came.beside[0].files, came.beside[0].folders) == (over.files, over.folders)
     small = replace(over, files=over.files[:3], folders={"/odd0": "k=0"})
     assert PartitionPlan.from_json(json.loads(json.dumps(small.to_json()))) == small
+
+
+def test_hole_2_spark_opens_no_address_that_any_host_may_be_named_for(tmp_path: Path) -> None:
+    """Unless the operator says so: a path that is exchanged after it was checked would choose whom the JVM calls."""
+    own = settings("local", "e", tmp_path, 20.0, {"spark.hadoop.fs.webhdfs.impl": "org.example.Own"})
+    refused = {name for name, value in own.items() if value == "distop.RefusedFileSystem"}
+    schemes = ("http", "https", "ftp", "sftp", "swebhdfs", "har")
+    assert refused == {f"spark.hadoop.fs.{scheme}.impl" for scheme in schemes}
+    assert own["spark.hadoop.fs.webhdfs.impl"] == "org.example.Own"
