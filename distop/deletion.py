@@ -4,6 +4,9 @@ A :class:`Place` is derived from an operation, a partition and an attempt, or fr
 or a file. What is removed or written is named by a path below its place. On a disk every folder on the way is opened by
 the folder before it, and a symbolic link among them is refused: nobody can move the path elsewhere between a look and
 the removal, or the write.
+
+The stage of an attempt is made by that attempt (:func:`make_new`), in folders that only the executor's user and root
+may change: its name can be told beforehand, and nothing that somebody put there counts.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import os
 import shutil
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.clock import uuid
 from distop.core.frozen import frozen
@@ -30,6 +34,9 @@ _TRIES = 1000
 """How often the removal of a folder is repeated while somebody else removes files from it: each try gets further."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+"""Of what is made, less the umask: whatever that is, nobody else may write there."""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def components(path: str) -> list[str]:
@@ -45,11 +52,13 @@ def components(path: str) -> list[str]:
 @frozen
 class Place:
     """A folder that belongs to one operation, index or cluster. ``anchor``: a folder or URL that a person has named, in
-    which links are followed; ``path``: where the place is below it, without a link.
+    which links are followed; ``path``: where the place is below it, without a link. ``own``: nothing is written there
+    unless the anchor and all folders below it are such that only the executor's user and root may change them.
     """
 
     anchor: str
     path: str = ""
+    own: bool = field(default=False, repr=False, compare=False)
 
     @property
     def location(self) -> str:
@@ -61,7 +70,7 @@ class Place:
     def parent(self) -> Place:
         """The place that this one is in. Raises UnsafePath for an anchor."""
         components(self.path)
-        return Place(self.anchor, self.path.rpartition("/")[0])
+        return Place(self.anchor, self.path.rpartition("/")[0], self.own)
 
     @property
     def name(self) -> str:
@@ -71,7 +80,7 @@ class Place:
     def below(self, path: str) -> Place:
         """A place in this one. Raises UnsafePath."""
         components(path)
-        return Place(self.anchor, f"{self.path}/{path}" if self.path else path)
+        return Place(self.anchor, f"{self.path}/{path}" if self.path else path, self.own)
 
 
 def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
@@ -160,7 +169,7 @@ def write(place: Place, path: str, data: bytes) -> None:
     parent = whole.parent
     with made_folder(parent) as opened:
         temporary = f".{parts[-1]}.{uuid.uuid4().hex}"
-        file = os.open(temporary, _NEW, 0o666, dir_fd=opened)
+        file = os.open(temporary, _NEW, _FILE_MODE, dir_fd=opened)
         try:
             with os.fdopen(file, "wb") as stream:
                 stream.write(data)
@@ -173,6 +182,39 @@ def write(place: Place, path: str, data: bytes) -> None:
             raise
 
 
+def make_new(place: Place, mode: int = 0o700) -> None:
+    """Make a folder, with those above it; on an object store, see that nothing is there. Raises FileExistsError where
+    something is there before, UnsafePath, and OSError.
+    """
+    taken = f"{place.location} exists before the attempt that is to make it: its content is not used; remove it"
+    if local_path(place.anchor) is None:
+        if names(place):
+            raise FileExistsError(taken)
+        return
+    with made_folder(place.parent) as folder:
+        try:
+            os.mkdir(place.name, mode, dir_fd=folder)
+        except FileExistsError:
+            raise FileExistsError(taken) from None
+
+
+def check_own(place: Place) -> None:
+    """Raises UnsafePath where a place on a disk is no folder, or others may change it, and OSError."""
+    if local_path(place.anchor) is not None:
+        with _opened(place.anchor, components(place.path), own=True) as folder:
+            if folder is None:
+                raise UnsafePath(f"{place.location} is not a folder")
+
+
+def new_file(place: Place, path: str) -> BinaryIO:
+    """A new file in a place on a disk, open for writing; its folders are made. Raises FileExistsError where its name is
+    taken, UnsafePath, and OSError.
+    """
+    whole = place.below(path)
+    with made_folder(whole.parent) as folder:
+        return os.fdopen(os.open(whole.name, _NEW, _FILE_MODE, dir_fd=folder), "wb")
+
+
 @contextmanager
 def made_folder(place: Place) -> Iterator[int]:
     """A descriptor of the folder that a place on a disk is, made with those above it; no link leads to it. Raises
@@ -180,9 +222,9 @@ def made_folder(place: Place) -> Iterator[int]:
     """
     anchor = local_path(place.anchor)
     if anchor is not None:
-        anchor.mkdir(parents=True, exist_ok=True)
+        anchor.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
     parts = components(place.path) if place.path else []
-    with _opened(place.anchor, parts, make=True) as opened:
+    with _opened(place.anchor, parts, make=True, own=place.own) as opened:
         if opened is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
         yield opened
@@ -209,9 +251,9 @@ def regular_file(place: Place, path: str) -> Path:
 
 
 @contextmanager
-def _opened(anchor: str, parts: list[str], *, make: bool = False) -> Iterator[int | None]:
+def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = False) -> Iterator[int | None]:
     """The folder at the end of a path, open; None where it is not there. ``make``: those behind the anchor are made.
-    Raises UnsafePath where a link is on the way behind the anchor.
+    Raises UnsafePath where a link is on the way behind the anchor, and with ``own`` where others may change a folder.
     """
     path = local_path(anchor)
     if not anchor or path is None or os.path.realpath(path) == "/":
@@ -225,10 +267,12 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False) -> Iterator[in
             yield None
             return
         stack.callback(os.close, folder)
+        if own:
+            _check_own(folder, str(path), stat.S_ISVTX)
         for n, part in enumerate(parts, 1):
             if make:
                 with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
+                    os.mkdir(part, _FOLDER_MODE, dir_fd=folder)
             try:
                 folder = os.open(part, _FOLDER, dir_fd=folder)
             except FileNotFoundError:
@@ -243,7 +287,26 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False) -> Iterator[in
                 yield None
                 return
             stack.callback(os.close, folder)
+            if own:
+                _check_own(folder, "/".join((str(path), *parts[:n])))
         yield folder
+
+
+def _check_own(folder: int, path: str, sticky: int = 0) -> None:
+    """Raises UnsafePath for an open folder that others may change. ``sticky``: the bit that keeps them from replacing
+    what is in it, where that is enough, since the folders below are checked as well.
+    """
+    found = os.fstat(folder)
+    if found.st_uid not in (0, os.geteuid()):
+        why = f"belongs to the user {found.st_uid}, and this executor runs as {os.geteuid()}"
+    elif found.st_mode & _OTHERS_WRITE and not found.st_mode & sticky:
+        why = f"is writable by its group or by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    else:
+        return
+    raise UnsafePath(
+        f"nothing is staged below {path}, which {why}: give the executors a --shared-dir that their user alone can "
+        "change"
+    )
 
 
 def _is_link(folder: int, name: str) -> bool:

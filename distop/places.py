@@ -6,12 +6,13 @@ Below a shared directory every namespace has a folder of its own (``space``, see
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.core.keys import encode
 from distop.core.model import OperationRef
-from distop.deletion import Place, delete_or_log, names
+from distop.deletion import Place, check_own, delete_or_log, make_new, names
 from distop.errors import UnsafePath
 
 if TYPE_CHECKING:
@@ -74,9 +75,36 @@ def attempt_path(attempt: Attempt) -> str:
     return f"{operation_path(attempt.op)}/{attempt.partition:06d}/{attempt.fence}-{folder(attempt.incarnation)}"
 
 
+def staging(shared: Place) -> Place:
+    """The shared directory as what is staged goes there: only where nobody else may change it."""
+    return Place(shared.anchor, shared.path, own=True)
+
+
 def stage_of(shared: Place, attempt: Attempt) -> Place:
     """Where an attempt stages its output."""
-    return shared.below(f"{STAGE}/{attempt_path(attempt)}")
+    return staging(shared).below(f"{STAGE}/{attempt_path(attempt)}")
+
+
+class Stages:
+    """The stages of the attempts of one run, each made by the attempt on its first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: set[Place] = set()
+
+    def make(self, place: Place, *, again: bool) -> None:
+        """Make a stage, unless that was done. ``again``: an earlier process may have made it for the same attempt, and
+        then it stays. Raises FileExistsError where somebody else did, UnsafePath, and OSError.
+        """
+        with self._lock:
+            found = again or place in self._made
+            try:
+                make_new(place)
+            except FileExistsError:
+                if not found:
+                    raise
+                check_own(place)
+            self._made.add(place)
 
 
 def result_of(shared: Place, attempt: Attempt) -> Place:

@@ -85,6 +85,7 @@ class Narrowing(Applying):
         metadata, io = read_metadata(plan.source)
         self._validate(metadata, io, plan.source, plan.files)
         ids = narrowing.new_ids(metadata, self._narrowed)
+        self._ctx.stage_of(plan)  # made by this attempt
         self.outcome.staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, stage)
         self.outcome.verdict = "staged"
         return self.outcome
@@ -207,7 +208,9 @@ class Narrowing(Applying):
 
     def _scratch(self) -> Stage:
         operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
-        return self._stage_at(self._shared().below(f"{operation}/completion/{uuid.uuid4().hex}"))
+        stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
+        deletion.make_new(stage.place)
+        return stage
 
     def _brought_up(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
         """The units that still count, and one of everything else that is in the table."""

@@ -117,7 +117,8 @@ def stage(
     into: Stage,
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
-    ``into``: made here. Nothing is left of it where that fails. Raises what Spark raises, and UnsafePath.
+    ``into``: its place is made before, its folder of data is made here. Nothing is left of it where that fails. Raises
+    what Spark raises, FileExistsError where that folder is there before, and UnsafePath.
     """
     if not files:
         return Staged()
@@ -134,6 +135,8 @@ def stage(
     deletion.write(into.place, f"{_TABLE}/metadata/version-hint.text", b"1")
     ctx.status(f"writing {len(files)} files anew")
     try:
+        # Whoever reads the table reads its data files.
+        deletion.make_new(into.data, 0o755)
         if int(raw["format-version"]) >= iceberg.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:

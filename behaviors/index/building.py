@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from distop.behavior import Progress
 from distop.core.frozen import frozen
-from distop.deletion import delete_or_log, made_folder, regular_file
+from distop.deletion import delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
@@ -171,8 +171,7 @@ class Completion:
         if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
         self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
-        with made_folder(scratch):
-            pass
+        make_new(scratch)
         source = self._table.source
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
         job = Job(self._argument, new, scratch, source=source, ids=self._ids, check=check, reachable=reachable)
@@ -226,7 +225,7 @@ class Completion:
         return report
 
     def _name(self, name: str, table: pa.Table) -> Named:
-        size, digest = self._folder.add(name, lambda path: write_parquet(table, path, summaries.GROUP_ROWS))
+        size, digest = self._folder.add(name, lambda file: write_parquet(table, file, summaries.GROUP_ROWS))
         return Named(name, size, digest, table.num_rows)
 
     def _files(self, kept: pa.Table | None, added: Sequence[int], names: Mapping[int, str]) -> pa.Table:

@@ -26,10 +26,10 @@ import time
 import uuid
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.core.frozen import frozen
-from distop.deletion import Place, components, delete, made_folder, names, write
+from distop.deletion import Place, components, delete, made_folder, names, new_file, write
 from distop.deletion import check_unlinked as _check_unlinked
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import METADATA_BYTES, open_regular, read
@@ -253,7 +253,7 @@ class Folder:
                 raise Superseded(f"the name {path} is taken") from None
             os.fsync(folder)
 
-    def add(self, name: str, write: Callable[[Path], None]) -> tuple[int, str]:
+    def add(self, name: str, write: Callable[[BinaryIO], None]) -> tuple[int, str]:
         """Have ``write`` make a data file, and give it its name; one that has the name already stays, and is taken
         instead. Its size and digest. Raises what ``write`` does, and leaves nothing of it then.
         """
@@ -262,8 +262,9 @@ class Folder:
         if not path.exists():
             scratch = self.data / f"{name}.new-{uuid.uuid4().hex}"
             try:
-                write(scratch)
-                with scratch.open("rb+") as file:
+                with new_file(self._place, f"data/{scratch.name}") as file:
+                    write(file)
+                    file.flush()
                     os.fsync(file.fileno())
                 with contextlib.suppress(Superseded):
                     self._link(scratch, path)
@@ -377,13 +378,13 @@ class Folder:
             self._delete(path)
 
 
-def write_parquet(table: pa.Table, path: Path, row_group: int, level: int = 3, **options: Any) -> None:
+def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 3, **options: Any) -> None:
     """A Parquet file with statistics and checksums of its pages. Raises OSError; the caller removes the file then."""
     import pyarrow.parquet as pq
 
     pq.write_table(
         table,
-        path,
+        file,
         row_group_size=row_group,
         compression="zstd",
         compression_level=level,

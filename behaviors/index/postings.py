@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.core.frozen import frozen
 from distop.files import open_regular
@@ -122,11 +122,11 @@ def _table(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
     return pa.table([pa.array(a) for a in (keys, files, blocks)], schema)
 
 
-def write(table: pa.Table, path: Path, level: int) -> None:
+def write(table: pa.Table, file: BinaryIO, level: int) -> None:
     """As a Parquet file with small row groups. Raises OSError."""
     write_parquet(
         table,
-        path,
+        file,
         GROUP_ROWS,
         level,
         use_dictionary=["file"],
@@ -221,7 +221,7 @@ def _run(parts: Sequence[Part], folder: Folder, name: str) -> Run:
     import numpy as np
 
     table = _sorted(*(np.concatenate([part[n] for part in parts]) for n in range(3)))
-    size, digest = folder.add(name, lambda path: write(table, path, 3))
+    size, digest = folder.add(name, lambda file: write(table, file, 3))
     keys: Any = table.column("key").to_numpy()
     return Run(name, size, digest, len(keys), int(keys[0]), int(keys[-1]))
 

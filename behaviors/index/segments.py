@@ -17,7 +17,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop import deletion
 from distop.core.frozen import frozen
@@ -126,6 +126,8 @@ class Job:
         self._families: tuple[str | None, ...] = self._nothing
         self._schemas: list[tuple[tuple[str, Any], ...]] = []
         self._bytes = self._lines = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        """Of the journal."""
         self._totals = [0, 0]
         """Files that are indexed, and their rows."""
 
@@ -133,8 +135,12 @@ class Job:
         """Do what no former attempt has done. Raises OSError where the stage cannot be written; what it was writing is
         removed then.
         """
-        journal = self._stage / JOURNAL
-        journal.write_bytes(b"")
+        # An earlier process may have run the same attempt.
+        deletion.delete(self._place, JOURNAL)
+        with deletion.new_file(self._place, JOURNAL) as self._journal:
+            return self._run(progress)
+
+    def _run(self, progress: Progress) -> BuildResult:
         after = self._resume(progress.load())
         if after:
             # What is taken over does not hang on the former stage any more.
@@ -147,10 +153,9 @@ class Job:
                 progress.save({"stage": self._place.name, "bytes": self._bytes})
         if self._done:
             self._close()
-        data = journal.read_bytes()
         return BuildResult(
             bytes=self._bytes,
-            digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
+            digest=self._digest.hexdigest(),
             files=self._totals[0],
             rows=self._totals[1],
             ids=None if self._ids is None else dict(self._ids),
@@ -202,20 +207,27 @@ class Job:
         path = self._stage / f"{self._lines:06}.parquet"
         sample: list[int] = []
         try:
-            if isinstance(self._writer, postings.Postings):
-                postings.write(table, path, 1)
-                sample = postings.sample_of(table)
-            else:
-                summaries.write(table, path)
+            with self._new(path.name) as file:
+                if isinstance(self._writer, postings.Postings):
+                    postings.write(table, file, 1)
+                    sample = postings.sample_of(table)
+                else:
+                    summaries.write(table, file)
         except BaseException:
             deletion.delete_or_log(self._place, path.name, log)
             raise
         return path.name, digest_of(path), table.num_rows, sample
 
+    def _new(self, name: str) -> BinaryIO:
+        """A file of the stage, in place of what this attempt gave up under the name."""
+        deletion.delete(self._place, name)
+        return deletion.new_file(self._place, name)
+
     def _write(self, line: Line) -> None:
         text = line.to_json().encode()
-        with (self._stage / JOURNAL).open("ab") as file:
-            file.write(text)
+        self._journal.write(text)
+        self._journal.flush()
+        self._digest.update(text)
         self._bytes += len(text)
         self._lines += 1
 
@@ -259,12 +271,14 @@ class Job:
             return ""
         segment = deletion.regular_file(former, name)
         path = self._stage / f"{number:06}.parquet"
+        deletion.delete(self._place, path.name)
         try:
-            os.link(segment, path)
+            os.link(segment, path, follow_symlinks=False)
         except FileNotFoundError:
             raise
         except OSError:
-            shutil.copyfile(segment, path)
+            with segment.open("rb") as source, self._new(path.name) as copy:
+                shutil.copyfileobj(source, copy)
         if digest_of(path) != digest:
             deletion.delete(self._place, path.name)
             raise OSError(f"the segment {segment} is damaged")

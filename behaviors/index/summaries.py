@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop_behaviors.index import bloom
 from distop_behaviors.index.folder import write_parquet
@@ -12,7 +12,6 @@ from distop_behaviors.index.values import Unindexable, arrow_type, canonical, nu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -176,9 +175,9 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema)
 
 
-def write(table: pa.Table, path: Path) -> None:
+def write(table: pa.Table, file: BinaryIO) -> None:
     """As a Parquet file. Raises OSError."""
-    write_parquet(table, path, GROUP_ROWS)
+    write_parquet(table, file, GROUP_ROWS)
 
 
 def find(table: pa.Table, keys: Sequence[Key], columns: Sequence[str], families: Mapping[str, str | None]) -> Any:

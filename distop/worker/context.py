@@ -9,7 +9,6 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distop import deletion
 from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.codec import dumps, rfc3339
 from distop.core.following import follows_elsewhere
@@ -18,7 +17,7 @@ from distop.core.model import OperationRef
 from distop.core.serving import Serves, refusal
 from distop.errors import InvalidArgument, NotServed
 from distop.files import local_path
-from distop.places import Attempt, operation_path, shared_of, stage_of
+from distop.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import protocol
 from distop.worker.spark import SparkHolder
 
@@ -174,6 +173,7 @@ class Context(JobContext):
         fences: Mapping[int, int] | None = None,
         follow_ups: list[Mapping[str, Any]] | None = None,
         tag: str = "",
+        stages: Stages | None = None,
         find_table: Callable[[str], TableRecord] | None = None,
     ) -> None:
         self._env = env
@@ -185,6 +185,7 @@ class Context(JobContext):
         self._cancelled = cancelled
         self._follow_ups = follow_ups
         self._tag = tag
+        self._stages = stages if stages is not None else Stages()
         self._find_table = find_table
         self._status_lock = threading.Lock()
         self._last_status = float("-inf")
@@ -291,11 +292,9 @@ class Context(JobContext):
     def stage_of(self, partition: PartitionPlan) -> str:
         """In a batch: the stage of one of its partitions."""
         place = self._stage_place_of(partition)
-        local = local_path(place.location)
-        if local is None:
-            return place.location
-        with deletion.made_folder(place):  # what could not be removed again is not written
-            return str(local)
+        # A cleanup, which is a call, finds what its attempt has made.
+        self._stages.make(place, again=self.again or not self._number)
+        return str(local_path(place.location) or place.location)
 
     @property
     def stage_place(self) -> Place:

@@ -23,7 +23,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
-from distop.places import Attempt, shared_of
+from distop.places import Attempt, Stages, shared_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -78,6 +78,7 @@ class Run:
         self._given_up = False
         """It did not stop: what its thread still does counts no more."""
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
+        self._stages = Stages()
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
         self._keep = False
@@ -394,6 +395,7 @@ class Run:
                 incarnation=self._incarnation,
                 progress=progress,
                 cancelled=self._is_cancelled,
+                stages=self._stages,
                 tag=batch.tag if batch is not None else "",
             )
         )
@@ -413,6 +415,7 @@ class Run:
                 attempt=max(self._items[p][1] for p in group),
                 incarnation=self._incarnation,
                 cancelled=cancelled,
+                stages=self._stages,
                 fences={p: self._items[p][2] for p in group},
             )
         )

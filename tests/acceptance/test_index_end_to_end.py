@@ -49,6 +49,20 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
     assert not broken, "\n".join(broken[:3])
 
 
+def test_hole_3_nothing_is_staged_where_others_may_change_the_tables_folder(group: Daemons, tmp_path: Path) -> None:
+    """They could put a link in place of the journal that a job writes."""
+    planes = {"name": "planes", "columns": ["tailnum"]}
+    group.start("ann")
+    folder = tmp_path / "flights"
+    folder.chmod(0o777)
+    built = group.client.start_operation("build-index", FLIGHTS, planes)
+    told = f"{folder}, which is writable by its group or by others (mode 0777)"
+    group.eventually(lambda: told in group.tails(), "a job that says why", "ann")
+    assert not list(folder.glob("_distop/*/stage"))
+    folder.chmod(0o755)
+    assert built.wait(100).state == "success", group.tails()
+
+
 def test_the_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
     planes = {"name": "planes", "columns": ["tailnum"]}
     _, bob = group.start("ann", "bob")
