@@ -6,8 +6,10 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
@@ -209,13 +211,16 @@ def columns_of(schema: Any) -> Mapping[str, Any]:
 
 @frozen
 class _Schema:
-    """What is wanted of the files of one schema. ``places``: the numbers of their leaves."""
+    """What is wanted of the files of one schema. ``places``: the numbers of their leaves. ``every_leaf``: the path of
+    each leaf in Parquet's spelling, and whether it is inside a list.
+    """
 
     of: Any
     columns: dict[str, Any]
     leaves: dict[tuple[str, ...], Leaf]
     places: dict[tuple[str, ...], int]
     ids: dict[int, tuple[str, ...]]
+    every_leaf: Sequence[tuple[str, bool]]
 
 
 class _Schemas:
@@ -245,7 +250,13 @@ class _Schemas:
                     places[leaf_path] = leaf_index
         if index != len(schema):
             raise Unreadable(f"the file {path} has a schema that is not understood")
-        self._last = _Schema(schema, columns, leaves, places, {i: p for p, i in ids.items()})
+        every_leaf = [(leaf.path, leaf.max_repetition_level > 0) for leaf in map(schema.column, range(index))]
+        spelled = Counter(leaf for leaf, _ in every_leaf)
+        for leaf_path, leaf_index in [*places.items()]:
+            # ``a.b`` may be a name or a path: the chunks of the two cannot be told apart.
+            if spelled[every_leaf[leaf_index][0]] > 1:
+                del leaves[leaf_path], places[leaf_path]
+        self._last = _Schema(schema, columns, leaves, places, {i: p for p, i in ids.items()}, every_leaf)
         return self._last
 
 
@@ -262,61 +273,89 @@ def _ids(fields: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
-    metadata, size = footer.metadata, footer.size
+    metadata = footer.metadata
     schema = schemas.of(path, metadata.schema)
-    sound = bool(_SOUND_BYTES.match(metadata.created_by or ""))
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    why = _contradiction(groups, schema, footer.size)
+    if why:
+        raise Unreadable(f"the file {path} cannot be read: its footer contradicts itself: {why}")
     rows = sum(group.num_rows for group in groups)
-    try:
-        if rows != metadata.num_rows or any(group.num_rows < 0 for group in groups):
-            raise _Contradiction(f"it counts {metadata.num_rows} rows, and its row groups hold {rows}")
-        for group in groups:
-            _check_places(group, size)
-        chunks = {
-            leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound) for g in groups if g.num_rows)
-            for leaf in schema.leaves.values()
-        }
-    except _Contradiction as e:
-        missing = max(metadata.num_rows - rows, 0)
+    if rows != metadata.num_rows:
+        why = f"it counts {metadata.num_rows} rows, and its row groups hold {rows}"
         kinds = schema.columns, schema.leaves
-        return FileFacts(path, max(rows, 0), *kinds, ids=schema.ids, contradiction=str(e), missing=missing)
+        missing = max(metadata.num_rows - rows, 0)
+        return FileFacts(path, rows, *kinds, ids=schema.ids, contradiction=why, missing=missing)
+    sound = bool(_SOUND_BYTES.match(metadata.created_by or ""))
+    chunks = {
+        leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound) for g in groups if g.num_rows)
+        for leaf in schema.leaves.values()
+    }
     return FileFacts(path, rows, schema.columns, schema.leaves, chunks, ids=schema.ids)
 
 
-class _Contradiction(Exception):
-    """A footer contradicts itself."""
+def _contradiction(groups: Sequence[Any], schema: _Schema, size: int) -> str:
+    """How the row groups of a file of ``size`` bytes contradict its schema, each other or themselves; "" where they do
+    not.
 
-
-def _check_places(group: Any, size: int) -> None:
-    """Raises _Contradiction where a column's pages are not within the file's ``size`` bytes.
-
-    Readers find a row group by the places of all of its columns, whichever are read.
+    The values and places of all columns are compared: readers find a row group by the places of all its columns. Paths
+    and NULLs are compared for the columns whose statistics are used, because they take as long as all else together.
     """
-    for n in range(group.num_columns if group.num_rows else 0):
-        column = group.column(n)
-        begin, count = column.dictionary_page_offset or column.data_page_offset, column.total_compressed_size
-        if begin < 0 or count < 0:
-            raise _Contradiction(f"the pages of {column.path_in_schema!r} take {count} bytes from byte {begin} on")
-        if begin + count > size:
-            raise _Contradiction(f"the pages of {column.path_in_schema!r} end beyond the file's {size} bytes")
+    begins: list[int] = []
+    ends: list[int] = []
+    for group in groups:
+        rows, count = group.num_rows, group.num_columns
+        if rows < 0:
+            return f"a row group has {rows} rows"
+        if count != len(schema.every_leaf):
+            return f"a row group has {count} column chunks, but the schema has {len(schema.every_leaf)} columns"
+        for n, (path, repeated) in enumerate(schema.every_leaf):
+            column = group.column(n)
+            values = column.num_values
+            if values != rows and not (repeated and values > rows > 0):
+                return f"{path!r} has {values} values in a row group of {rows} rows"
+            if not rows:
+                continue
+            begin, dictionary = column.data_page_offset, column.dictionary_page_offset
+            if dictionary and 0 < dictionary < begin:
+                begin = dictionary
+            end = begin + column.total_compressed_size
+            if begin < 0 or end <= begin:
+                return f"the pages of {path!r} take {end - begin} bytes from byte {begin} on"
+            if end > size:
+                return f"the pages of {path!r} end beyond the file's {size} bytes"
+            begins.append(begin)
+            ends.append(end)
+        for leaf_path, n in schema.places.items():
+            why = _contradiction_of_column(group.column(n), rows, schema.every_leaf[n][0], schema.leaves[leaf_path])
+            if why:
+                return why
+    begins.sort()
+    ends.sort()
+    # Without an overlap, each chunk ends before the next one begins.
+    return "two column chunks share pages" if any(map(gt, ends, begins[1:])) else ""
+
+
+def _contradiction_of_column(column: Any, rows: int, path: str, leaf: Leaf) -> str:
+    """The same for one leaf column whose statistics are used. ``path``: its path in Parquet's spelling."""
+    if column.path_in_schema != path:
+        return f"a row group has a column chunk of {column.path_in_schema!r} in the place of {path!r}"
+    statistics = column.statistics
+    nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
+    if not 0 <= nulls <= rows:
+        return f"{path!r} has {nulls} NULLs in a row group of {rows} rows"
+    if nulls and not leaf.optional:
+        return f"{path!r} is a required column, but has {nulls} NULLs in a row group"
+    return ""
 
 
 def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
-    """The statistics of one leaf column in one row group. The leaf is not inside a list. Raises _Contradiction."""
-    column = group.column(index)
-    if column.num_values != group.num_rows:
-        name = ".".join(leaf.path)
-        raise _Contradiction(f"{name!r} has {column.num_values} values in a row group of {group.num_rows} rows")
-    statistics = column.statistics
-    if statistics is not None and statistics.has_null_count and not 0 <= statistics.null_count <= group.num_rows:
-        raise _Contradiction(
-            f"{'.'.join(leaf.path)!r} has {statistics.null_count} NULLs in a row group of {group.num_rows} rows"
-        )
+    """The statistics of one leaf column in one row group. The leaf is not inside a list."""
+    statistics = group.column(index).statistics
     if statistics is None:
         return Chunk(group.num_rows, None)
     nulls = statistics.null_count if statistics.has_null_count else None
     if nulls == group.num_rows and statistics.has_min_max:
-        raise _Contradiction(f"{'.'.join(leaf.path)!r} has only NULLs in a row group, and a minimum and a maximum")
+        return Chunk(group.num_rows, None)  # Only NULLs have no minimum: one of the two is wrong.
     bounded = statistics.has_min_max and leaf.kind != "other"
     if bounded and leaf.kind == "decimal" and statistics.physical_type not in ("INT32", "INT64"):
         bounded = sound and statistics.physical_type == "FIXED_LEN_BYTE_ARRAY"

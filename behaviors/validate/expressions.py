@@ -197,6 +197,12 @@ def _misfit(column: Column, kind: str, target: str) -> Column:
     if target == "bigint" and family(kind) == "float":
         # Spark makes 2^63 the greatest bigint, of which it makes 2^63 again.
         differs |= column >= 2.0**63
+    elif family(kind) == "decimal":
+        # Spark reads values with more digits than the file declares, and leaves out a cast to the declared type.
+        (low, high), (precision, scale) = limits(kind) or (0, 0), decimal_of(kind)
+        differs |= (column < _decimal(Bound(low, scale), precision, scale)) | (
+            column > _decimal(Bound(high, scale), precision, scale)
+        )
     elif kind == "bigint" and family(target) == "float":
         differs |= column == limits(kind)[1]  # type: ignore[index]
     return column.isNotNull() & differs

@@ -183,7 +183,7 @@ def _unit(value: Any, leaf: Leaf, *, up: bool) -> Any:
 
 
 def _narrowing(leaf: Leaf, target: str) -> tuple[Any, Any] | None:
-    if target == leaf.type and leaf.kind in ("int", "bool", "date", "string", "binary", "timestamp", "decimal"):
+    if target == leaf.type and leaf.kind in ("int", "bool", "date", "string", "binary", "timestamp"):
         return None, None
     if leaf.kind not in ("int", "uint", "decimal"):
         return None
@@ -257,4 +257,14 @@ def bounded(chunk: Chunk, leaf: Leaf) -> bool:
         return False
     if leaf.kind == "timestamp" and chunk.low < _ZONES_SETTLED * 10**leaf.scale:
         return False
+    ends = _limits(leaf)
+    if ends is not None and not (ends[0] <= chunk.low and chunk.high <= ends[1]):
+        return False
     return bool(chunk.low <= chunk.high)
+
+
+def _limits(leaf: Leaf) -> tuple[int, int] | None:
+    """The smallest and the largest value that the file's type has; readers make others of those beyond."""
+    if leaf.kind == "uint":
+        return 0, (1 << leaf.bits) - 1
+    return limits(leaf.type) if leaf.kind in ("int", "decimal") else None

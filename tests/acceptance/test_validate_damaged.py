@@ -7,6 +7,7 @@ same for any folder of files.
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -111,6 +112,26 @@ def test_rows_that_a_footer_counts_and_no_row_group_holds_are_an_error(
     assert f"the file {path} cannot be read: Spark finds 2000 rows in it, but its footer counts 6000" in found["error"]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["fewer-values-than-rows-in-lists", "fewer-rows-than-values", "pages-behind-the-end"])
+def test_row_groups_that_contradict_themselves_are_an_error_of_expressions(table: Table, kind: str, mode: str) -> None:
+    path = made(table, kind)
+    found = table.run({"check": "id >= 0", "name": "sql"}, statistics=mode, where="id >= 0").report["checks"][0]
+    assert found["verdict"] == "error"
+    assert found["error"].startswith(f"the file {path} cannot be read: its footer contradicts itself: ")
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_decimals_with_more_digits_than_their_file_declares_do_not_fit_it(table: Table, mode: str) -> None:
+    for more in ({"store_decimal_as_integer": True}, {}):
+        path = table.directory / "a.parquet"
+        values = pa.array([Decimal("12345.67"), Decimal("-12345.67"), Decimal("1.25"), None], pa.decimal128(9, 2))
+        pq.write_table(pa.table({"v": values}), path, store_schema=False, **more)
+        footers.with_precision(path, "v", 5)
+        found = table.run({"fits": {"column": "v", "type": "decimal(5,2)"}}, statistics=mode)
+        assert verdicts(found) == [("violated", 2, True)], more
+
+
 def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_right(table: Table) -> None:
     """Their statistics would say that all is well, and nobody can read a row."""
     path = made(table, "pages-behind-the-end")
@@ -130,9 +151,9 @@ def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
     """
     for part in ("1", "2"):
         made(table, "sound", f"p={part}/a.parquet")
-    bad = made(table, "pages-behind-the-end", "p=2/b.parquet")
+    bad = made(table, "rows-left-out", "p=2/b.parquet")
     check = {"check": "id >= 0 AND coalesce(name, '') <> 'x'", "name": "sql"}
-    ran = table.run(check, {"not_null": "id"}, statistics=mode, where=where)
+    ran = table.run(check, {"check": "id < 10000", "name": "ids"}, statistics=mode, where=where)
     assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error"]
     assert all(str(bad) in c["error"] and "finds 0 rows" in c["error"] for c in ran.report["checks"])
     assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["valid", "valid"]
@@ -169,7 +190,7 @@ def test_a_condition_that_reads_fewer_rows_is_no_damage(table: Table) -> None:
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_keys_of_rows_that_spark_leaves_out_are_not_unique(table: Table, mode: str) -> None:
     """Nor are they those of another table, nor may they be what others refer to."""
-    bad = made(table, "pages-behind-the-end")
+    bad = made(table, "rows-left-out")
     other = Table(table.directory.parent / "other", table.context)
     made(other, "sound")
     others = {"t": table.record, "other": replace(other.record, name="other")}

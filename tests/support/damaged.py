@@ -69,13 +69,54 @@ def _huge_page(path: Path) -> None:
     footers.with_huge_page(path, (1 << 31) - 16)
 
 
+def with_lists(path: Path, **options: Any) -> None:
+    """``id``: 0, 1, 2…; ``tags``: lists of one number, NULL in the second half. In one row group, uncompressed."""
+    tags = [[n] if n < ROWS // 2 else None for n in range(ROWS)]
+    pages = {"use_dictionary": False, "compression": "none", "data_page_size": 1, "write_batch_size": ROWS // 2}
+    options = pages | options
+    pq.write_table(pa.table({"id": range(ROWS), "tags": pa.array(tags, pa.list_(pa.int64()))}), path, **options)
+
+
+def _fewer_values_than_rows(path: Path) -> None:
+    with_lists(path)
+    footers.with_values_of(path, "tags", ROWS // 2)
+
+
+def _more_rows_than_lists(path: Path) -> None:
+    """Each list has two numbers, so that the lists have as many values as the row group has rows by the footer."""
+    rows = ROWS // 2
+    tags = pa.array([[n, n] for n in range(rows)], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"id": range(rows), "tags": tags}), path)
+    footers.with_group_rows(path, 0, ROWS)
+
+
+CONTRADICTIONS: dict[str, Callable[[Path], None]] = {
+    "fewer-values-than-rows-in-lists": _fewer_values_than_rows,
+    "more-rows-than-lists": _more_rows_than_lists,
+    "chunks-in-another-order": _changed(lambda path: footers.with_chunks(path, 1, [1, 0])),
+    "one-chunk-twice": _changed(lambda path: footers.with_chunks(path, 1, [0, 0])),
+    "a-chunk-missing": _changed(lambda path: footers.with_chunks(path, 1, [0])),
+    "values-without-rows": _changed(lambda path: footers.with_group_rows(path, 1, 0)),
+    "fewer-rows-than-values": _changed(lambda path: footers.with_group_rows(path, 0, 7)),
+    "rows-below-zero": _changed(lambda path: footers.with_group_rows(path, 1, -7)),
+    "nulls-in-a-required-column": _changed(lambda path: footers.with_required(path, "name")),
+    "shared-pages": _changed(lambda path: footers.with_shared_pages(path, statistics=False)),
+    "shared-pages-and-statistics": _changed(lambda path: footers.with_shared_pages(path, statistics=True)),
+    "pages-behind-the-end": _changed(footers.misplaced),
+    "pages-of-no-bytes": _changed(lambda path: footers.misplaced(path, size=0)),
+    "pages-below-zero": _changed(lambda path: footers.misplaced(path, size=-(1 << 24))),
+    "values": _changed(lambda path: footers.with_values(path, 7)),
+    "nulls": _changed(lambda path: footers.with_nulls(path, 3 * ROWS)),
+}
+"""Writes a file whose row groups contradict its schema, each other or themselves."""
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "sound": sound,
     "encrypted": lambda path: encrypted(path, plaintext_footer=False),
     "encrypted-columns": lambda path: encrypted(path, plaintext_footer=True),
     "counts-no-rows": _changed(lambda path: footers.with_rows(path, 0)),
     "counts-too-many-rows": _changed(lambda path: footers.with_rows(path, 3 * ROWS)),
-    "pages-behind-the-end": _changed(footers.misplaced),
+    "rows-left-out": _changed(footers.left_out),
     "corrupt-pages": _changed(_corrupt_pages, compression="none"),
     "huge-page": _huge_page,
     "framing": _changed(lambda path: footers.with_codec(path, footers.HADOOP_LZ4), compression="lz4"),
@@ -83,5 +124,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "encoding": _changed(lambda path: None, use_dictionary=False, column_encoding={"id": "BYTE_STREAM_SPLIT"}),
     "cut": _changed(lambda path: path.write_bytes(path.read_bytes()[:-20])),  # type: ignore[arg-type,return-value]
     "no:colon": sound,
+    **CONTRADICTIONS,
 }
 """Writes a file of each kind to a path."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _STRUCT, _LIST, _SET, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 8, 7, 3, 1, 2
@@ -17,6 +17,12 @@ HADOOP_LZ4 = 5
 _ROW_GROUPS, _COLUMN_ORDERS, _CREATED_BY = 4, 7, 6
 _CHUNKS, _META, _PATH, _STATISTICS = 1, 3, 3, 12
 _MAX, _MIN, _MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
+
+_SCHEMA, _REPETITION, _NAME, _CONVERTED, _PRECISION, _LOGICAL = 2, 3, 4, 6, 8, 10
+_PLACES, _SIZES = (6, 7, 9, 10, 11), 16
+"""Of a column chunk: sizes of its pages and offsets of the first data, index and dictionary page; level histograms."""
+INT_8, INT_16, UINT_8 = 15, 16, 11
+"""Some of Parquet's old logical types."""
 
 Fields = dict[int, tuple[int, Any]]
 """A struct: type and value by field. Numbers stay the bytes that they are."""
@@ -82,6 +88,18 @@ def with_values(path: Path, values: int) -> None:
     rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_VALUES: (_I64, _whole(values))})))
 
 
+def with_values_of(path: Path, column: str, values: int) -> None:
+    """The footer counts so many values of a top-level column in each row group, and has no statistics of it."""
+
+    def change(meta: Fields) -> None:
+        if meta[_PATH][1][1][0][1] == column.encode():
+            meta[_VALUES] = (_I64, _whole(values))
+            meta.pop(_STATISTICS, None)
+            meta.pop(_SIZES, None)
+
+    rewrite(path, lambda footer: _each(footer, change))
+
+
 def with_nulls(path: Path, nulls: int) -> None:
     """The footer counts so many NULLs of each column in each row group."""
     rewrite(
@@ -122,6 +140,100 @@ def _each(footer: Fields, change: Callable[[Fields], None]) -> None:
             change(chunk[_META][1])
 
 
+def with_group_rows(path: Path, group: int, rows: int) -> None:
+    """The footer counts so many rows in one row group; the total follows, the column chunks do not."""
+
+    def change(footer: Fields) -> None:
+        groups = row_groups(footer)
+        footer[_ROWS] = (_I64, _whole(_number(footer[_ROWS]) - _number(groups[group][_ROWS]) + rows))
+        groups[group][_ROWS] = (_I64, _whole(rows))
+
+    rewrite(path, change)
+
+
+def with_chunks(path: Path, group: int, order: Sequence[int]) -> None:
+    """One row group lists these of its column chunks, in this order.
+
+    Their sizes by level are dropped: pyarrow aborts on those of texts in the place of numbers.
+    """
+
+    def change(footer: Fields) -> None:
+        _each(footer, lambda meta: meta.pop(_SIZES, None))
+        kind, (inner, chunks) = row_groups(footer)[group][_CHUNKS]
+        row_groups(footer)[group][_CHUNKS] = (kind, (inner, [chunks[n] for n in order]))
+
+    rewrite(path, change)
+
+
+def with_shared_pages(path: Path, *, statistics: bool) -> None:
+    """The second row group has the pages of the first one, and its statistics if ``statistics``."""
+
+    def change(footer: Fields) -> None:
+        first, second = (columns_of(group) for group in row_groups(footer)[:2])
+        for one, other in zip(first, second, strict=True):
+            for field in (*_PLACES, *([_STATISTICS] if statistics else [])):
+                other.pop(field, None)
+                if field in one:
+                    other[field] = one[field]
+
+    rewrite(path, change)
+
+
+def with_required(path: Path, column: str) -> None:
+    """By the schema, the column has a value in each row. Its sizes by level are dropped."""
+
+    def change(footer: Fields) -> None:
+        schema_element(footer, column)[_REPETITION] = (_I32, _whole(0))
+        for group in row_groups(footer):
+            for meta in columns_of(group):
+                meta.pop(_SIZES, None)
+
+    rewrite(path, change)
+
+
+def with_converted_type(path: Path, column: str, kind: int) -> None:
+    """By the schema, the column's numbers are of another of Parquet's old logical types."""
+
+    def change(footer: Fields) -> None:
+        element = schema_element(footer, column)
+        element[_CONVERTED] = (_I32, _whole(kind))
+        element.pop(_LOGICAL, None)
+
+    rewrite(path, change)
+
+
+def with_precision(path: Path, column: str, digits: int) -> None:
+    """By the schema, the column's decimals have so many digits."""
+
+    def change(footer: Fields) -> None:
+        element = schema_element(footer, column)
+        element[_PRECISION] = (_I32, _whole(digits))
+        element.pop(_LOGICAL, None)
+
+    rewrite(path, change)
+
+
+def row_groups(footer: Fields) -> list[Fields]:
+    """The row groups of a footer."""
+    return [group for _, group in footer[_ROW_GROUPS][1][1]]
+
+
+def columns_of(group: Fields) -> list[Fields]:
+    """The metadata of each column chunk of a row group."""
+    return [chunk[_META][1] for _, chunk in group[_CHUNKS][1][1]]
+
+
+def schema_element(footer: Fields, name: str) -> Fields:
+    """The first element of this name in a footer's schema."""
+    found: Fields = next(one for _, one in footer[_SCHEMA][1][1] if one.get(_NAME, (0, b""))[1] == name.encode())
+    return found
+
+
+def _number(field: tuple[int, bytes]) -> int:
+    raw, _ = _varint(field[1], 0)
+    return (raw >> 1) ^ -(raw & 1)
+
+
 def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
     """The footer gives the last column's pages ``size`` bytes.
 
@@ -136,6 +248,19 @@ def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
             group[_CHUNKS][1][1][-1][1][_META][1][_COMPRESSED] = (_I64, _whole(size))
 
     rewrite(path, change, padded=padded)
+
+
+def left_out(path: Path) -> None:
+    """The footer gives each row group more bytes than the file has, and its column chunks the right ones.
+
+    So readers that split a file by the middle of its row groups skip them.
+    """
+
+    def change(footer: Fields) -> None:
+        for group in row_groups(footer):
+            group[_GROUP_COMPRESSED] = (_I64, _whole(1 << 24))
+
+    rewrite(path, change)
 
 
 def of_unknown_type(path: Path) -> None:

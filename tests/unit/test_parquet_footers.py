@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,10 +19,10 @@ from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.validate import Validate
 from tests.support import footers
 from tests.support.context import FakeContext, run_operation
-from tests.support.damaged import KINDS, ROWS, sound
+from tests.support.damaged import CONTRADICTIONS, KINDS, ROWS, sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from distop_behaviors.reading.footers import PlannedFile
@@ -96,36 +97,133 @@ def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) ->
     assert "its row groups hold 2000" in found.contradiction
 
 
-CONTRADICTIONS: dict[str, Callable[[Path], None]] = {
-    "rows": lambda path: footers.with_rows(path, 0),
-    "pages": footers.misplaced,
-    "values": lambda path: footers.with_values(path, 7),
-    "nulls": lambda path: footers.with_nulls(path, 3 * ROWS),
-    "bounds of NULLs alone": lambda path: footers.with_nulls(path, ROWS // 2),
-    "sizes": lambda path: footers.misplaced(path, size=-(1 << 24)),
-}
-
-
+@pytest.mark.parametrize("mode", ["only", "auto", "never"])
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_a_footer_that_contradicts_itself_decides_nothing(kind: str, path: Path, tmp_path: Path) -> None:
+def test_row_groups_that_contradict_themselves_are_an_error_of_each_check(
+    kind: str, mode: str, path: Path, tmp_path: Path
+) -> None:
+    """No mode reads a row of such a file, so that none starts Spark."""
+    CONTRADICTIONS[kind](path)
+    column = "tags" if "lists" in kind else "name"
+    report = only(path, tmp_path, {"not_null": "id"}, {"not_null": column}, mode=mode)
+    assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("error", 0)] * 2
+    for check in report["checks"]:
+        assert check["error"].startswith(f"the file {path} cannot be read: its footer contradicts itself: ")
+
+
+@pytest.mark.parametrize("mode", ["only", "auto", "never"])
+def test_row_groups_that_contradict_themselves_are_an_error_of_keys(mode: str, path: Path, tmp_path: Path) -> None:
+    CONTRADICTIONS["one-chunk-twice"](path)
+    (check,) = only(path, tmp_path, {"unique": ["id"]}, mode=mode)["checks"]
+    assert (check["verdict"], check["violations"]) == ("error", 0)
+    assert str(path) in check["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("fewer-values-than-rows-in-lists", "'tags.list.element' has 1000 values in a row group of 2000 rows"),
+        ("more-rows-than-lists", "'id' has 1000 values in a row group of 2000 rows"),
+        ("chunks-in-another-order", "a row group has a column chunk of 'name' in the place of 'id'"),
+        ("one-chunk-twice", "a row group has a column chunk of 'id' in the place of 'name'"),
+        ("a-chunk-missing", "a row group has 1 column chunks, but the schema has 2 columns"),
+        ("values-without-rows", "'id' has 1000 values in a row group of 0 rows"),
+        ("rows-below-zero", "a row group has -7 rows"),
+        ("nulls-in-a-required-column", "'name' is a required column, but has 100 NULLs in a row group"),
+        ("shared-pages", "two column chunks share pages"),
+    ],
+)
+def test_a_contradiction_is_one_sentence(kind: str, why: str, path: Path) -> None:
+    CONTRADICTIONS[kind](path)
+    assert str(of(path)).endswith(f": {why}")
+
+
+@pytest.mark.parametrize("kind", ["more-rows-than-lists", "pages-behind-the-end", "fewer-rows-than-values"])
+def test_a_contradiction_of_a_column_that_no_check_names_is_one(kind: str, path: Path, tmp_path: Path) -> None:
+    """A reader finds a row group by the places of all its columns, whichever it is asked for."""
+    CONTRADICTIONS[kind](path)
+    column = "tags" if "lists" in kind else "id"
+    report = only(path, tmp_path, {"not_null": column})
+    assert [check["verdict"] for check in report["checks"]] == ["error"]
+
+
+def test_a_total_that_differs_from_the_row_groups_decides_nothing(path: Path, tmp_path: Path) -> None:
     sound(path)
     checks = ({"not_null": "id"}, {"range": {"column": "id", "min": ROWS}}, {"not_null": "name"})
     before = only(path, tmp_path, *checks)
     assert [check["verdict"] for check in before["checks"]] == ["valid", "violated", "violated"]
-    CONTRADICTIONS[kind](path)
+    footers.with_rows(path, 0)
     report = only(path, tmp_path, *checks)
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("unknown", 0)] * 3
     assert report["rows"] is None
 
 
-@pytest.mark.parametrize("size", [1 << 24, -(1 << 24)])
-def test_a_contradiction_of_a_column_that_no_check_names_is_one(size: int, path: Path, tmp_path: Path) -> None:
-    """A reader skips the row groups of such a file, whichever columns it is asked for."""
+def test_bounds_of_nulls_alone_decide_nothing_of_their_column(path: Path, tmp_path: Path) -> None:
+    """Either the number of NULLs is wrong or the bounds are. Some writers give columns without a value a zero."""
     sound(path)
-    footers.misplaced(path, size=size)
-    report = only(path, tmp_path, {"not_null": "id"})
-    assert [check["verdict"] for check in report["checks"]] == ["unknown"]
-    assert report["rows"] is None
+    footers.with_nulls(path, ROWS // 2)
+    report = only(path, tmp_path, {"not_null": "id"}, {"range": {"column": "id", "min": ROWS}}, {"not_null": "name"})
+    assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("unknown", 0)] * 3
+
+
+def test_sound_files_of_each_form_do_not_contradict_themselves(path: Path) -> None:
+    """Pages of both versions, with and without dictionaries; lists, maps and structs; no row group, and empty ones."""
+    nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.map_(pa.string(), pa.int64())))])
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("null", pa.string()),
+            pa.field("nested", nested),
+            pa.field("rows", pa.list_(pa.list_(pa.int8()))),
+            pa.field("a.b", pa.int64()),
+            pa.field("a", pa.struct([pa.field("b", pa.int64())])),
+        ]
+    )
+    full = [{"a": n, "b": [[("k", n)], [], None]} if n % 3 else None for n in range(99)]
+    rows = [[[n, None], [], None] if n % 3 else [] if n % 2 else None for n in range(99)]
+    columns = [range(99), [None] * 99, full, rows, range(99), [{"b": n} for n in range(99)]]
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    for version in ("1.0", "2.0"):
+        for dictionary in (True, False):
+            for some in (table, table.slice(0, 0)):
+                options: dict[str, Any] = {"data_page_version": version, "use_dictionary": dictionary}
+                with pq.ParquetWriter(path, schema, **options) as writer:
+                    writer.write_table(some, row_group_size=40)
+                    writer.write_table(table.slice(0, 0))
+                found = of(path)
+                assert (found.rows, found.contradiction) == (some.num_rows, "")
+
+
+def test_columns_whose_paths_are_spelled_alike_are_not_decided_by_statistics(path: Path, tmp_path: Path) -> None:
+    """pyarrow tells the path of a column chunk with dots, so that ``a.b`` may be either."""
+    pq.write_table(pa.table({"a.b": [1, 2], "a": [{"b": None}, {"b": 3}], "c": [1, 2]}), path)
+    report = only(path, tmp_path, {"not_null": "`a.b`"}, {"not_null": "c"})
+    assert [check["verdict"] for check in report["checks"]] == ["unknown", "valid"]
+    footers.with_chunks(path, 0, [1, 0, 2])
+    report = only(path, tmp_path, {"not_null": "`a.b`"}, {"not_null": "c"})
+    assert [check["verdict"] for check in report["checks"]] == ["unknown", "valid"]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("INT_8", 200), ("INT_16", 40_000), ("UINT_8", 300), ("UINT_8", -1)])
+def test_bounds_beyond_a_type_decide_nothing(kind: str, value: int, path: Path, tmp_path: Path) -> None:
+    """A reader makes other numbers of such values, each its own."""
+    pq.write_table(pa.table({"v": pa.array([value] * 9, pa.int32())}), path, store_schema=False)
+    footers.with_converted_type(path, "v", getattr(footers, kind))
+    bounds = [{"range": {"column": "v", "min": 0}}, {"range": {"column": "v", "max": 0}}]
+    report = only(path, tmp_path, *bounds, {"in_set": {"column": "v", "values": [1]}}, {"not_null": "v"})
+    assert [check["verdict"] for check in report["checks"]] == ["unknown"] * 3 + ["valid"]
+
+
+def test_a_declared_precision_proves_nothing_of_decimals_with_more_digits(path: Path, tmp_path: Path) -> None:
+    for more in ({"store_decimal_as_integer": True}, {}):
+        values = pa.array([Decimal("12345.67")] * 9, pa.decimal128(9, 2))
+        pq.write_table(pa.table({"v": values}), path, store_schema=False, **more)
+        check = {"fits": {"column": "v", "type": "decimal(9,2)"}}
+        assert only(path, tmp_path, check)["checks"][0]["verdict"] == "valid"
+        footers.with_precision(path, "v", 5)
+        for kind in ("decimal(5,2)", "decimal(9,2)"):
+            check = {"fits": {"column": "v", "type": kind}}
+            assert only(path, tmp_path, check)["checks"][0]["verdict"] == "unknown", kind
 
 
 def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Path, tmp_path: Path) -> None:
