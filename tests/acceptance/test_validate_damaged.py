@@ -223,7 +223,7 @@ def test_rows_beyond_a_contradictory_footer_do_not_make_up_for_a_file_that_is_no
     """By one footer there are no rows, and a reader of one half of it finds 500; none of another file's 500 is read."""
     ids = {"id": range(1_000)}
     path = table.add("p=1/a.parquet", ids, row_group_size=500, use_dictionary=False, compression="none")
-    footers.with_group_rows(path, 500, -500)
+    footers.with_rows_of_groups(path, 500, -500)
     unread = table.add("p=2/b.parquet", {"id": range(500)}, use_dictionary=False, compression="none")
     footers.misplaced(unread)
     conf, setting = session_of(spark, pushdown=False).conf, "spark.sql.files.maxPartitionBytes"

@@ -67,7 +67,7 @@ def with_rows(path: Path, rows: int) -> None:
     rewrite(path, lambda footer: footer.update({_ROWS: (_I64, _whole(rows))}))
 
 
-def with_group_rows(path: Path, *rows: int) -> None:
+def with_rows_of_groups(path: Path, *rows: int) -> None:
     """Each row group counts so many rows, and the footer the sum of them."""
 
     def change(footer: Fields) -> None:
