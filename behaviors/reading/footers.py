@@ -282,6 +282,9 @@ def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
     rows = sum(group.num_rows for group in groups)
     if rows != metadata.num_rows:
         why = f"it counts {metadata.num_rows} rows, and its row groups hold {rows}"
+    elif named := [leaf.path for leaf in schema.leaves.values() if _bounds_of_nulls(groups, schema.places[leaf.path])]:
+        why = f"{'.'.join(named[0])!r} has only NULLs in a row group, and a minimum and a maximum"
+    if why:
         kinds = schema.columns, schema.leaves
         missing = max(metadata.num_rows - rows, 0)
         return FileFacts(path, rows, *kinds, ids=schema.ids, contradiction=why, missing=missing)
@@ -348,14 +351,18 @@ def _contradiction_of_column(column: Any, rows: int, path: str, leaf: Leaf) -> s
     return ""
 
 
+def _bounds_of_nulls(groups: Sequence[Any], index: int) -> bool:
+    """A row group counts only NULLs in a column, and has a minimum and a maximum of it."""
+    found = ((group.num_rows, group.column(index).statistics) for group in groups if group.num_rows)
+    return any(s is not None and s.has_null_count and s.null_count == rows and s.has_min_max for rows, s in found)
+
+
 def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
     """The statistics of one leaf column in one row group. The leaf is not inside a list."""
     statistics = group.column(index).statistics
     if statistics is None:
         return Chunk(group.num_rows, None)
     nulls = statistics.null_count if statistics.has_null_count else None
-    if nulls == group.num_rows and statistics.has_min_max:
-        return Chunk(group.num_rows, None)  # Only NULLs have no minimum: one of the two is wrong.
     bounded = statistics.has_min_max and leaf.kind != "other"
     if bounded and leaf.kind == "decimal" and statistics.physical_type not in ("INT32", "INT64"):
         bounded = sound and statistics.physical_type == "FIXED_LEN_BYTE_ARRAY"

@@ -124,7 +124,7 @@ def test_row_groups_that_contradict_themselves_are_an_error_of_expressions(table
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_decimals_with_more_digits_than_their_file_declares_do_not_fit_it(table: Table, mode: str) -> None:
     for more in ({"store_decimal_as_integer": True}, {}):
-        path = table.directory / "a.parquet"
+        path = table.add("a.parquet", {"v": [1]})
         values = pa.array([Decimal("12345.67"), Decimal("-12345.67"), Decimal("1.25"), None], pa.decimal128(9, 2))
         pq.write_table(pa.table({"v": values}), path, store_schema=False, **more)
         footers.with_precision(path, "v", 5)

@@ -12,7 +12,7 @@ from distop.tables import plan_table
 from distop_behaviors.validate import Validate, scan
 from tests.support.checked import Table, between
 from tests.support.context import FakeContext, run_operation
-from tests.support.footers import misplaced
+from tests.support.footers import left_out
 from tests.support.generated import ODD_NAMES
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -115,7 +115,7 @@ def test_files_of_an_iceberg_table_in_a_folder_of_an_odd_name_are_read_once(
 def test_a_file_that_spark_would_read_twice_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could hide a file that Spark does not read: of the two files here one is, and the total is right."""
     paths = [table.add("a.parquet", rows_of(0)), table.add("b.parquet", rows_of(ROWS))]
-    misplaced(paths[1])
+    left_out(paths[1])
     patterns = {str(paths[0]): str(paths[0]), str(paths[1]): str(paths[1].with_name("[ab].parquet"))}
     monkeypatch.setattr(scan, "pattern_of", patterns.__getitem__)
     (check,) = table.run(between("id", 0), statistics="never").report["checks"]
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_read_is_told_beside_files_of_odd_names(table: Table)
     """Once the rows of one file, read twice, made up for those of the other."""
     table.add("plain.parquet", rows_of(0))
     damaged = table.add("q?x.parquet", rows_of(ROWS))
-    misplaced(damaged)
+    left_out(damaged)
     (check,) = table.run({"range": {"column": "id", "min": 0}}, statistics="never").report["checks"]
     assert check["verdict"] == "error"
     assert str(damaged) in check["error"]
