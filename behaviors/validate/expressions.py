@@ -182,7 +182,8 @@ def _decimal(bound: Bound, precision: int, scale: int) -> Column:
     if precision <= _COMPACT_DIGITS:
         # A decimal that comes from text is backed by a BigDecimal, and compares several times slower with a column.
         return _internal("MakeDecimal", F.lit(bound.value).cast("bigint"), precision, scale)
-    return F.lit(str(Decimal(bound.value).scaleb(-bound.scale))).cast(f"decimal({precision},{scale})")
+    exact = Decimal(f"{bound.value}E{-bound.scale}")  # scaleb would round to 28 digits
+    return F.lit(str(exact)).cast(f"decimal({precision},{scale})")
 
 
 def _misfit(column: Column, kind: str, target: str) -> Column:

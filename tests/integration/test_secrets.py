@@ -126,11 +126,11 @@ def test_secrets_stand_nowhere_during_a_whole_life(
         group.await_ready("ann")
         assert not stale.exists(), "removed at the next start"
         does = {name: name for name in ("variables", "spark-python", "spark-setting")}
-        arg = {"names": list(does), "does": does, "options": {"read": "spark.my.text", "variable": TOKEN}}
+        arg = {"names": list(does), "does": does, "sought": {"read": "spark.my.text", "variable": TOKEN}}
         worked = group.client.start_operation("sample", "t", arg)
         assert worked.wait(200).state == "success", group.tails()
         results = {job.name: job.result for job in worked.results()}
-        arg = {"names": ["a"], "does": {"a": "spark-quote"}, "options": {"read": SETTING}}
+        arg = {"names": ["a"], "does": {"a": "spark-quote"}, "sought": {"read": SETTING}}
         failed = group.client.start_operation("sample", "t", arg, retry_attempts=1)
         assert failed.wait(100).state == "failed", group.tails()
         (error,) = [job.error for job in failed.results()]

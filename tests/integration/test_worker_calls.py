@@ -327,7 +327,7 @@ async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
         {
             "type": "sample",
             "table": "t",
-            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0, "options": {}},
+            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0, "options": {}, "sought": {}},
             "partitions": ["a"],
         },
     )

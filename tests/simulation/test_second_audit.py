@@ -26,7 +26,7 @@ VISIBLE = {
     "drop_the_gate_compare": 47,
     "take_over_a_live_incarnation": 1,
     "elect_while_another_lives": 3,
-    "reap_the_claims_of_live_holders": 9,
+    "reap_the_claims_of_live_holders": 46,
     "report_without_its_fence": 26,
     "drop_the_fence_compare_of_a_release": 74,
     "complete_on_a_stale_count": 78,

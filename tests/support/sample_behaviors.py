@@ -34,6 +34,9 @@ class SampleArg(BaseModel):
     names: list[str] = Field(default_factory=list)
     files: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
+    """Of the table, as planning gives them."""
+    sought: dict[str, str] = Field(default_factory=dict)
+    """What jobs look for: a ``variable`` of the environment, a setting of Spark to ``read``."""
 
 
 class SampleResult(BaseModel):
@@ -99,15 +102,15 @@ class Sample(Behavior):
             row = ctx.spark.sql("select current_timezone() as zone, count(*) as n from range(10)").first()
             return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx), "fair": has_pool(ctx, pool(ctx))}
         if action == "variables":
-            names = (arg.options["variable"], "DISTOP_PASSWORD", "DISTOP_SPARK_CONF")
+            names = (arg.sought["variable"], "DISTOP_PASSWORD", "DISTOP_SPARK_CONF")
             return {name: len(os.environ.get(name, "")) for name in names}
         if action == "spark-setting":
-            return {"value": ctx.spark.conf.get(arg.options["read"])}
+            return {"value": ctx.spark.conf.get(arg.sought["read"])}
         if action == "spark-python":
             rows = ctx.spark.sparkContext.parallelize(range(2), 2)
             return {"paths": sorted(rows.map(python_worker).collect())}
         if action == "spark-quote":
-            text = f"[{ctx.spark.conf.get(arg.options['read'])}]"
+            text = f"[{ctx.spark.conf.get(arg.sought['read'])}]"
             ctx.log.error("it says %s", text)
             ctx.status(f"with {text}")
             ctx.spark.sql(f"select raise_error('{text}')").collect()
