@@ -90,7 +90,11 @@ class Phases(Mapping[OperationRef, Phase]):
 
     def of(self, table: str, type_name: str) -> list[OperationRef]:
         """The operations of a type on a table, sorted."""
-        return sorted(ref for ref in self if (ref.table, ref.type) == (table, type_name))
+        found = [ref for ref in self._others if (ref.table, ref.type) == (table, type_name)]
+        for place, waiting in self._waiting.items():
+            if place[:2] == (table, type_name):
+                found += (OperationRef(*place, number) for number in waiting)
+        return sorted(found)
 
     def set(self, ref: OperationRef, phase: Phase | None) -> None:
         """``phase`` None: it has none any more."""
