@@ -62,11 +62,6 @@ class DeleteManifest(written.ManifestWriterV2):
 
 def forged(folder: Path, path: str, content: str = "data") -> str:
     """A table of one file, whose newest snapshot lists ``path`` too: its metadata file."""
-    made = Folder(folder).new(SCHEMA)
-    made.append(ROWS)
-    snapshot = made.metadata.current_snapshot()
-    assert snapshot is not None
-    listed = snapshot.manifests(made.io)
     file = DataFile.from_args(
         _table_format_version=2,
         content=CONTENT[content],
@@ -77,13 +72,23 @@ def forged(folder: Path, path: str, content: str = "data") -> str:
         file_size_in_bytes=1000,
         **dict.fromkeys(("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")),
     )
-    kind = DeleteManifest if content == "deletes" else written.ManifestWriterV2
-    place = f"{folder}/metadata/forged.avro"
-    with kind(UNPARTITIONED_PARTITION_SPEC, SCHEMA, made.io.new_output(place), snapshot.snapshot_id, "null") as writer:
-        entry = ManifestEntry.from_args(
-            status=written.ManifestEntryStatus.ADDED, snapshot_id=snapshot.snapshot_id, data_file=file
+    return with_entry(folder, file, DeleteManifest if content == "deletes" else written.ManifestWriterV2)
+
+
+def with_entry(folder: Path, file: DataFile, writing: type[written.ManifestWriterV2]) -> str:
+    """A table of one file, whose newest snapshot has a further manifest, of this ``file``: its metadata file."""
+    made = Folder(folder).new(SCHEMA)
+    made.append(ROWS)
+    snapshot = made.metadata.current_snapshot()
+    assert snapshot is not None
+    listed = snapshot.manifests(made.io)
+    place = made.io.new_output(f"{folder}/metadata/forged.avro")
+    with writing(UNPARTITIONED_PARTITION_SPEC, SCHEMA, place, snapshot.snapshot_id, "null") as writer:
+        writer.add_entry(
+            ManifestEntry.from_args(
+                status=written.ManifestEntryStatus.ADDED, snapshot_id=snapshot.snapshot_id, data_file=file
+            )
         )
-        writer.add_entry(entry)
     out = made.io.new_output(snapshot.manifest_list + ".new")
     with written.write_manifest_list(2, out, snapshot.snapshot_id, None, 1, "null") as of:
         of.add_manifests([*listed, writer.to_manifest_file()])

@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg import manifest as written
 from pyiceberg.avro.file import AvroOutputFile
-from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, DataFileContent, FileFormat, ManifestEntry
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
 from distop.errors import InvalidArgument
-from distop.tables.iceberg import metadata_file
-from distop.tables.location import Location
 from distop.tables.vectors import VECTOR_BYTES, check_vector
-from tests.support.lake import Folder
-from tests.unit.test_confinement import ROWS, SCHEMA, DeleteManifest, asked
+from tests.unit.test_confinement import DeleteManifest, asked, with_entry
 
 
 def vector(bitmaps: bytes) -> bytes:
@@ -47,11 +42,6 @@ class VectorManifest(DeleteManifest):
 
 def with_vector(folder: Path, offset: int | None, size: int | None) -> str:
     """A table whose newest snapshot has a deletion vector in ``data/dv.puffin``: its metadata file."""
-    made = Folder(folder).new(SCHEMA)
-    made.append(ROWS)
-    snapshot = made.metadata.current_snapshot()
-    assert snapshot is not None
-    listed = snapshot.manifests(made.io)
     file = DataFile.from_args(
         _table_format_version=3,
         content=DataFileContent.POSITION_DELETES,
@@ -63,18 +53,7 @@ def with_vector(folder: Path, offset: int | None, size: int | None) -> str:
     )
     for name, value in (("content_offset", offset), ("content_size_in_bytes", size)):
         file[[field.name for field in DATA_FILE_TYPE[3].fields].index(name)] = value
-    place = made.io.new_output(f"{folder}/metadata/dv.avro")
-    with VectorManifest(UNPARTITIONED_PARTITION_SPEC, SCHEMA, place, snapshot.snapshot_id, "null") as writer:
-        writer.add_entry(
-            ManifestEntry.from_args(
-                status=written.ManifestEntryStatus.ADDED, snapshot_id=snapshot.snapshot_id, data_file=file
-            )
-        )
-    out = made.io.new_output(snapshot.manifest_list + ".new")
-    with written.write_manifest_list(2, out, snapshot.snapshot_id, None, 1, "null") as of:
-        of.add_manifests([*listed, writer.to_manifest_file()])
-    os.replace(snapshot.manifest_list + ".new", snapshot.manifest_list)  # noqa: PTH105
-    return metadata_file(Location.of(str(folder)))
+    return with_entry(folder, file, VectorManifest)
 
 
 @pytest.mark.parametrize(
