@@ -434,20 +434,15 @@ def claim_for(
 
 
 def only_ends(claim: Claim, rules: Rules) -> bool:
-    """The job was lost once too often before this claim: it is not run under it, but ends, after a cleanup."""
+    """The job was lost once too often before this claim: it is not run under it, but ends, after a cleanup.
+
+    It is claimed for that, because of a holder that seems gone something may still arrive: it gives the job back, or
+    reports its success, as long as the claim is its own. No transaction that could be refused guards a cleanup.
+    """
     if not (rules.code and rules.cleans and rules.can_fail):
         return False
     lost = bool(claim.tried) and claim.tried[-1].text in (LOST, EXPIRED)
     return rules.at_limit(claim.failures) or (lost and rules.lost == "fail")
-
-
-def ends_under_a_claim(old: Claim, claim: Claim, rules: Rules) -> bool:
-    """A job that was lost once too often is claimed before it ends. ``old``: the claim that was lost.
-
-    An actor whose time is up may come back as long as nobody else has its claim, and the cleanup must not come upon a
-    job that runs. A lost executor stays gone: its job ends without another claim.
-    """
-    return bool(old.actor) and only_ends(claim, rules)
 
 
 LOST = "the executor was lost while it ran the job"

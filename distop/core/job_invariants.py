@@ -155,10 +155,12 @@ def _claim_faults(
 
 
 def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
-    """An executor has claimed an actor's lost job to clean up and fail it; or such a claim is released, or lost."""
+    """An executor has claimed a lost job to clean up and fail it; or such a claim is released, or lost."""
     if old is None or new.actor:
         return False
-    return decide.ends_under_a_claim(old, new, op.rules) or decide.only_ends(old, op.rules)
+    if new.waiting:
+        return new.failures == old.failures and decide.only_ends(old, op.rules)
+    return decide.only_ends(new, op.rules)
 
 
 def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:

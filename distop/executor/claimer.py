@@ -11,9 +11,7 @@ from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
 from distop.core.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
-from distop.node.checkpoints import read_checkpoints
 from distop.node.openop import Held, OpenOperation
-from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +63,7 @@ class Claimer:
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p, seen, lost in again:
             claim, mod, at_limit = decide.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
-            if at_limit and not decide.ends_under_a_claim(seen.value, claim, rules):
+            if at_limit and not decide.only_ends(claim, rules):
                 over.append((p, seen, claim))
                 continue
             wants.append(claiming.Want(p, claim, mod))
@@ -262,22 +260,8 @@ class Claimer:
         return 0
 
     async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
-        """Jobs whose executors were lost once too often: clean up after them, then write that they failed."""
+        """Jobs whose executors were lost once too often, and which have nothing to clean up: write that they failed."""
         ctx = self._ctx
-        # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
-        lost_for_good = await ctx.abandoned(op.ref, [(p, seen.mod, seen.value.incarnation) for p, seen, _ in over])
-        if len(lost_for_good) < len(over):
-            still = {p for p, _, _ in lost_for_good}
-            over = [entry for entry in over if entry[0] in still]
-            won.refused = True
-        if not over:
-            return
-        saved = await read_checkpoints(ctx, op.ref, [p for p, _, _ in over]) if op.spec.rules.resumable else {}
-        items = [JobItem(op.partition(p), seen.value.attempt, seen.mod, saved.get(p)) for p, seen, _ in over]
-        try:
-            await ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, items)
-        except WorkerError as error:
-            ctx.log.warning("cleanup of lost jobs failed: %s", error, extra={"operation": str(op.ref)})
         now = rfc3339(time.time())
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
         for p, seen, claim in over:

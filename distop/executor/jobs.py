@@ -353,8 +353,9 @@ class Jobs:
         for p in partitions:
             held = self._begin_end(op, p)
             if held is not None:
-                last = held.claim.tried[-1]  # an actor's: the job of a lost executor ends without a claim
-                lost = replace(held.claim, executor=last.executor, actor=last.executor, attempt=last.attempt)
+                last = held.claim.tried[-1]
+                actor = last.executor if last.text == decide.EXPIRED else ""
+                lost = replace(held.claim, executor=last.executor, actor=actor, attempt=last.attempt)
                 text = decide.lost_text(lost, held.claim.failures)
                 self._ctx.meter.jobs_lost(op.ref.type, 1)
                 self._fail_after_cleanup(op, held, JobEnded(p, "fatal", None, text, now, now))

@@ -17,6 +17,7 @@ from distop.core.txn import Txn, TxnResult
 from distop.testing.simulation import Scenario, actors, scenario
 from distop.testing.simulation.run import simulate
 from distop.testing.simulation.scenario import Wish, plain
+from tests.simulation.planted_losses import clean_up_before_the_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +69,7 @@ def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest
     seeds = range(11, 41)  # from the first that shows it
     for seed in seeds[:5]:
         assert simulate(seed, wanted=late_actors(seed)).breaches == [], f"seed {seed}"
-    monkeypatch.setattr(decide, "ends_under_a_claim", lambda old, claim, rules: False)
+    clean_up_before_the_claim(monkeypatch)
     found = (breach.text for seed in seeds for breach in simulate(seed, wanted=late_actors(seed)).breaches)
     assert "had been cleaned up" in next(found, "")
 

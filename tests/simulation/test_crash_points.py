@@ -21,6 +21,7 @@ from distop.testing.simulation.scenario import Wish, plain
 from distop.testing.simulation.strikes import Strike, Struck, checked, one_strike, strikes, tell
 from distop.testing.simulation.worker import SimWorker
 from tests.conftest import FIGURES
+from tests.simulation.planted_losses import clean_up_before_the_claim
 
 DISTOP = Path(__file__).resolve().parents[2] / "distop"
 BUILDERS = {"Txn": 3, "Guarded": 2, "replace": 3}
@@ -136,6 +137,20 @@ def test_a_strike_that_breaches_tells_its_story_and_how_to_see_it_again(monkeypa
     assert "stopped too late" in story
     assert "distOpClaim" in story
     assert story.endswith(f"  replay: scripts/simulate --strike 'slow jobs' {point.number} kill done")
+
+
+def test_a_holder_that_is_overtaken_changes_nothing_after_the_cleanup(
+    courses: dict[str, Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor wakes up while another one cleans up after it, and what it had sent arrives."""
+    name = "lost jobs fail"
+    ends = ("report", "retry", "child: hand over an end")
+    points = [point for point in courses[name].points if point.what.startswith(ends)]
+    overtaken = [Strike(name, point.number, "overtake", "before") for point in points]
+    assert [story for strike in overtaken for story in one_strike(strike).stories] == []
+    clean_up_before_the_claim(monkeypatch)
+    found = "".join(story for strike in overtaken for story in one_strike(strike).stories)
+    assert "is reported as a success, and its output had been cleaned up" in found
 
 
 def test_a_strike_that_nobody_meets_is_told() -> None:

@@ -122,7 +122,7 @@ def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -
     lost = Claim("w", "", 1, 0, actor="w", duration=1.0)
     claim, _, over = decide.claim_for(Seen(lost, 6), "e", "inc", True, spec.rules)
     assert over
-    assert decide.ends_under_a_claim(lost, claim, spec.rules)
+    assert decide.only_ends(claim, spec.rules)
     op.again = {0: (Seen(decide.released(claim, "e"), 8), False)}
     assert takings(op, "v", 1, 9.0, lambda claim, p: True) == []
     again, _, over = decide.claim_for(op.again[0][0], "f", "inc2", False, spec.rules)
@@ -141,12 +141,11 @@ def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -
         (Rules(retry=Retry(attempts=1), can_fail=False), False),
     ],
 )
-def test_a_job_of_an_actor_ends_under_a_claim_where_there_is_something_to_clean_up(rules: Rules, ends: bool) -> None:
+def test_a_lost_job_ends_under_a_claim_where_there_is_something_to_clean_up(rules: Rules, ends: bool) -> None:
     actor, executor = Claim("w", "", 1, 0, actor="w", duration=1.0), Claim("e", "gone", 1, 0)
     for lost in (actor, executor):
         claim, _, _ = decide.claim_for(Seen(lost, 6), "f", "inc", True, rules)
         assert decide.only_ends(claim, rules) == ends
-        assert decide.ends_under_a_claim(lost, claim, rules) == (ends and lost is actor)
 
 
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:

@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
 class Authors:
     """Folds each revision with its sender. ``claim_left(ref, partition, claim, fence)`` is called when a claim changes;
-    ``found(kind, key, text, op, partition)`` for each breach.
+    ``succeeded(ref, partition, outcome)`` when an executor reports a success; ``found(kind, key, text, op, partition)``
+    for each breach.
     """
 
     def __init__(
-        self, keys: Keys, claim_left: Callable[..., None], found: Callable[..., None], now: Callable[[], float]
+        self,
+        keys: Keys,
+        claim_left: Callable[..., None],
+        succeeded: Callable[..., None],
+        found: Callable[..., None],
+        now: Callable[[], float],
     ) -> None:
         self._keys = keys
         self._now = now
         self._written: dict[str, float] = {}
         """When each claim by an actor was written last."""
         self._claim_left = claim_left
+        self._succeeded = succeeded
         self._found = found
         self.claims: dict[str, tuple[Claim, int]] = {}
         """Those that exist, with their fences."""
@@ -128,6 +135,8 @@ class Authors:
             if claim.incarnation in self._nodes or "was lost" not in outcome.error:
                 self._wrong(ref, key, change, f"{sender} reported a job that {claim.incarnation} held")
             return
+        if not outcome.error:
+            self._succeeded(ref, key.partition, outcome)
         ran = outcome.result.get("fence") if isinstance(outcome.result, dict) else None
         if ran is not None and ran != fence:
             self._wrong(ref, key, change, f"the result of fence {ran} was reported under fence {fence}")

@@ -41,7 +41,7 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("index", failure_policy="fail_fast", retry=_RETRY, resumable=True, object_field="name",
                     instances="one"),
         Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",),
-                    reports_only=True),
+                    reports_only=True, lost="fail", cleans=False),
         Declaration("check-all", can_fail=False, failure_policy="collect_all", retry=_RETRY),
         Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False,
                     combine=_COMBINE),
@@ -52,8 +52,8 @@ TYPES: Mapping[str, Declaration] = {
     )
 }  # fmt: skip
 """One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
-report, whose lost jobs fail; one whose name begins like another's; one that is started on no table as well; and one
-that only waits; and one that hardly anybody offers.
+report, whose lost jobs fail, with and without a cleanup; one whose name begins like another's; one that is started on
+no table as well; one that only waits; and one that hardly anybody offers.
 """
 DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name != RARE)
 """Those that scenarios are drawn of."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from distop.core.jobs import Claim
+    from distop.core.jobs import Claim, Outcome
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.testing.model_store import ModelStore
@@ -59,8 +59,10 @@ class Effects:
         self._active: dict[tuple[str, int], list[Effect]] = {}
         self._saved: dict[tuple[str, int], int] = {}
         self._latest: dict[tuple[str, int], Effect] = {}
-        self._cleaned: set[tuple[str, int]] = set()
-        """Jobs of which nothing is left: not what a checkpoint speaks of either."""
+        self._cleaned: dict[tuple[str, int], float] = {}
+        """When cleanups after jobs that were given up began. Nothing of before is left: not what a checkpoint speaks of
+        either.
+        """
         self._left: dict[tuple[str, int], Effect] = {}
         """The last attempts that have begun, of jobs that have neither succeeded nor been cleaned up since."""
         self._forsaken: dict[str, float] = {}
@@ -92,6 +94,8 @@ class Effects:
                 text = f"two are at work at once: {other}; {effect}"
                 self._found("two at once", self._keys.claim(ref, partition), text, op, partition)
         active.append(effect)
+        if kind == "cleanup":
+            self._cleaned[op, partition] = effect.begun
         if kind == "job" and self._counts(effect):
             claim = self._store.get(self._keys.claim(ref, partition))
             if claim is None or claim.mod_revision != fence:
@@ -161,8 +165,15 @@ class Effects:
 
     def cleaned(self, ref: OperationRef, partition: int) -> None:
         """What a job had left was removed: it is given up."""
-        self._cleaned.add((str(ref), partition))
+        self._cleaned.setdefault((str(ref), partition), self._now())
         self._left.pop((str(ref), partition), None)
+
+    def succeeded(self, ref: OperationRef, partition: int, outcome: Outcome) -> None:
+        """An executor reports a result."""
+        cleaned = self._cleaned.get((str(ref), partition), -inf)
+        if any(one.fence == outcome.fence and one.begun < cleaned for one in self.of(str(ref), partition)):
+            text = f"attempt {outcome.attempt} is reported as a success, and its output had been cleaned up"
+            self._found("output lost", self._keys.job(ref, partition, "outcome"), text, str(ref), partition)
 
     def claim_left(self, ref: OperationRef, partition: int, old: Claim, fence: int) -> None:
         """A claim was given up, reported under or taken over: its job must have stopped."""

@@ -25,6 +25,7 @@ from distop.core.frozen import frozen
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.store.client import EtcdClient
+from distop.testing.simulation.behaviors import TYPES
 from distop.testing.simulation.links import EVERYTHING
 from distop.testing.simulation.machine import nothing
 from distop.testing.simulation.references import RESTART
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
     from distop.testing.simulation.references import Reference
     from distop.testing.simulation.run import Report
 
-ACTIONS = ("kill", "freeze", "cut", "stop", "kill-child", "run-again")
-"""kill -9 of the process; SIGSTOP; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone;
-kill -9 of a client that is then run once more, with the same request ids.
+ACTIONS = ("kill", "freeze", "overtake", "cut", "stop", "kill-child", "run-again")
+"""kill -9 of the process; SIGSTOP; SIGSTOP until somebody else cleans up after a job, when it wakes up and what it has
+sent arrives; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone; kill -9 of a client that
+is then run once more, with the same request ids.
 """
+CLEANUP = "child: clean up"
 MOMENTS = ("before", "done")
 STRUCK = ("exec-", "client-", "actor-", "operator")
 """Processes that are struck: those that set the scene are not."""
@@ -76,7 +79,7 @@ class Point:
         if self.role in ("client", "actor"):
             known.append("run-again")
         elif self.role == "exec":
-            known.append("stop")
+            known += ("stop", "overtake")
             if self.busy or self.what.startswith("child:"):
                 known.append("kill-child")
         return tuple(known)
@@ -107,9 +110,16 @@ class Course:
             self._opening = Blow(lambda p: p.what.startswith(first.step), first.action, first.moment, first.away)
         self._blows = [one for one in (self._opening, blow) if one is not None]
         self._asked: dict[int, tuple[Any, Callable[[], None]]] = {}
+        self._until_cleanup: list[tuple[Process, Callable[[], None]]] = []
+        """Who stands still until somebody else cleans up, and what ends that."""
         sim.network.sending = self._sending
         sim.network.applied = self._applied
         sim.stepping = lambda process, what: self._meet(process, what)[1]
+
+    @property
+    def cleans_after_losses(self) -> bool:
+        """Jobs of it fail with their executors: somebody else cleans up after these."""
+        return any(TYPES[wish.type].lost == "fail" for wish in self.sim.scenario.wishes)
 
     def run(self) -> Report:
         """Run it to its end."""
@@ -138,6 +148,9 @@ class Course:
         machine = self._machine(process)
         point = Point(len(self.points), process.name, what, machine is not None and machine.at_work)
         self.points.append(point)
+        if what == CLEANUP:
+            for _, wake in [one for one in self._until_cleanup if one[0] is not process]:
+                wake()
         put_off = 0.0
         after: list[Blow] = []
         for blow in self._blows:
@@ -167,6 +180,9 @@ class Course:
         machine = self._machine(process)
         if blow.action == "freeze":
             return self._freeze(process)
+        if blow.action == "overtake":
+            self._overtake(process)
+            return 0.0
         if blow.action == "cut":
             self._cut(process)
         elif machine is None:
@@ -200,6 +216,21 @@ class Course:
         loop.freeze(process)
         loop.world_at(loop.now + self._lasts, loop.thaw, process)
         return self._lasts
+
+    def _overtake(self, process: Process) -> None:
+        network, loop = self.sim.network, self.sim.loop
+        holds = [network.hold(link, held=EVERYTHING) for link in network.links(process)]
+
+        def wake() -> None:
+            if waiting in self._until_cleanup:
+                self._until_cleanup.remove(waiting)
+                loop.thaw(process)
+                network.release(holds)
+
+        waiting = (process, wake)
+        self._until_cleanup.append(waiting)
+        loop.freeze(process)
+        loop.world_at(loop.now + self._lasts, wake)
 
     def _cut(self, process: Process) -> None:
         network, loop = self.sim.network, self.sim.loop

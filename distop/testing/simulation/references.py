@@ -82,6 +82,10 @@ def _undisturbed() -> dict[str, Reference]:
         "pause and resume": _reference(
             "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
         ),
+        "lost jobs fail": replace(
+            _reference("lone", "collect_all", partitions=4, seed=2, pace=0.4, **rough),
+            through=("progress", "retry", "report", "finish"),
+        ),
         "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
         "without completion": replace(
             _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")
@@ -195,7 +199,10 @@ def _taken_over() -> dict[str, Reference]:
         "take over of a cleanup in pages": _in_pages().opened(Opening("clean"), "elect", "clean", "end"),
         "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
         "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
-        "take over at the limit": lone.opened(begun, "fail_lost", "finish"),
+        "take over at the limit": lone.opened(begun, "take_over", "child: clean up", "report", "finish"),
+        "take over at the limit, with nothing to clean up": _reference(
+            "purge", "collect_all", partitions=4, seed=5, pace=0.4
+        ).opened(begun, "fail_lost", "finish"),
         "take over of an election while planning": jobs.opened(
             Opening("child: plan"), "elect", PLAN_AND_CLAIM, "finish"
         ),

@@ -163,7 +163,8 @@ class Simulation:
         self._checker = Checker(self.keys)
         self._checker.begin(self.etcd.store.listing())
         self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found)
-        self._authors = Authors(self.keys, self.effects.claim_left, self._found, self.loop.time)
+        effects = self.effects
+        self._authors = Authors(self.keys, effects.claim_left, effects.succeeded, self._found, self.loop.time)
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)

@@ -102,6 +102,8 @@ def strikes(courses: Mapping[str, Course] | None = None) -> Listed:
         points += len(course.points)
         for point in course.points:
             for action in point.actions():
+                if action == "overtake" and not course.cleans_after_losses:
+                    continue
                 for moment in MOMENTS:
                     kind = Kind(point.role, point.what, 0 <= course.opened < point.number, action, moment)
                     kinds.setdefault(kind, []).append(Strike(name, point.number, action, moment))
