@@ -1,5 +1,5 @@
-"""What a coordinator does about the jobs of a cancelled operation whose holders are gone or have released them: cleanup
-in the child, then the claims are deleted, since only that lets the operation end.
+"""What a coordinator does about the jobs of a cancelled operation whose holders are gone or have released them: their
+claims are revoked, the child cleans up, then the claims are deleted, since only that lets the operation end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from distop.core import claiming
+from distop.core import claiming, decide
 from distop.core.codec import loads
 from distop.core.plan import CHUNK_PAGE
 from distop.core.serving import refusal
@@ -21,9 +21,10 @@ from distop.worker.model import JobItem, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from distop.core.jobs import Claim
     from distop.core.model import OperationRef
     from distop.core.operationview import OperationView
-    from distop.core.txn import Compare
+    from distop.core.txn import Compare, Txn
     from distop.node.context import Context
 
     Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -43,25 +44,40 @@ class Reaper:
         self._reached = reached
         self._call = call
 
-    async def reap(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
-        """Clean up after the jobs of these claims (partition, mod revision, dead holder or ""), and delete the claims.
-        False: some were not as they had been seen.
+    async def reap(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> bool:
+        """Clean up after the jobs of these claims (partition, mod revision), and delete the claims. False: some were
+        not as they had been seen.
         """
-        # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
-        abandoned = await self._ctx.abandoned(op.ref, claims)
-        applied = len(abandoned) == len(claims)
-        claims = abandoned
+        applied = True
         chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
         rows = PlanRows([kv.value for kv in chunks.kvs])
         # Not all of them first: a crash repeats the cleanup of so many at most.
         size = IN_FLIGHT * self._ctx.limits.reaped
         for n in range(0, len(claims), size):
             page = claims[n : n + size]
-            await self._clean_up(op, rows, page)
-            applied = await self._delete(op, page) and applied
+            revoked = await self._revoke(op, page)
+            await self._clean_up(op, rows, revoked)
+            applied = await self._delete(op, revoked) and len(revoked) == len(page) and applied
         return applied
 
-    async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int, str]]) -> None:
+    async def _revoke(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those that nobody holds any more (partition, mod revision), so that nobody reports under them either."""
+        seen = [(p, mod, op.claims[p].value) for p, mod in claims]
+        size = self._ctx.limits.reaped
+        pages = [seen[n : n + size] for n in range(0, len(seen), size)]
+
+        def revoke(page: Sequence[tuple[int, int, Claim]]) -> Txn:
+            return claiming.revoke(self._ctx.keys, op.ref, self._guard, op.state_mod, page, decide.revoked)
+
+        results = await asyncio.gather(*(self._ctx.commit(revoke(page)) for page in pages))
+        return [
+            (p, mod if claim.waiting else result.revision)
+            for page, result in zip(pages, results, strict=True)
+            for (p, mod, claim), one in zip(page, result.responses, strict=False)
+            if result.succeeded and isinstance(one, TxnResult) and one.succeeded
+        ]
+
+    async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int]]) -> None:
         assert op.spec is not None
         where = {"operation": str(op.ref), "jobs": len(claims)}
         if why := refusal(self._ctx.config.serves, op.ref.type, (op.ref.table, *op.terms.beside)):
@@ -78,7 +94,7 @@ class Reaper:
                 )
             return
         ref, worker = op.ref, self._ctx.worker
-        partitions = sorted(p for p, _, _ in claims)
+        partitions = sorted(p for p, _ in claims)
         saved = await read_checkpoints(self._ctx, ref, partitions) if op.spec.rules.resumable else {}
         items = [
             JobItem(row, seen.value.attempt, seen.mod, saved.get(row["partition"]))
@@ -93,7 +109,7 @@ class Reaper:
             # Left behind is garbage that nothing names; the operation must end all the same.
             self._ctx.log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
 
-    async def _delete(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
+    async def _delete(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> bool:
         keys, size = self._ctx.keys, self._ctx.limits.reaped
         results = await asyncio.gather(
             *(

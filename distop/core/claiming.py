@@ -32,7 +32,7 @@ from distop.core.txn import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
 
@@ -299,29 +299,40 @@ def fail_lost(
 
 
 CLAIMS_PER_REAP = 125
-"""Claims that one transaction reaps, each nested with two compares (T1)."""
+"""Claims that one transaction revokes or reaps, each nested with two compares, and two writes (T1)."""
 
 
-def reap(
-    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int, str]]
+def revoke(
+    keys: Keys,
+    ref: OperationRef,
+    election: Compare,
+    state_mod: int,
+    claims: Sequence[tuple[int, int, Claim]],
+    released: Callable[[Claim], Claim],
 ) -> Txn:
-    """While cancelling: delete claims that wait, or whose holder is gone, each decided alone. ``claims``: (partition,
-    the claim's mod revision, its incarnation, or "" where it waits or is an actor's).
+    """While cancelling: set claims whose holder is gone to waiting, each decided alone; one that waits is compared.
+    ``claims``: (partition, mod revision, the claim); ``released``: the waiting claim after one.
+
+    It comes before the cleanup, which no transaction guards: of a holder that seems gone a report may still arrive.
     """
-    return Txn(
-        (
-            election,
-            unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(State.CANCELLING)),
-        ),
-        tuple(
-            Txn(
-                (unchanged(keys.claim(ref, p), mod), *((absent(keys.node(holder)),) if holder else ())),
-                (Delete(keys.claim(ref, p)),),
-                (),
-            )
-            for p, mod, holder in claims
-        ),
-        (),
-        "reap",
-    )
+    parts = []
+    for p, mod, claim in claims:
+        key = keys.claim(ref, p)
+        guards, puts = [unchanged(key, mod)], list[Put]()
+        if claim.incarnation:
+            guards.append(absent(keys.node(claim.incarnation)))
+        if not claim.waiting:
+            puts = [Put(key, released(claim).encode()), *gives_back(keys, ref, claim)]
+        parts.append(Txn(tuple(guards), tuple(puts), ()))
+    return Txn(_cancelling(keys, ref, election, state_mod), tuple(parts), (), "revoke")
+
+
+def reap(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int]]) -> Txn:
+    """While cancelling: delete claims that wait, each decided alone. ``claims``: (partition, mod revision)."""
+    parts = (Txn((unchanged(keys.claim(ref, p), mod),), (Delete(keys.claim(ref, p)),), ()) for p, mod in claims)
+    return Txn(_cancelling(keys, ref, election, state_mod), tuple(parts), (), "reap")
+
+
+def _cancelling(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
+    state = keys.of(ref, "state")
+    return election, unchanged(state, state_mod), value_is(state, word(State.CANCELLING))

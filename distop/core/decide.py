@@ -57,9 +57,11 @@ class Finish:
 
 @frozen
 class Reap:
-    """Clean up after these jobs, then delete their claims: (partition, claim's mod revision, dead holder or "")."""
+    """Clean up after these jobs, which wait or whose holders are gone, then delete their claims: (partition, claim's
+    mod revision).
+    """
 
-    claims: tuple[tuple[int, int, str], ...]
+    claims: tuple[tuple[int, int], ...]
 
 
 @frozen
@@ -139,7 +141,7 @@ def next_step(
         if not op.claims_known:
             return None
         gone = tuple(
-            (p, seen.mod, seen.value.incarnation)
+            (p, seen.mod)
             for p, seen in sorted(op.claims.items())
             if seen.value.waiting or _gone(p, seen.value, live, actors)
         )
@@ -507,6 +509,11 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
     """
     tried = told(claim.tried, Tried(claim.attempt, executor, f"{NOT_RUN}{lacks}")) if lacks else claim.tried
     return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, tried)
+
+
+def revoked(claim: Claim) -> Claim:
+    """The waiting claim of a cancelled job whose holder is gone."""
+    return released(claim, claim.executor)
 
 
 def given_back(claim: Claim) -> frozenset[str]:

@@ -65,6 +65,7 @@ class Event(StrEnum):
     ALTER = "alter"
     CANCEL = "cancel"
     FAIL_FAST = "fail_fast"
+    REVOKE = "revoke"
     REAP = "reap"
     DECIDE = "decide"
     COMPLETE_ATTEMPT = "complete_attempt"
@@ -118,6 +119,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
     },
     Stage.CANCELLING: {
+        Event.REVOKE: frozenset({Stage.CANCELLING}),
         Event.REAP: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
@@ -158,6 +160,7 @@ class JobEvent(StrEnum):
     RETRY = "retry"
     RELEASE = "release"
     FAIL_LOST = "fail_lost"
+    REVOKE = "revoke"
     REAP = "reap"
 
 
@@ -171,12 +174,12 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
         JobEvent.RETRY: JobStage.WAITING,
         JobEvent.RELEASE: JobStage.WAITING,
         JobEvent.FAIL_LOST: JobStage.FAILED,
-        JobEvent.REAP: JobStage.FREE,
+        JobEvent.REVOKE: JobStage.WAITING,
     },
     JobStage.WAITING: {JobEvent.RECLAIM: JobStage.CLAIMED, JobEvent.REAP: JobStage.FREE},
     JobStage.SUCCESS: {},
     JobStage.FAILED: {},
 }
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone; of one
-that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
+"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REVOKE need its incarnation to be gone; of one that an actor
+has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
 """

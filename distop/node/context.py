@@ -9,13 +9,12 @@ from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.limits import DEFAULT, Limits
 from distop.core.options import fits
 from distop.core.serving import refusal
-from distop.core.txn import Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
@@ -114,25 +113,6 @@ class Context:
             self.arguments[ref] = loads(value)
             while len(self.arguments) > ARGUMENTS_KEPT:
                 del self.arguments[next(iter(self.arguments))]
-
-    async def abandoned(self, ref: OperationRef, claims: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-        """Those of these claims (partition, mod revision, holder or "" where it waits) that are as they were seen, and
-        whose holder has no node key, as etcd tells now. A view may be too old to show that a holder has begun, or that
-        a claim was taken over; what is gone once does not come back.
-        """
-        found: list[tuple[int, int, str]] = []
-        for n in range(0, len(claims), self.limits.reads):
-            page = claims[n : n + self.limits.reads]
-            holders = sorted({holder for _, _, holder in page if holder})
-            answers = await self.client.read(
-                *(Get(self.keys.claim(ref, p), keys_only=True) for p, _, _ in page),
-                *(Get(self.keys.node(holder), count_only=True) for holder in holders),
-            )
-            live = {holder for holder, answer in zip(holders, answers[len(page) :], strict=True) if answer.count}
-            for claim, answer in zip(page, answers, strict=False):
-                if answer.kv is not None and answer.kv.mod_revision == claim[1] and claim[2] not in live:
-                    found.append(claim)
-        return found
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""

@@ -40,6 +40,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
         Event.RESUME: world.resume,
         Event.CANCEL: world.cancel,
         Event.FAIL_FAST: world.fail_fast,
+        Event.REVOKE: world.revoke,
         Event.REAP: world.reap,
         Event.DECIDE: world.decide,
         Event.COMPLETE_ATTEMPT: world.complete_attempt,
@@ -55,7 +56,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "own own own extend extend "
-    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
+    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast revoke reap reap "
     "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
     "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once "
     "finish_and_end clean end resign"
@@ -134,10 +135,10 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return world.alter(ref, Options(rng.randrange(-2, 3), rng.randrange(3), rng.choice((0, 0, 2))))
     if event is Event.END:
         return world.end(ref)
-    if event is Event.REAP:
+    if event in (Event.REVOKE, Event.REAP):
         for p, seen in op.claims.items():
             if seen.value.waiting or (seen.value.incarnation not in live and (not seen.value.actor or chance(rng))):
-                return world.reap(ref, p)
+                return world.reap(ref, p) if event is Event.REAP else world.revoke(ref, p)
         return None
     if event is Event.FAIL_FAST and not op.failed:
         return None

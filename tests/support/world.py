@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distop.core import claiming, owning, states
+from distop.core import claiming, decide, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -288,11 +288,14 @@ class World:
 
     def reap(self, ref: OperationRef, *partitions: int) -> Txn:
         """Reap these jobs' claims as they stand now (of none: job 0's)."""
-        claims = []
-        for p in partitions or (0,):
-            claim = self.claim_of(ref, p)
-            claims.append((p, self.fence(ref, p) or 1, claim.incarnation if claim else ""))
+        claims = [(p, self.fence(ref, p) or 1) for p in partitions or (0,)]
         return claiming.reap(self.keys, ref, self.election, self.mod(ref, "state"), claims)
+
+    def revoke(self, ref: OperationRef, *partitions: int) -> Txn:
+        """Revoke these jobs' claims as they stand now (of none: job 0's)."""
+        nobody = Claim("ex-a", "", 1, 0)
+        claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
+        return claiming.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, decide.revoked)
 
     def verdict(self, ref: OperationRef) -> Decision:
         op = self.op(ref)

@@ -184,11 +184,13 @@ def test_cancelling_waits_for_the_living_and_reaps_the_rest() -> None:
     world.do(world.wait_again(ref, 1, failed=False))
     world.do(world.cancel(ref))
     fences = [world.fence(ref, p) for p in range(3)]
-    assert step(world, ref) == d.Reap(((1, fences[1], ""),))
+    assert step(world, ref) == d.Reap(((1, fences[1]),))
     world.do(world.reap(ref, 1))
     assert step(world, ref) is None
     world.die("b")
-    assert step(world, ref) == d.Reap(((2, fences[2], "b"),))
+    assert step(world, ref) == d.Reap(((2, fences[2]),))
+    world.do(world.revoke(ref, 2))
+    assert step(world, ref) == d.Reap(((2, world.fence(ref, 2)),))
     world.do(world.reap(ref, 2))
     world.do(world.report(ref, 0, JobState.SUCCESS))
     todo = step(world, ref)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distop.core import claiming, owning, states
+from distop.core import claiming, decide, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -182,7 +182,15 @@ def cancelling_unplanned() -> tuple[World, OperationRef]:
     return world, ref
 
 
-def cancelling_claimed() -> tuple[World, OperationRef]:
+def cancelling_lost() -> tuple[World, OperationRef]:
+    world, ref = open_claimed()
+    world.do(world.cancel(ref))
+    world.die("a")
+    world.do(world.elect("b"))
+    return world, ref
+
+
+def cancelling_released() -> tuple[World, OperationRef]:
     world, ref = open_claimed()
     world.do(world.wait_again(ref, 0, failed=False))
     world.do(world.cancel(ref))
@@ -225,7 +233,7 @@ PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
     Stage.PLANNING: (planning,),
     Stage.OPEN: (open_, open_done, open_claimed, open_of_an_id),
     Stage.PAUSED: (paused, paused_done, paused_claimed, paused_now, paused_unplanned),
-    Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_claimed),
+    Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_lost, cancelling_released),
     Stage.COMPLETING: (completing, given_up),
     Stage.CLEANING: (cleaning, cleaning_at_once, cleaning_cancelled, cleaning_awaited),
 }
@@ -240,12 +248,13 @@ ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
     Event.END_WAITING: frozenset({waiting, waiting_for_another, waiting_of_an_id, waiting_behind_one_of_its_id}),
     Event.SIGNAL: frozenset({cleaning_awaited}),
     Event.END: frozenset({cleaning, cleaning_at_once, cleaning_cancelled}),
-    Event.REAP: frozenset({cancelling_claimed}),
+    Event.REVOKE: frozenset({cancelling_lost}),
+    Event.REAP: frozenset({cancelling_lost, cancelling_released}),
     Event.DECIDE: frozenset({open_, open_done, open_of_an_id, *UNDECIDED}),
     Event.FINISH_AT_ONCE: frozenset({open_, open_done, open_of_an_id, *UNDECIDED}),
     Event.FINISH_AND_END: frozenset({open_, open_done, open_of_an_id}),
 }
-"""Events that need more than the stage: a claim to reap, no claim left, nothing left that is waited for, no hold."""
+"""Events that need more than the stage: a claim to revoke or reap, no claim left, nothing left to wait for, no hold."""
 
 PAIRS = [(stage, event, place) for stage, places in PLACES.items() for place in places for event in Event]
 
@@ -264,7 +273,7 @@ def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[W
     result = world.store.apply(txn)
     if leads_to is None or (event in ABLE and place not in ABLE[event]):
         # Each claim is decided alone; and with nobody to tell, nothing is written.
-        assert not result.succeeded or (event in (Event.REAP, Event.SIGNAL) and leads_to is not None)
+        assert not result.succeeded or (event in (Event.REVOKE, Event.REAP, Event.SIGNAL) and leads_to is not None)
         assert world.store.listing() == before
         return
     assert result.succeeded
@@ -295,7 +304,7 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
         return
     before = world.store.listing()
     again = world.store.apply(txn)
-    if event not in (Event.CLEAN, Event.REAP, Event.SIGNAL):  # deleting what is gone already
+    if event not in (Event.CLEAN, Event.REVOKE, Event.REAP, Event.SIGNAL):  # deleting what is gone already
         assert not again.succeeded
     assert world.store.listing() == before
 
@@ -307,8 +316,10 @@ def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, Operat
     commands = (Event.ADD_DEPENDENCIES, Event.END_WAITING, Event.PAUSE, Event.PAUSE_NOW, Event.RESUME)
     commands = (*commands, Event.CANCEL, Event.ALTER)
     txns = [build(world, e, ref) for e in coordinator_events if e not in commands]
-    world.die("a")
-    world.do(world.elect("b"))
+    for incarnation in list(world.leases):
+        world.die(incarnation)
+    world.join("c")
+    world.do(world.elect("c"))
     before = world.store.listing()
     for txn in txns:
         assert not world.store.apply(txn).succeeded
@@ -324,6 +335,8 @@ def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
             want = claiming.Want(0, Claim("ex-b", "b", 1, 0))
             return claiming.claim(world.keys, ref, world.store.mod(world.keys.gate(ref)), "b", [want])
         return world.claim(ref, "b", [0])
+    if event is JobEvent.REVOKE:
+        return world.revoke(ref, 0)
     if event is JobEvent.REAP:
         return world.reap(ref, 0)
     if event is JobEvent.EXTEND:
@@ -356,6 +369,7 @@ JOB_ABOUT = {
     JobEvent.RETRY: JobStage.CLAIMED,
     JobEvent.RELEASE: JobStage.CLAIMED,
     JobEvent.FAIL_LOST: JobStage.CLAIMED,
+    JobEvent.REVOKE: JobStage.CLAIMED,
     JobEvent.REAP: JobStage.WAITING,
 }
 """What each event's sender has seen: its transaction pins the claim of that stage by its mod revision."""
@@ -372,7 +386,7 @@ def test_job_table(stage: JobStage, event: JobEvent, actor: str) -> None:
     gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST)
     if gone:
         world.die("a")
-    if event is JobEvent.REAP:
+    if event in (JobEvent.REVOKE, JobEvent.REAP):
         world.do(world.cancel(ref))
         world.die("a")
         world.do(world.elect("b"))
@@ -382,7 +396,7 @@ def test_job_table(stage: JobStage, event: JobEvent, actor: str) -> None:
         # Built in a world where the job is where the event's sender believes it to be; the two worlds had the same
         # revisions up to there.
         other, ref = job_at(JOB_ABOUT[event], actor)
-        if event is JobEvent.REAP:
+        if event in (JobEvent.REVOKE, JobEvent.REAP):
             other.do(other.cancel(ref))
             other.die("a")
             other.do(other.elect("b"))
@@ -493,7 +507,7 @@ def test_the_living_keep_their_claims() -> None:
     for txn in (world.claim(ref, "b", [0]), world.fail_lost(ref, "b", 0)):
         assert not world.store.apply(txn).succeeded
     world.store.apply(world.cancel(ref))
-    world.store.apply(world.reap(ref, 0))
+    world.store.apply(world.revoke(ref, 0))
     assert [kv for kv in before if "Claim" in kv.key] == [kv for kv in world.store.listing() if "Claim" in kv.key]
 
 
@@ -747,6 +761,7 @@ def test_the_largest_transactions_fit() -> None:
         claiming.report(keys, ref, p, 7, JobState.SUCCESS, outcome(p, claim)) for p in range(claiming.REPORTS_PER_TXN)
     ]
     lost = [(p, 7, outcome(p, claim)) for p in range(claiming.REPORTS_PER_TXN)]
+    held = [(p, 7, replace(claim, incarnation=f"gone-{p}", permit=p)) for p in range(claiming.CLAIMS_PER_REAP)]
     plan = Plan(1, "", "", t.CHUNKS_PER_PLAN)
     mods = [1] * t.CHUNKS_PER_PLAN
     txns = [
@@ -765,7 +780,8 @@ def test_the_largest_transactions_fit() -> None:
         claiming.group(reports),
         claiming.one_by_one(reports),
         claiming.fail_lost(keys, ref, 1, "a", "b", lost),
-        claiming.reap(keys, ref, election, 1, [(p, 7, f"gone-{p}") for p in range(claiming.CLAIMS_PER_REAP)]),
+        claiming.revoke(keys, ref, election, 1, held, decide.revoked),
+        claiming.reap(keys, ref, election, 1, [(p, 7) for p in range(claiming.CLAIMS_PER_REAP)]),
         t.write_plan(keys, ref, election, plan, mods),
         t.write_plan(keys, ref, election, plan, mods[:100], [b"[]"] * 100),
         world.end(ref),
@@ -873,7 +889,7 @@ def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed:
                 assert gate.mod_revision == op.opened >= op.state_mod
 
 
-def test_many_claims_are_reaped_together_and_each_decided_alone() -> None:
+def test_many_claims_are_revoked_and_reaped_together_and_each_decided_alone() -> None:
     world, ref = ready(planned_first=False)
     jobs = claiming.CLAIMS_PER_REAP
     world.do(world.plan(ref, jobs))
@@ -882,14 +898,18 @@ def test_many_claims_are_reaped_together_and_each_decided_alone() -> None:
     world.do(world.wait_again(ref, 0, failed=False))
     world.do(world.wait_again(ref, 1, failed=False))
     world.do(world.cancel(ref))
-    stale = world.reap(ref, *range(jobs))
-    assert operations(stale) <= MAX_OPERATIONS
+    stale = world.revoke(ref, *range(jobs))
     world.die("b")
     world.do(world.reap(ref, 1))
-    revision = world.store.revision
-    result = world.store.apply(stale)
-    assert result.succeeded
-    assert world.store.revision == revision + 1
+
+    def apply(txn: Txn) -> None:
+        assert operations(txn) <= MAX_OPERATIONS
+        revision = world.store.revision
+        assert world.store.apply(txn).succeeded
+        assert world.store.revision == revision + 1
+
+    apply(stale)
+    apply(world.reap(ref, *(p for p, seen in world.op(ref).claims.items() if seen.value.waiting)))
     gone = [p for p in range(jobs) if world.claim_of(ref, p) is None]
     assert gone == [0, 1, *range(100, jobs)], "what waited and what the dead held; the living keep theirs"
     assert not check(world.keys, world.store.history)

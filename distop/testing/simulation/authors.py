@@ -45,6 +45,7 @@ class Authors:
         """Those that exist, with their fences."""
         self._elections: dict[tuple[str, str], str] = {}
         self._nodes: set[str] = set()
+        self._cancelling: set[OperationRef] = set()
         self._waits: set[OperationRef] = set()
         """Operations that have not begun, or ended before they did."""
         self._saved: dict[str, tuple[int, int]] = {}
@@ -58,6 +59,8 @@ class Authors:
                     self._waits.add(key.ref)
                 elif change.kv.value == State.RUNNING.encode():
                     self._waits.discard(key.ref)
+                elif change.kv.value == State.CANCELLING.encode():
+                    self._cancelling.add(key.ref)
         for key, change in parsed:
             if key.ref is None:
                 self._cluster(key, change, sender)
@@ -92,6 +95,9 @@ class Authors:
             if not new.waiting:
                 self._wrong(ref, key, change, f"{sender} claimed for {new.incarnation}")
             elif held is None or sender not in (held[0].incarnation, held[0].actor):
+                if ref in self._cancelling and held is not None and held[0].incarnation not in self._nodes:
+                    self._elected(ref, change, sender)  # it revokes
+                    return
                 self._wrong(
                     ref, key, change, f"{sender} released a claim of {held[0].incarnation if held else 'nobody'}"
                 )

@@ -186,6 +186,8 @@ class SimWorker(Calling):
             error = "the job broke" if kind == "error" else "the answer is no"
         if kind == "success":
             result = {"fence": item.fence, "by": self.config.incarnation}
+        if kind == "verdict" and machine.types[request.type].rules().cleans:
+            machine.effects.cleaned(ref, p)  # before it tells of it
         ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]
         self._over(child, run, effect, ended)
 
