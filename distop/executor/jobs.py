@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
 from distop.core import claiming, decide
+from distop.core.checkpoint import given_up
 from distop.core.codec import rfc3339
 from distop.core.declaration import shortest
 from distop.core.jobs import JobState, Outcome, Tried, told
@@ -367,6 +368,8 @@ class Jobs:
             try:
                 p, resumable = event.partition, op.spec.rules.resumable
                 saved = await read_checkpoints(self._ctx, op.ref, [p]) if resumable else {}
+                if p in saved and not await self._checkpoints.save(op, p, given_up(saved[p])):
+                    raise WorkerError("transient", "its checkpoint could not be given up before")
                 item = JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
                 await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, [item])
             except SessionLost:

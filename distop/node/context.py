@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checkpoint import MARGIN, MAX_BYTES
 from distop.core.codec import dumps, loads
-from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.limits import DEFAULT, Limits
 from distop.core.options import fits
 from distop.core.serving import refusal
@@ -152,8 +152,8 @@ class Context:
     def encode(value: Any) -> bytes:
         """A checkpoint as stored. Raises InvalidArgument where it is too large."""
         data = dumps(value)
-        if len(data) > MAX_OUTCOME_BYTES:
-            raise InvalidArgument(f"a checkpoint has {len(data)} bytes; at most {MAX_OUTCOME_BYTES} are kept")
+        if len(data) > MAX_BYTES + MARGIN:
+            raise InvalidArgument(f"a checkpoint has {len(data)} bytes; at most {MAX_BYTES} are kept")
         return data
 
     @staticmethod

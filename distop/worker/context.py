@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobContext, Progress, load, registered
+from distop.core.checkpoint import MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.core.codec import dumps, rfc3339
 from distop.core.following import follows_elsewhere
-from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import OperationRef
 from distop.core.serving import Serves, refusal
 from distop.errors import InvalidArgument, NotServed
@@ -98,12 +98,14 @@ class JobProgress(Progress):
         self._run = run
         self._partition = partition
         self._value = value
+        self._asked = value is not None
+        """There may be one in etcd, whatever became of the answer."""
         self._last = float("-inf")
         self._skipped: Any = None
         """The last one that the rate limit held back, or that could not be saved."""
 
     def load(self) -> Any:
-        return self._value
+        return for_cleanup(self._value)
 
     def save(self, value: Any, *, force: bool = False) -> bool:
         """See Progress.save; also False where the daemon could not save it (the claim is gone, or etcd is). Raises
@@ -115,9 +117,12 @@ class JobProgress(Progress):
             size = len(dumps(value))
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
-        if size > MAX_OUTCOME_BYTES:
-            raise InvalidArgument(f"a checkpoint of {size} bytes is too large: at most {MAX_OUTCOME_BYTES} are kept")
-        self._last = time.monotonic()
+        if size > MAX_BYTES:
+            raise InvalidArgument(f"a checkpoint of {size} bytes is too large: at most {MAX_BYTES} are kept")
+        return self._save(value)
+
+    def _save(self, value: Any) -> bool:
+        self._last, self._asked = time.monotonic(), True
         question = protocol.ProgressMessage(t="progress", run=self._run, partition=self._partition, value=value, seq=0)
         try:
             saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
@@ -125,6 +130,14 @@ class JobProgress(Progress):
             saved = False
         self._value, self._skipped = (value, None) if saved else (self._value, value)
         return saved
+
+    def give_up(self) -> bool:
+        """No attempt may go on from it: what it speaks of is to be removed. Whether that is sure."""
+        return not self._asked or self._save(given_up(self._value))
+
+    def begin_anew(self) -> None:
+        """It was given up, and what it spoke of is removed."""
+        self._value = to_go_on_from(self._value)
 
     def settle(self) -> bool:
         """The job stops and will go on, perhaps elsewhere: save what the rate limit held back. Whether there is a
@@ -144,10 +157,17 @@ class NoProgress(Progress):
         self._value = value
 
     def load(self) -> Any:
-        return self._value
+        return for_cleanup(self._value)
 
     def save(self, value: Any, *, force: bool = False) -> bool:
         return False
+
+    def give_up(self) -> bool:
+        """There is none to go on from."""
+        return True
+
+    def begin_anew(self) -> None:
+        """There is none."""
 
     def settle(self) -> bool:
         """There is none to go on from."""

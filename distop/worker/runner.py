@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import large
 from distop.behavior import Behavior
+from distop.core.checkpoint import to_go_on_from
 from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.declaration import over_time_limit
 from distop.core.jobs import MAX_OUTCOME_BYTES
@@ -270,8 +271,9 @@ class Run:
             if self._late():
                 self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
-            if self._cleanup_first and cleans and not (behavior.resumable and progress is not None):
+            if self._cleanup_first and cleans and not (behavior.resumable and to_go_on_from(progress) is not None):
                 behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+                ctx.progress.begin_anew()
             result = behavior.start_or_resume_job(self._arg, partition, ctx)
         except BaseException as error:
             self._end_with_error(behavior, ctx, partition, cleans, error, started)
@@ -466,7 +468,7 @@ class Run:
         if self._env.stopping:
             return  # it may come of Spark being stopped under it; the daemon knows that it stopped the job
         if isinstance(error, JobFailed) and behavior.can_fail:
-            problem = self._cleanup(behavior, ctx, partition) if cleans else ""
+            problem = self._clean_for_good(behavior, ctx, partition) if cleans else ""
             if problem:
                 # The verdict stands only once nothing is left behind: the attempt is tried again.
                 self._end(ordinal, "error", None, f"the cleanup after a verdict failed: {problem}", started)
@@ -503,6 +505,11 @@ class Run:
             cleans = False
         problem = self._cleanup(behavior, ctx, partition) if cleans else ""
         self._end(partition.partition, "cancelled", None, f"the cleanup failed: {problem}" if problem else "", started)
+
+    def _clean_for_good(self, behavior: Behavior, ctx: Context, partition: PartitionPlan) -> str:
+        if not ctx.progress.give_up():
+            return "its checkpoint could not be given up before"
+        return self._cleanup(behavior, ctx, partition)
 
     def _cleanup(self, behavior: Behavior, ctx: Context, partition: PartitionPlan) -> str:
         try:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,25 @@ def test_a_holder_that_is_overtaken_changes_nothing_after_the_cleanup(
     clean_up_before_the_claim(monkeypatch)
     found = "".join(story for strike in overtaken for story in one_strike(strike).stories)
     assert "is reported as a success, and its output had been cleaned up" in found
+
+
+def test_nobody_goes_on_from_what_was_removed_after_a_verdict(
+    courses: dict[str, Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor is killed after the cleanup, before its report of the verdict has come through."""
+    name = "verdicts after checkpoints"
+    points = [point for point in courses[name].points if point.label == "report"]
+    killed = [Strike(name, point.number, action, "before") for point in points for action in ("kill", "freeze")]
+    assert [story for strike in killed for story in one_strike(strike).stories] == []
+
+    async def careless(self: SimWorker, *args: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(SimWorker, "_give_up", careless)
+    points = [point for point in discover(references()[name]).points if point.label == "report"]
+    killed = [Strike(name, point.number, "freeze", "before") for point in points]
+    found = "".join(story for strike in killed for story in one_strike(strike).stories)
+    assert "what that speaks of had been cleaned up" in found
 
 
 def test_a_strike_that_nobody_meets_is_told() -> None:

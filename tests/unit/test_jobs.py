@@ -13,6 +13,7 @@ import pytest
 from distop import logs
 from distop.config import ExecutorConfig
 from distop.core import claiming, decide
+from distop.core.checkpoint import for_cleanup, to_go_on_from
 from distop.core.codec import from_rfc3339
 from distop.core.declaration import Retry, Rules
 from distop.core.jobs import Claim, JobState, Outcome, Tried
@@ -236,6 +237,34 @@ async def test_what_cleans_up_after_a_job_that_failed_for_good_is_given_its_chec
     await here.jobs.drain()
     assert here.state(0) == "failed"
     assert [item.progress for item in here.child.cleaned] == [{"at": 41} if resumable else None]
+
+
+async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_speaks_of(tmp_path: Path) -> None:
+    """Else whoever follows goes on from it, where the report after the cleanup did not come through."""
+    here = Here(tmp_path, Rules(resumable=True))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    stored: list[Any] = []
+
+    def cleans() -> None:
+        kv = here.etcd.store.get(here.keys.job(REF, 0, "progress"))
+        stored.append(here.decode(kv.value))
+
+    here.child.cleans = cleans
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
+
+
+async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(resumable=True))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    other = Claim("ex-other", "other", 2, 1)
+    here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert (here.child.cleaned, here.state(0), here.claim(0)) == ([], "", other)
 
 
 @pytest.mark.parametrize(("attempts", "states"), [(2, ("", "success")), (1, ("failed", "success"))])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.checkpoint import to_go_on_from
+from distop.core.codec import loads
 from distop.core.jobs import Claim, Outcome
 from distop.core.model import Cancel, History, State
 
@@ -123,11 +125,11 @@ class Authors:
             self._written[change.kv.key] = self._now()
 
     def _progress(self, ref: OperationRef, key: ParsedKey, change: Change, fence: int) -> None:
-        """Here a checkpoint is a number of steps: under one fence it never gets smaller."""
-        value = int(change.kv.value)
+        """Here a checkpoint is a number of steps: under one fence it never gets smaller, unless it is given up."""
+        value = int(to_go_on_from(loads(change.kv.value)) or 0)
         former = self._saved.get(change.kv.key, (0, 0))
         self._saved[change.kv.key] = (fence, value)
-        if former[0] == fence and value < former[1]:
+        if former[0] == fence and 0 < value < former[1]:
             text = f"the checkpoint went back from {former[1]} to {value}"
             self._found("checkpoint lost", change.kv.key, text, str(ref), key.partition)
 

@@ -153,9 +153,15 @@ class Effects:
         if (progress or 0) < saved:
             text = f"a job went on from {progress or 0}, though {saved} had been saved"
             self._found("checkpoint lost", self._keys.job(ref, partition, "progress"), text, str(ref), partition)
-        if progress and (str(ref), partition) in self._cleaned:
+        if not progress:
+            self._cleaned.pop((str(ref), partition), None)
+        elif (str(ref), partition) in self._cleaned:
             text = f"a job went on from {progress}, and what that speaks of had been cleaned up"
             self._found("checkpoint lost", self._keys.job(ref, partition, "progress"), text, str(ref), partition)
+
+    def gives_up(self, ref: OperationRef, partition: int) -> None:
+        """From now on its checkpoint may be gone: it may start over."""
+        self._saved.pop((str(ref), partition), None)
 
     def saved(self, ref: OperationRef, partition: int, progress: int, effect: Effect) -> None:
         """A checkpoint was acknowledged. One of an attempt that has been begun anew meanwhile does not count."""

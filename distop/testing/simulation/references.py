@@ -86,6 +86,10 @@ def _undisturbed() -> dict[str, Reference]:
             _reference("lone", "collect_all", partitions=4, seed=2, pace=0.4, **rough),
             through=("progress", "retry", "report", "finish"),
         ),
+        "verdicts after checkpoints": replace(
+            _reference("index", "collect_all", partitions=3, seed=3, name="x", pace=0.4, **rough),
+            through=("child: give up a checkpoint", "progress", "report", "finish"),
+        ),
         "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
         "without completion": replace(
             _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")

@@ -12,6 +12,7 @@ import contextvars
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checkpoint import given_up, to_go_on_from
 from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.calling import Calling
@@ -146,10 +147,10 @@ class SimWorker(Calling):
         child.doing.append(effect)
         if machine.types[request.type].rules().leaves_something and not machine.disk.holds(ref, p, item.fence):
             machine.effects.unwritten(ref, effect)
-        resumable = machine.types[request.type].resumable
+        resumable, progress = machine.types[request.type].resumable, to_go_on_from(item.progress)
         if resumable:
-            machine.effects.resumed(ref, p, item.progress, effect)
-        if not item.progress:
+            machine.effects.resumed(ref, p, progress, effect)
+        if not progress:
             machine.effects.starts_over(ref, p, effect, cleaned=cleanup)
         if machine.types[request.type].rules().cleans:
             machine.effects.leaves(ref, p, effect)
@@ -161,7 +162,7 @@ class SimWorker(Calling):
             self._over(child, run, effect, JobEnded(p, lacks, None, behaviors.UNABLE, began, machine.source.time()))
             return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
-        done = int(item.progress or 0)
+        done = int(progress or 0)
         kind, result, error = "success", None, ""
         while done < script.steps:
             if not script.stubborn:
@@ -187,7 +188,10 @@ class SimWorker(Calling):
         if kind == "success":
             result = {"fence": item.fence, "by": self.config.incarnation}
         if kind == "verdict" and machine.types[request.type].rules().cleans:
-            machine.effects.cleaned(ref, p)  # before it tells of it
+            if resumable and done > 1 and not await self._give_up(child, run, ref, p, done - 1):
+                kind, error = "error", "its checkpoint could not be given up before"
+            else:
+                machine.effects.cleaned(ref, p)
         ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]
         self._over(child, run, effect, ended)
 
@@ -216,8 +220,21 @@ class SimWorker(Calling):
         self, child: Child, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect
     ) -> None:
         known = self._machine.step(self._process, "child: save a checkpoint")
+        if child.alive and await self._saved(child, run, partition, value):
+            self._machine.effects.saved(ref, partition, value, effect)
+            known()
+
+    async def _give_up(self, child: Child, run: Run, ref: OperationRef, partition: int, value: int) -> bool:
+        """Before the cleanup after a verdict: nobody goes on from this checkpoint. Whether that is sure."""
+        known = self._machine.step(self._process, "child: give up a checkpoint")
         if not child.alive:
-            return
+            return False
+        self._machine.effects.gives_up(ref, partition)
+        given = await self._saved(child, run, partition, given_up(value))
+        known()
+        return given
+
+    async def _saved(self, child: Child, run: Run, partition: int, value: Any) -> bool:
         answered: asyncio.Future[bool] = self._loop.create_future()
         child_context = contextvars.copy_context()
 
@@ -237,9 +254,7 @@ class SimWorker(Calling):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER):
                 await answered
-        if answered.done() and not answered.cancelled() and answered.result():
-            self._machine.effects.saved(ref, partition, value, effect)
-            known()
+        return answered.done() and not answered.cancelled() and answered.result()
 
     # ----------------------------------------------------------------- cancel
 
