@@ -512,8 +512,9 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
 
 
 def revoked(claim: Claim) -> Claim:
-    """The waiting claim of a cancelled job whose holder is gone."""
-    return released(claim, claim.executor)
+    """The waiting claim of a cancelled job whose holder is gone, which it says."""
+    lost = Tried(claim.attempt, claim.executor, EXPIRED if claim.actor else LOST)
+    return released(replace(claim, tried=told(claim.tried, lost)), claim.executor)
 
 
 def given_back(claim: Claim) -> frozenset[str]:

@@ -22,11 +22,10 @@ from distop.core.states import Stage
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
 from distop.executor.checkpoints import Checkpoints
-from distop.node.context import Context
 from distop.store.session import Session
 from distop.submission import submit
 from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act, Fault
+from distop.testing.simulation.scenario import Act
 from tests.simulation.planted_watches import BUGS
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
 
@@ -50,31 +49,6 @@ def many_steps(wanted: Scenario) -> Scenario:
     )
     hosts = tuple(replace(host, types=("index", "check")) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts)
-
-
-def a_silent_watch_beside_a_restart(wanted: Scenario) -> Scenario:
-    """Jobs that fail where they are lost, on two executors: one begins anew while the other's watches are silent."""
-    arg = {**wanted.wishes[0].arg, "partitions": 40, "pace": 0.3, "trouble": 0.0, "chunk": 100_000, "calls": 0.05}
-    wish = replace(
-        wanted.wishes[0], client=0, after=0.3, type="lone", table="a", names=None, acts=(), rerun="", arg=arg
-    )
-    host = replace(wanted.hosts[0], types=("lone", "check"), slots=2, skew=0.0, unable=())
-    silent = Fault("one-way", 0.6, 9.0, (0.8, 0.9, 0.9, 0.6))
-    restart = Fault("crash", 0.7, 0.2, (0.0, 0.0, 0.0, 0.0))
-    return replace(
-        wanted,
-        hosts=(replace(host, name="exec-0"), replace(host, name="exec-1")),
-        members=1,
-        ttl=4,
-        poll=30.0,
-        batch=1000,
-        tables=("a",),
-        clients=1,
-        wishes=(wish,),
-        drains=(),
-        faults=(silent, restart),
-        calm=9.6,
-    )
 
 
 def planned_in_chunks(wanted: Scenario) -> Scenario:
@@ -193,22 +167,10 @@ def elect_while_another_lives(patch: Patch) -> None:
     wrap(patch, ClusterView, "live", lambda *_: False)
 
 
-# Seldom: a watch has to fall silent just before a node key is written.
-@bug("two at once", shape=a_silent_watch_beside_a_restart, first=180)
-def clean_up_after_who_is_not_seen(patch: Patch) -> None:
-    """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
-
-    async def all_of_them(self: Context, ref: Any, claims: Any) -> list[Any]:
-        return list(claims)
-
-    substitute(patch, Context, "abandoned", all_of_them)
-
-
 @bug("two at once", "stopped too late")
 def reap_the_claims_of_live_holders(patch: Patch) -> None:
-    clean_up_after_who_is_not_seen(patch)
     give(patch, decide, "next_step", live=())
-    wrap(patch, claiming, "reap", lambda txn, _: without(txn, node_absent))
+    wrap(patch, claiming, "revoke", lambda txn, _: without(txn, node_absent))
 
 
 # ------------------------------------------------------------------ completion

@@ -64,7 +64,7 @@ def a_retry_whose_checkpoint_drops_what_was_done_before(patch: Patch) -> None:
     async def save(self: Checkpoints, op: Any, partition: int, value: Any) -> bool:
         held = op.held.get(partition)
         before = loaded.get((str(op.ref), partition, held.fence), 0) if held is not None else 0
-        return await former_save(self, op, partition, value - before)
+        return await former_save(self, op, partition, value - before if isinstance(value, int) else value)
 
     substitute(patch, Checkpoints, "load", load)
     substitute(patch, Checkpoints, "save", save)

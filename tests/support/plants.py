@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core import decide
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -421,6 +422,15 @@ def the_failures_pass_the_limit(world: World, ref: OperationRef) -> None:
     for _ in range(3):
         world.do(world.claim(ref, "a", [0]))
         world.do(world.wait_again(ref, 0, failed=True))
+
+
+@plant(2)
+def a_claim_revoked_from_the_living(world: World, ref: OperationRef) -> None:
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.cancel(ref))
+    claim = world.claim_of(ref, 0)
+    assert claim is not None
+    world.tamper(Put(world.keys.claim(ref, 0), decide.revoked(claim).encode()))
 
 
 @plant(10)
