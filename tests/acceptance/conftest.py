@@ -11,7 +11,7 @@ from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
-from tests.support.localspark import FRUGAL, local_spark
+from tests.support.localspark import CALL_SITES, FRUGAL, local_spark, remember_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,9 +29,11 @@ forgotten costs more than running them.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": ("false", "true"),
     "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
+    "spark.sql.adaptive.enabled": ("false", "true"),
 }
-"""Settings of Spark by which it compiles nothing, and those of production, by which it compiles Java for each query: a
-fifth of all processor time where each query meets a few rows.
+"""Settings of Spark by which it compiles nothing and plans each query once, and those of production, by which it
+compiles Java for each query and plans it again after each stage: a third of all processor time where each query meets a
+few rows.
 """
 
 
@@ -47,6 +49,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.extraJavaOptions", f"{FRUGAL} {ROOM} -Dderby.system.home={metastore}")
         .config("spark.sql.shuffle.partitions", "4")
         .config(FATAL_DEPTH, "0")  # as in executors
+        .config(CALL_SITES, "false")
         .config("spark.sql.catalogImplementation", "hive")
         .config("spark.sql.warehouse.dir", str(metastore / "warehouse"))
         .config("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:derby:memory:metastore;create=true")
@@ -59,13 +62,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         builder = builder.config("spark.jars", str(iceberg))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
+    remember_classes(session)
     yield session
     session.stop()
 
 
 @pytest.fixture
 def generated_code(spark: SparkSession) -> Iterator[None]:
-    """Spark compiles what it runs, as it does in production: in all sessions."""
+    """Spark compiles what it runs and plans it again, as it does in production: in all sessions."""
     sessions = (spark, session_of(spark), session_of(spark, pushdown=False))
     for session in sessions:
         for setting, (_, value) in INTERPRETED.items():

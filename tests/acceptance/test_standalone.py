@@ -4,7 +4,6 @@ befalls workers and operations on the way.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -87,9 +86,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TableRecord]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    # Its processes and Spark's executors have the archive of classes that scripts/test gives to every other Spark.
-    env = {"JAVA_TOOL_OPTIONS": os.environ.get("SPARK_SUBMIT_OPTS", "")}
-    with spark_cluster(tmp_path_factory.mktemp("spark"), SIZE, env) as found:
+    with spark_cluster(tmp_path_factory.mktemp("spark"), SIZE) as found:
         yield found
 
 

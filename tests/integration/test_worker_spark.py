@@ -153,7 +153,8 @@ async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) 
         await worker.stop(30)
 
 
-@pytest.mark.parametrize("connecting", [True, False])
+# At each change, False: tests/faults/test_spark_faults.py, a node whose Spark does not start.
+@pytest.mark.parametrize("connecting", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_a_jvm_that_is_killed_while_it_starts_is_replaced_and_no_job_is_blamed(
     tmp_path: Path, sample_env: dict[str, str], connecting: bool
 ) -> None:

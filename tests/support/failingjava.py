@@ -23,13 +23,18 @@ esac
 read -r count < "{left}"
 if [ "$count" -gt 1 ]; then echo $((count - 1)) > "{left}"; else : > "{left}"; fi
 find "{work}" -name 'blockmgr-*' -exec rm -r {{}} + 2>/dev/null
+# Without processes of its own: the loop runs a hundred times a second while the JVM starts.
+shopt -s globstar nullglob
+exec {{pause}}<> <(:)
+made() {{ local folders=("{work}"/**/blockmgr-*); [ "${{#folders[@]}}" -gt 0 ]; }}
 # In the background bash would give it no standard input, by whose end a JVM of PySpark ends.
 "{java}" "$@" <&0 &
 while kill -0 $!; do
     # PySpark removes the folder of the file as soon as it has read it.
-    [ -n "{moment}" ] && {{ [ -e "{moment}" ] || [ ! -e "$(dirname "{moment}")" ]; }} && break
-    [ -z "{moment}" ] && [ -n "$(find "{work}" -name 'blockmgr-*' -print -quit 2>/dev/null)" ] && break
-    sleep 0.01
+    moment="{moment}"
+    [ -n "$moment" ] && {{ [ -e "$moment" ] || [ ! -e "${{moment%/*}}" ]; }} && break
+    [ -z "$moment" ] && made && break
+    read -r -t 0.01 -u "$pause"
 done
 kill -{signal} $!
 wait $!

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spark_cluster(folder: Path, size: Size, env: Mapping[str, str] | None = None) -> Iterator[Standalone]:
-    """A cluster in a folder, which ends with the block."""
-    cluster = Standalone(folder, env)
+    """A cluster in a folder, which ends with the block. Its processes and Spark's executors have the archive of classes
+    that scripts/test gives to every other Spark.
+    """
+    cluster = Standalone(folder, {"JAVA_TOOL_OPTIONS": os.environ.get("SPARK_SUBMIT_OPTS", ""), **(env or {})})
     try:
         cluster.up(size)
         yield cluster
