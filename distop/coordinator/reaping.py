@@ -56,13 +56,15 @@ class Reaper:
         for n in range(0, len(claims), size):
             page = claims[n : n + size]
             revoked = await self._revoke(op, page)
-            await self._clean_up(op, rows, revoked)
+            if revoked:
+                await self._clean_up(op, rows, revoked)
             applied = await self._delete(op, revoked) and len(revoked) == len(page) and applied
         return applied
 
     async def _revoke(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those that nobody holds any more (partition, mod revision), so that nobody reports under them either."""
-        seen = [(p, mod, op.claims[p].value) for p, mod in claims]
+        known = ((p, mod, op.claims.get(p)) for p, mod in claims)  # the view goes on meanwhile
+        seen = [(p, mod, found.value) for p, mod, found in known if found is not None and found.mod == mod]
         size = self._ctx.limits.reaped
         pages = [seen[n : n + size] for n in range(0, len(seen), size)]
 

@@ -419,8 +419,8 @@ def _mix(seed: int, n: int) -> int:
 def claim_for(
     seen: Seen[Claim] | None, executor: str, incarnation: str, lost: bool, rules: Rules
 ) -> tuple[Claim, int, bool]:
-    """The claim to write for a job, the mod revision of the claim as seen, and whether instead the job must be
-    reported as failed because its executor was lost once too often.
+    """The claim to write for a job, the mod revision of the claim as seen, and whether its executor was lost once too
+    often: then the job fails, after another claim where :func:`only_ends` holds for it.
     """
     if seen is None:
         return Claim(executor, incarnation, 1, 0), 0, False
@@ -428,7 +428,7 @@ def claim_for(
     failures = old.failures + (1 if lost else 0)
     over = lost and rules.can_fail and (rules.at_limit(failures) or rules.lost == "fail")
     losses, tried = old.losses, old.tried
-    if lost:
+    if lost and not only_ends(old, rules):
         losses += not old.actor
         tried = told(tried, Tried(old.attempt, old.executor, EXPIRED if old.actor else LOST))
     claim = Claim(executor, incarnation, old.attempt + 1, failures, error=old.error, losses=losses, tried=tried)
@@ -466,7 +466,7 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
     that no neighbour of a job that kills executors fails for it (F38). ``lost``: its holder is gone.
     """
     failures = claim.failures + lost
-    if rules.at_limit(failures) or (lost and rules.lost == "fail"):
+    if rules.at_limit(failures) or (lost and rules.lost == "fail") or only_ends(claim, rules):
         return False  # it is over
     return rules.at_limit(failures + 1) and claim.losses + (lost and not claim.actor) > 0
 
@@ -514,7 +514,8 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
 def revoked(claim: Claim) -> Claim:
     """The waiting claim of a cancelled job whose holder is gone, which it says."""
     lost = Tried(claim.attempt, claim.executor, EXPIRED if claim.actor else LOST)
-    return released(replace(claim, tried=told(claim.tried, lost)), claim.executor)
+    # Without its story: many of these are written at once (T2), and nobody runs the job again.
+    return Claim(claim.executor, "", claim.attempt, claim.failures, losses=claim.losses, tried=(lost,))
 
 
 def given_back(claim: Claim) -> frozenset[str]:

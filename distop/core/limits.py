@@ -38,7 +38,7 @@ class Limits:
     outcomes_ahead: int = 100
     """So few are read while the call is on its way to the child: completion code mostly asks for them."""
     reads: int = MAX_OPERATIONS // 2
-    """Claims that are read again at once, before their jobs are cleaned up after."""
+    """Keys that are read at once."""
     settled: int = 30
     """Jobs of a former run whose claims and outcomes are read at once."""
     pruned: int = 4

@@ -82,7 +82,7 @@ class Jobs:
         ctx = self._ctx
         ending = [p for p in block if p in op.held and decide.only_ends(op.held[p].claim, op.spec.rules)]
         try:
-            self._end_lost(op, ending)
+            await self._end_lost(op, ending)
             block = [p for p in block if p not in ending]
             if not block:
                 return
@@ -124,7 +124,7 @@ class Jobs:
                 if self._stopping(op):
                     self.release(op, [0])
                 elif 0 in op.held and decide.only_ends(op.held[0].claim, op.spec.rules):
-                    self._end_lost(op, [0])
+                    await self._end_lost(op, [0])
                 elif 0 in op.held:
                     asked.append((op, *self._asked(op, [0], checkpoints.get(op.ref, {}), ends)))
 
@@ -295,7 +295,7 @@ class Jobs:
             self._suspicion.ended(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
         if event.kind in ("error", "crash", "fatal") and rules.cleans:
-            self._fail_after_cleanup(op, held, event)
+            self._fail_after_cleanup(op, [(held, event)])
             return None
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
         try:
@@ -348,9 +348,13 @@ class Jobs:
         self._released()
         return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
 
-    def _end_lost(self, op: OpenOperation, partitions: Iterable[int]) -> None:
-        """Held jobs that were lost once too often: they are not run again."""
+    async def _end_lost(self, op: OpenOperation, partitions: Sequence[int]) -> None:
+        """Held jobs that were lost once too often: they are not run again. Raises OSError."""
+        if not partitions:
+            return
+        await self._write_down(op, partitions)
         now = time.time()
+        ends: list[tuple[Held, JobEnded]] = []
         for p in partitions:
             held = self._begin_end(op, p)
             if held is not None:
@@ -358,41 +362,75 @@ class Jobs:
                 actor = last.executor if last.text == decide.EXPIRED else ""
                 lost = replace(held.claim, executor=last.executor, actor=actor, attempt=last.attempt)
                 text = decide.lost_text(lost, held.claim.failures)
-                self._ctx.meter.jobs_lost(op.ref.type, 1)
-                self._fail_after_cleanup(op, held, JobEnded(p, "fatal", None, text, now, now))
+                ends.append((held, JobEnded(p, "fatal", None, text, now, now)))
+        self._fail_after_cleanup(op, ends, lost=True)
 
-    def _fail_after_cleanup(self, op: OpenOperation, held: Held, event: JobEnded) -> None:
-        """The limit is reached: nobody will come after this attempt and clean up, so that is done before the report."""
+    def _fail_after_cleanup(
+        self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], *, lost: bool = False
+    ) -> None:
+        """Nobody will come after these attempts and clean up, so that is done before the reports. ``lost``: nothing was
+        run under these claims.
+        """
 
         async def fail() -> None:
+            alone = ends[0] if len(ends) == 1 else None
+            where = _where(op, alone[1].partition, alone[0]) if alone else _where(op, -1, None)
             try:
-                p, resumable = event.partition, op.spec.rules.resumable
-                saved = await read_checkpoints(self._ctx, op.ref, [p]) if resumable else {}
-                if p in saved and not await self._checkpoints.save(op, p, given_up(saved[p])):
-                    raise WorkerError("transient", "its checkpoint could not be given up before")
-                item = JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
-                await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, [item])
+                items = await self._to_clean(op, ends, where, goes_on=not lost)
+                if items:
+                    await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, items)
             except SessionLost:
                 return
-            except Exception as error:  # whatever it is, the job has failed, and must not stay held for it
-                where = _where(op, event.partition, held)
+            except Exception as error:  # whatever it is, the jobs have failed, and must not stay held for it
                 known = error if not isinstance(error, WorkerError) else None
                 said = "cleanup of a job that failed for good failed too: %s"
                 self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
-            outcome = self._outcome(held, replace(event, result=None))
-            failed, keys = JobState.FAILED, self._ctx.keys
-            write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
-            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event))])
+            writes = []
+            for held, event in ends:
+                p, outcome = event.partition, self._outcome(held, replace(event, result=None))
+                if lost:
+                    outcome = replace(outcome, tried=held.claim.tried, fence=0)
+                write = claiming.report(self._ctx.keys, op.ref, p, held.fence, JobState.FAILED, outcome, held.claim)
+                writes.append((write, self._answer(op, p, ended=True, event=event, lost=lost)))
+            self._ctx.reporter.submit(writes)
 
         failing = asyncio.ensure_future(fail())
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
+    async def _to_clean(
+        self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], where: dict[str, Any], *, goes_on: bool
+    ) -> list[JobItem]:
+        """The jobs to clean up after. ``goes_on``: one who follows could go on from their checkpoints, which are given
+        up first; where that cannot be, what a checkpoint speaks of stays.
+        """
+        partitions = [event.partition for _, event in ends]
+        saved = await read_checkpoints(self._ctx, op.ref, partitions) if op.spec.rules.resumable else {}
+        stays = set[int]()
+        if goes_on and saved:
+            given = await asyncio.gather(*(self._checkpoints.save(op, p, given_up(saved[p])) for p in saved))
+            stays = {p for p, sure in zip(saved, given, strict=True) if not sure}
+        if stays:
+            text = "the checkpoints of %d jobs could not be given up: nobody cleans up after them here"
+            self._ctx.log.warning(text, len(stays), extra=where)
+        return [
+            JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
+            for p, (held, _) in zip(partitions, ends, strict=True)
+            if p not in stays
+        ]
+
     def _answer(
-        self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True, event: JobEnded | None = None
+        self,
+        op: OpenOperation,
+        partition: int,
+        *,
+        ended: bool,
+        left: bool = True,
+        event: JobEnded | None = None,
+        lost: bool = False,
     ) -> Callable[[int], None]:
-        """``ended``: the job ends with this write, as ``event`` has it; ``left``: if it does not, something of it is
-        left on this node.
+        """``ended``: the job ends with this write, as ``event`` has it, or (``lost``) because its holders were lost;
+        ``left``: if it does not, something of it is left on this node.
         """
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
@@ -403,7 +441,9 @@ class Jobs:
             self._ending.discard((op.ref, partition))
             self._checkpoints.forget(op.ref, partition)
             op.done += bool(applied and ended)
-            if applied and ended and event is not None:
+            if applied and ended and lost:
+                self._ctx.meter.jobs_lost(op.ref.type, 1)
+            elif applied and ended and event is not None:
                 outcome = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
                 self._ctx.meter.job_ended(op.ref.type, outcome, event.finished - event.started)
             if local is not None and ((applied and ended) or not left):

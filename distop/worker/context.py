@@ -140,12 +140,12 @@ class JobProgress(Progress):
         self._value = to_go_on_from(self._value)
 
     def settle(self) -> bool:
-        """The job stops and will go on, perhaps elsewhere: save what the rate limit held back. Whether there is a
-        checkpoint to go on from."""
+        """The job stops and will go on, perhaps elsewhere: save what the rate limit held back. Whether there may be a
+        checkpoint to go on from: a save without an answer may come through yet."""
         if self._skipped is not None:
             with contextlib.suppress(InvalidArgument):
                 self.save(self._skipped, force=True)
-        return self._value is not None
+        return self._asked
 
 
 class NoProgress(Progress):

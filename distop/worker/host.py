@@ -332,11 +332,12 @@ class Worker(Asking):
 
     async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:
         """Clean up after cancelled jobs whose child had to be killed; what went wrong, or ""."""
-        gone = [p for p in gone if not (run.keep and run.goes_on(p))]
+        await run.saved()
+        gone = [p for p in gone if p in run.pending and not (run.keep and run.goes_on(p))]
         if not gone:
             return ""
         try:
-            await self._cleanup(run.request, [run.pending[p] for p in gone], self.config.incarnation)
+            await self._cleanup(run.request, [run.item(p) for p in gone], self.config.incarnation)
         except WorkerError as error:
             self._log.error("the cleanup of %d jobs failed: %s", len(gone), error, extra=run.where)
             return f"the cleanup failed: {error}"

@@ -167,11 +167,12 @@ def clean_up_after_one_cancelled_job_of_many(patch: Patch) -> None:
 
 @bug("left behind")
 def fail_for_good_without_cleaning_up(patch: Patch) -> None:
-    def fail(self: Jobs, op: Any, held: Any, event: Any) -> None:
-        outcome = self._outcome(held, replace(event, result=None))
-        failed, keys = JobState.FAILED, self._ctx.keys
-        write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
-        self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event))])
+    def fail(self: Jobs, op: Any, ends: Any, *, lost: bool = False) -> None:
+        for held, event in ends:
+            outcome = self._outcome(held, replace(event, result=None))
+            failed, keys = JobState.FAILED, self._ctx.keys
+            write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
+            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event, lost=lost))])
 
     substitute(patch, Jobs, "_fail_after_cleanup", fail)
 
