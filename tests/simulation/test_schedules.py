@@ -55,17 +55,21 @@ FOUND = {
     108_297: "an actor gave its job back after the cleanup that was to end it",
     111_878: "a cancelled operation was decided without its plan, whose event a watch had lost",
     111_936: "a completion was left to a node that was gone by then, and never looked at again",
+    410_115: "who woke up gave a job back while another executor cleaned up after it",
+    63: "a claim that a coordinator was to revoke had gone from its view meanwhile",
 }
-"""Schedules that showed a bug once, with what it was: 2,000 had not drawn these."""
+"""Schedules that showed a bug once, with what it was."""
+SERVING_ALL = {108_297, 111_878, 111_936}
+"""As they were drawn then, no executor was limited to types or tables."""
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_schedule_that_showed_a_bug_shows_none_any_more(seed: int) -> None:
-    drawn = scenario(seed)
-    # As it was drawn then: no executor was limited to types or tables.
-    hosts = tuple(replace(host, only_types=None, only_tables=None) for host in drawn.hosts)
+    wanted = scenario(seed)
+    if seed in SERVING_ALL:
+        wanted = replace(wanted, hosts=tuple(replace(h, only_types=None, only_tables=None) for h in wanted.hosts))
     with quietly():
-        report = Simulation(replace(drawn, hosts=hosts)).run()
+        report = Simulation(wanted).run()
     assert list(map(str, report.breaches)) == []
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan
 from distop.core.checkpoint import MARGIN, MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.core.codec import dumps
-from tests.support.running import Child, kinds
+from distop.worker.context import JobProgress
+from tests.support.running import Child, Sent, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,19 @@ def test_a_save_without_an_answer_may_have_come_through(tmp_path: Path, monkeypa
     assert kinds(child.ends("a", batch=False)) == "a:verdict"
     assert len(asked) == 2
     assert to_go_on_from(asked[1]) is None
+
+
+def test_what_a_save_without_an_answer_may_have_written_is_not_cleaned_up_after(tmp_path: Path) -> None:
+    """A job that stops to go on later: the save may come through after that."""
+
+    class Silent(Sent):
+        def ask(self, message: Any, timeout: float) -> Any:
+            raise TimeoutError
+
+    progress = JobProgress(Silent(), 1, 0, None)
+    assert not progress.settle()
+    assert not progress.save({"at": 3}, force=True)
+    assert progress.settle()
 
 
 def test_a_job_without_a_checkpoint_has_none_to_give_up(tmp_path: Path) -> None:

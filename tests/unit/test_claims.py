@@ -13,10 +13,10 @@ from distop.claims import types
 from distop.claims.bucket import Bucket
 from distop.claims.candidates import takings
 from distop.clock import source
-from distop.core import decide, owning
+from distop.core import claiming, decide, owning
 from distop.core.codec import dumps
 from distop.core.declaration import Declaration, Retry, Rules
-from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.jobs import Claim, JobState, Outcome, Tried
 from distop.core.keys import Keys
 from distop.core.leftovers import Fate, judge
 from distop.core.model import OperationRef, Spec, State
@@ -128,6 +128,22 @@ def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -
     again, _, over = decide.claim_for(op.again[0][0], "f", "inc2", False, spec.rules)
     assert not over
     assert decide.only_ends(again, spec.rules)
+
+
+def test_who_ends_a_lost_job_and_is_lost_is_not_told_of_as_an_attempt() -> None:
+    rules = Rules(retry=Retry(attempts=2), lost="fail")
+    lost, _, over = decide.claim_for(Seen(Claim("e", "gone", 1, 0), 6), "f", "inc", True, rules)
+    assert over
+    again, _, over = decide.claim_for(Seen(lost, 7), "g", "inc2", True, rules)
+    assert over
+    assert (again.attempt, again.failures, again.tried) == (3, 2, lost.tried)
+    assert not decide.suspect(decide.released(lost, "f"), False, rules), "it need not run alone: it does not run"
+
+
+def test_as_many_claims_as_are_revoked_at_once_fit_into_a_request() -> None:
+    story = tuple(Tried(n, "e" * 255, "\u20ac" * 500) for n in range(5))
+    long = Claim("e" * 255, "gone", 9, 9, error="\u20ac" * 4_000, tried=story)
+    assert claiming.CLAIMS_PER_REAP * len(decide.revoked(long).encode()) < 200_000
 
 
 @pytest.mark.parametrize(
