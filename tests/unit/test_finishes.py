@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distop import logs
 from distop.coordinator.finishes import Finishes
 from distop.core import finishing as f
 from distop.core.invariants import check
@@ -46,7 +46,7 @@ class Coordinator:
             client=self.client,
             commit=self.client.commit,
             limits=limits,
-            log=logging.getLogger("tests"),
+            log=logs.get("tests"),
         )
         self.finishes = Finishes(ctx, world.election, self._reached)
 

@@ -5,13 +5,13 @@ order.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distop import logs
 from distop.coordinator import times, waiters
 from distop.coordinator.role import Coordinator as Role
 from distop.coordinator.waiters import Waiters
@@ -26,7 +26,6 @@ from distop.core.seen import Change
 from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.core.view import ClusterView, TypeView
 from distop.errors import MalformedRequest
-from distop.logs import ContextLogger
 from distop.node.actionlog import ActionLog
 from distop.node.rejected_writes import RejectedWrites
 from tests.support.starting import KEYS, TABLE, Etcd
@@ -46,10 +45,11 @@ class Coordinator:
         """It has changed something."""
         self.view = TypeView(KEYS, TABLE, "noop", DEFAULT.outcomes_ahead)
         self.cluster = ClusterView(KEYS)
+        log = logs.get("distop.test")
         ctx: Any = SimpleNamespace(
-            client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
+            client=etcd, keys=KEYS, cluster=self.cluster, log=log, limits=DEFAULT,
             config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
-            rejected_writes=RejectedWrites(ContextLogger(logging.getLogger("distop.test"), {}), self.done.set),
+            rejected_writes=RejectedWrites(log, self.done.set),
         )  # fmt: skip
         guard, actions = value_is(election, b"e1"), ActionLog(ctx.log)
         self.waiters = Waiters(ctx, guard, self.view, self._commit, self._reached, actions)
