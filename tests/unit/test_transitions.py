@@ -671,6 +671,16 @@ def test_no_gate_opens_with_claims_after_the_planning_was_given_up() -> None:
     assert not world.store.apply(late).succeeded
 
 
+def test_all_jobs_of_an_executor_that_is_gone_are_taken_over_together() -> None:
+    world, ref = ready(planned_first=False)
+    world.do(world.plan(ref, 3))
+    world.do(world.claim(ref, "a", [0, 1, 2]))
+    world.die("a")
+    world.do(world.claim(ref, "b", [0, 1, 2]))
+    claims = [world.claim_of(ref, p) for p in range(3)]
+    assert [(claim.incarnation, claim.attempt) for claim in claims if claim is not None] == [("b", 2)] * 3
+
+
 def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0]))
@@ -730,6 +740,22 @@ def test_each_successor_of_a_cancelled_operation_is_informed() -> None:
     told = [list((world.op(one).broken or {}).values()) for one in successors]
     assert told == [[f"{ref} ended as cancelled"]] * 3
     assert not world.op(ref).next
+
+
+def test_an_end_that_goes_with_what_another_one_tells_tells_all_of_its_successors() -> None:
+    world, first = ready()
+    second = world.next_ref()
+    world.do(world.start(second))
+    successors = []
+    for _ in range(3):
+        successors.append(world.next_ref())
+        world.do(world.submit(successors[-1], second))
+    for ref in (first, second):
+        world.do(world.cancel(ref))
+        world.do(world.finish_at_once(ref))
+    world.do(merged([world.end(first), world.signal(second)]))
+    told = [list((world.op(one).broken or {}).values()) for one in successors]
+    assert told == [[f"{second} ended as cancelled"]] * 3
 
 
 def test_early_ends_are_refused_without_their_group() -> None:

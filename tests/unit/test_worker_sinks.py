@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distop.worker.model import JobItem, RunRequest
+from distop.worker.host import Worker
+from distop.worker.model import JobItem, RunRequest, WorkerConfig
 from distop.worker.sinks import RunSink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
 
 
 class Child:
@@ -20,10 +27,10 @@ class Child:
         self.replies.append(message)
 
 
-async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None:
+def saving(answer: asyncio.Event, asked: asyncio.Event) -> Any:
+    """The run of a job whose first checkpoint is being saved, until ``answer``."""
     item = JobItem({"partition": 0, "name": "p=0"}, 1, 7)
     request = RunRequest("t/noop/1", "noop", {}, None, (item,), False, False, True, 0.0)
-    asked, answer = asyncio.Event(), asyncio.Event()
 
     async def save(partition: int, value: Any) -> bool:
         asked.set()
@@ -31,12 +38,37 @@ async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None
         return True
 
     run: Any = RunSink(request, "me", lambda events: None, None, save, None, logging.getLogger("distop.test"))
-    await run.saved()
     run.child = Child()
     run.on_frame({"t": "progress", "run": 1, "partition": 0, "value": 3, "seq": 1})
+    return run
+
+
+async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+    run = saving(answer, asked)
     waiting = asyncio.ensure_future(run.saved())
     await asked.wait()
     assert (waiting.done(), run.item(0).progress) == (False, None)
     answer.set()
     await waiting
     assert run.item(0).progress == 3
+
+
+async def test_a_job_that_stops_to_go_on_is_not_cleaned_up_after_while_its_checkpoint_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child died in a drain, say: the next attempt goes on from that checkpoint."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    run = saving(answer, asked)
+    run.keep = True
+    worker, cleaned = Worker(WorkerConfig(tmp_path, "ex", "me")), list[Any]()
+
+    async def cleanup(request: RunRequest, items: Sequence[JobItem], incarnation: str) -> None:
+        cleaned.extend(items)
+
+    monkeypatch.setattr(worker, "_cleanup", cleanup)
+    waiting = asyncio.ensure_future(worker._clean_after(run, [0]))
+    await asked.wait()
+    answer.set()
+    assert await waiting == ""
+    assert cleaned == []
