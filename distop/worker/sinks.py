@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.checkpoint import to_go_on_from
 from distop.core.frozen import frozen
 from distop.errors import describe
 from distop.worker import protocol
@@ -88,7 +89,7 @@ class RunSink:
 
     def goes_on(self, ordinal: int) -> bool:
         """The job is one that can go on from a checkpoint, and has one."""
-        return self.request.resumable and self.item(ordinal).progress is not None
+        return self.request.resumable and to_go_on_from(self.item(ordinal).progress) is not None
 
     def item(self, ordinal: int) -> JobItem:
         """A job to be sent, with its last checkpoint."""
