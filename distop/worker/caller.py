@@ -172,7 +172,7 @@ class Caller:
             child.calls[call.number] = call
             asked.sink = call
             try:
-                message["call"] = call.number
+                message["call"], message["deadline"] = call.number, self._keeper.deadline
                 if rows is not None and message["t"] in ("cleanup", "complete"):
                     for frame in protocol.encode_paged(message, rows()):
                         child.send_frame(frame)

@@ -24,7 +24,7 @@ from distop.places import Attempt, shared_of, stage_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
-from distop.worker.context import ANSWER_SECONDS, Context, Environment
+from distop.worker.context import ANSWER_SECONDS, Context, Environment, SessionDeadline
 from distop.worker.explain import explain
 from distop.worker.spark import SparkDied
 
@@ -45,6 +45,7 @@ class Call:
         self._items: list[Any] = list(message.get("items", ()))
         self.number: int = message["call"]
         self._stop = threading.Event()
+        self._deadline = SessionDeadline(env, message.get("deadline", 0.0))
         self._current: Context | None = None
         """What the behavior was given last: a cleanup has one for each job."""
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
@@ -66,12 +67,15 @@ class Call:
     def _check(self) -> None:
         if self._stop.is_set():
             raise JobCancelled("the call was told to stop")
+        if self._deadline.passed():
+            raise JobCancelled("the session's deadline has passed")
 
     def run(self) -> None:
         """Do it, and send its result or what went wrong."""
         behavior: Behavior | None = None
         try:
             value: Any = None
+            self._check()
             self._refuse_unserved()
             if self._message["t"] == "verify":
                 from distop.worker import verifying  # loads http, for what few operations need
@@ -96,7 +100,8 @@ class Call:
                 self._on_spark_died(why)
             told = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
-            if not fatal and not self._stop.is_set() and not isinstance(error, TableUnavailable | NotServed):
+            expected = self._stop.is_set() or isinstance(error, JobCancelled | TableUnavailable | NotServed)
+            if not fatal and not expected:
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             plain_text = (fatal and told) or isinstance(error, NotServed)
             text = str(error) if plain_text and str(error) else explain(error)

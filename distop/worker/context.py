@@ -19,6 +19,7 @@ from distop.errors import InvalidArgument, NotServed
 from distop.files import local_path
 from distop.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import protocol
+from distop.worker.guardian import boottime
 from distop.worker.spark import SparkHolder
 
 if TYPE_CHECKING:
@@ -88,6 +89,27 @@ class Environment:
             if type_name not in self._behaviors:
                 self._behaviors[type_name] = load(type_name, self.installed)
             return self._behaviors[type_name]
+
+
+class SessionDeadline:
+    """The session's deadline, as it counts for one request of the daemon.
+
+    A request that arrives in time lives on with its session: the renewed deadline counts for what it starts later, such
+    as the halves of a batch. A request that arrives late stays late, whatever is renewed afterwards.
+    ``deadline``: as in RunMessage.
+    """
+
+    def __init__(self, env: Environment, deadline: float) -> None:
+        self._env = env
+        self._deadline = deadline
+        self._arrived_late = False
+        self._arrived_late = self.passed()
+
+    def passed(self) -> bool:
+        """Whether the request may start nothing more."""
+        if not self._deadline:
+            return False
+        return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
 
 
 class JobProgress(Progress):

@@ -137,7 +137,13 @@ class ProbeMessage(TypedDict):
     grace: float
 
 
-class PlanMessage(TypedDict):
+class _CallMessage(TypedDict):
+    """What all calls have. ``deadline``: as in RunMessage; left out until it is sent."""
+
+    deadline: NotRequired[float]
+
+
+class PlanMessage(_CallMessage):
     t: Literal["plan"]
     call: int
     op: str
@@ -155,7 +161,7 @@ class PlanOutline(TypedDict):
     chunks: int
 
 
-class CompleteMessage(TypedDict):
+class CompleteMessage(_CallMessage):
     """Run the completion code. ``plan`` is left out where the operation has none. With ``following``, the first page of
     outcomes comes with it: ``items`` as in a reply to a ``fetch``, whose value it would be. With ``more``, further rows
     follow."""
@@ -176,7 +182,7 @@ class CompleteMessage(TypedDict):
     more: NotRequired[bool]
 
 
-class CleanupMessage(TypedDict):
+class CleanupMessage(_CallMessage):
     """Call cancel_job_and_cleanup for each item; with ``more`` the items go on in the next message. ``superseded``: of
     attempts that were cut off a while ago, whose jobs may be somebody else's by now."""
 
@@ -192,7 +198,7 @@ class CleanupMessage(TypedDict):
     more: bool
 
 
-class SweepMessage(TypedDict):
+class SweepMessage(_CallMessage):
     """Remove what planning left of an operation in the shared directory: it has ended."""
 
     t: Literal["sweep"]
@@ -201,7 +207,7 @@ class SweepMessage(TypedDict):
     table: Mapping[str, Any] | None
 
 
-class ResultsMessage(TypedDict):
+class ResultsMessage(_CallMessage):
     """Whose results stand in files, of these operations and of those that came before them in the same folders: its
     result is a list of references. With ``remove``: remove what there is of these, and of no other.
     """
@@ -214,7 +220,7 @@ class ResultsMessage(TypedDict):
     remove: bool
 
 
-class VerifyMessage(TypedDict):
+class VerifyMessage(_CallMessage):
     """Ask a verifier whether the transaction of this external id was completed: its result is {completed: true, false
     or null (nobody can tell), why (a word)}. ``limit``: seconds."""
 

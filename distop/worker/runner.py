@@ -28,9 +28,8 @@ from distop.places import Attempt, Stages, shared_of
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
-from distop.worker.context import Context, Environment
+from distop.worker.context import Context, Environment, SessionDeadline
 from distop.worker.explain import explain, headline
-from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,7 +67,7 @@ class Run:
         self._batch: bool = message["batch"]
         self._cleanup_first: bool = message["cleanup"]
         self._careful: bool = message["careful"]
-        self._deadline: float = message["deadline"]
+        self._deadline = SessionDeadline(env, message["deadline"])
         self._incarnation: str = message["incarnation"]
         self.line: int = message.get("line", 0)
         self._limit: float = message.get("limit", 0.0)
@@ -97,8 +96,6 @@ class Run:
         """What the results are to be."""
         self._to_file = False
         """Those too large for etcd go to the shared directory."""
-        # No renewal that arrives after the run makes up for this.
-        self._arrived_late = bool(self._deadline) and boottime() >= max(self._deadline, env.deadline)
         self.add(message)
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -265,11 +262,11 @@ class Run:
         try:
             # With its file list, for the cleanup as for the job.
             partition = ctx.partition = shared.with_files(partition, ctx.shared, self.op, ctx.table)
+            if self._deadline.passed():
+                self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+                return
             if ordinal in self._cancelled:
                 self._end_cancelled(behavior, ctx, partition, cleans, started)
-                return
-            if self._late():
-                self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
             if self._cleanup_first and cleans and not (behavior.resumable and to_go_on_from(progress) is not None):
                 behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
@@ -330,13 +327,13 @@ class Run:
         broke: BaseException | None = None
         try:
             todo: list[PartitionPlan] = []
-            late = self._late()
+            late = self._deadline.passed()
             for ordinal in group:
                 partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared, self.op, ctx.table)
-                if ordinal in self._cancelled:
-                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
-                elif late:
+                if late:
                     self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+                elif ordinal in self._cancelled:
+                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
                 else:
                     if cleanup:
                         behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
@@ -434,13 +431,6 @@ class Run:
     def _is_overdue(self, ordinal: int) -> bool:
         """It is over its time limit, and was not cancelled before."""
         return ordinal in self._overdue and ordinal not in self._cancelled
-
-    def _late(self) -> bool:
-        """No job may be started. A run that came in time lives on with its session: only the deadline as renewed
-        counts for what it starts later, such as the halves of a batch."""
-        if not self._deadline:
-            return False
-        return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
 
     def _set_current(self, ordinals: tuple[int, ...], ctx: Context | None = None) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.plan import decode_chunk
+from distop.worker import protocol
 from distop.worker.guardian import boottime
 from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from distop.worker.model import PlanPages
@@ -270,6 +271,28 @@ async def test_a_call_that_waits_for_a_child_is_cancelled(worker: Worker, tmp_pa
     assert [(await cancelled(call)).partition(":")[0] for call in calls] == ["cancelled"] * 3
     worker.set_deadline(boottime() + 3600)
     assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
+    assert not (tmp_path / "diary").exists()
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_a_call_that_arrives_late_starts_nothing(worker: Worker, tmp_path: Path, kind: str) -> None:
+    """As for a run: after a freeze of the machine, the child may read the call before its guardian kills it."""
+    child = await worker._keeper.ready(call=True)
+    send = child.send_frame
+
+    def send_late(frame: bytes) -> None:
+        message = json.loads(frame[4:])
+        if message["t"] == kind:
+            frame = protocol.encode({**message, "deadline": boottime() - 1})
+        send(frame)
+        # A renewal that follows changes nothing.
+        send(protocol.encode(protocol.DeadlineMessage(t="deadline", boottime=boottime() + 3600)))
+
+    child.send_frame = send_late  # type: ignore[method-assign]
+    call = begin(worker, kind, "", tmp_path)
+    with pytest.raises(WorkerError, match="the session's deadline has passed") as caught:
+        await asyncio.wait_for(call, 60)
+    assert caught.value.kind == "transient"
     assert not (tmp_path / "diary").exists()
 
 
