@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop_behaviors.reading.fields import local_path, spark_type
 from distop_behaviors.reading.iceberg import optional
+from distop_behaviors.reading.table_properties import for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.certificate import Certificate
 
 DATA_PATH = "write.data.path"
-NAME_MAPPING = "schema.name-mapping.default"
 _FORMAT = "write.format.default"
 _LAST_VERSION = 3
 """Of the table format: what a later one has besides is not known here."""
-_ELSEWHERE = (
-    *("write.object-storage.", "write.location-provider.", "write.metadata.path", "write.folder-storage."),
-    *("write.wap.", "write.spark.", "write.metadata.delete-after-commit.", "encryption."),
+_KEPT = frozenset(
+    {
+        *("table-uuid", "last-updated-ms", "next-row-id", "partition-specs", "default-spec-id", "last-partition-id"),
+        *("sort-orders", "default-sort-order-id"),
+    }
 )
-"""Properties, by their beginnings, that lead a writer elsewhere than to the data path, or to another branch."""
+"""Of a table's metadata: what its writers go by, beside the schema and properties."""
 
 
 def needed(narrowed: Iterable[Narrowed], certificate: Certificate) -> list[Narrowed]:
@@ -135,14 +137,14 @@ def mapped(mapping: str | None, ids: Mapping[int, int]) -> str | None:
 
 
 def scratch(metadata: Mapping[str, Any], schema: Mapping[str, Any], location: str, data: str) -> dict[str, Any]:
-    """The metadata of a table without snapshots that writes its files as the real one would (its specs, sort order and
-    properties), with this schema, into the folder ``data``. Its columns are optional: what was NULL in a column that is
-    required stays so.
+    """The metadata of a table without snapshots that writes files as the real one does, into the folder ``data``.
+
+    It has this schema, and the specs, sort order and listed properties (``table_properties``) of the real one. Its
+    columns are optional: a NULL in a required column stays a NULL.
     """
-    told = {n: v for n, v in metadata.items() if n not in ("schema", "partition-spec", "current-snapshot-id", "refs")}
+    told = {name: value for name, value in metadata.items() if name in _KEPT}
     highest = max(metadata["last-column-id"], *(field["id"] for field in schema["fields"]))
-    properties = {n: v for n, v in metadata.get("properties", {}).items() if not n.startswith(_ELSEWHERE)}
-    properties.pop(NAME_MAPPING, None)
+    properties = for_writing(metadata.get("properties", {}))
     return told | {
         "format-version": max(int(metadata["format-version"]), 2),
         "location": location,

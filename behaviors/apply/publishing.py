@@ -30,6 +30,7 @@ from distop_behaviors.apply.applying import MARK, ROUNDS, Applying, digest_of_ma
 from distop_behaviors.apply.report import Outcome, Rewritten, Staged
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.apply.target import Moved, Rewrite, Unsure
+from distop_behaviors.reading.table_properties import NAME_MAPPING
 from distop_behaviors.validate.certify import check_columns, check_table
 
 if TYPE_CHECKING:
@@ -282,8 +283,8 @@ class Narrowing(Applying):
             told = json.loads(value)
             told["field_ids"] = {column: ids.get(i, i) for column, i in told["field_ids"].items()}
             found[name] = json.dumps(told, ensure_ascii=False, sort_keys=True)
-        mapping = narrowing.mapped(head.properties.get(narrowing.NAME_MAPPING), ids)
-        return found | ({narrowing.NAME_MAPPING: mapping} if mapping is not None else {})
+        mapping = narrowing.mapped(head.properties.get(NAME_MAPPING), ids)
+        return found | ({NAME_MAPPING: mapping} if mapping is not None else {})
 
     # ------------------------------------------------------------------- marks
 

@@ -23,6 +23,7 @@ from distop.recent import Kept
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import check_files, check_loaded
 from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.table_properties import for_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -315,17 +316,15 @@ def _for_reading(iceberg: Any, table: Any, location: str, *, lineage: bool) -> A
     That a column is required is a promise of its writers, and one who began before it was made may break it: Spark
     would believe it, and find no NULL in the column whatever is in its files. With row ids among its columns, as a
     rewrite of version 3 wants them, Spark finds its other metadata columns no more; so the reader is told of version 2.
-    What is deleted stands in the tasks.
+    What is deleted stands in the tasks. Of its properties a reader is given those that are listed.
     """
     metadata = table.operations().current()
     parser = iceberg.TableMetadataParser
     written = json.loads(parser.toJson(metadata))
     schemas = [optional(schema) for schema in written["schemas"]]
     version = metadata.formatVersion() if lineage else min(metadata.formatVersion(), ROW_LINEAGE - 1)
-    if version == metadata.formatVersion() and schemas == written["schemas"]:
-        return table
     told = {name: value for name, value in written.items() if name != "schema"}
-    told |= {"format-version": version, "schemas": schemas}
+    told |= {"format-version": version, "schemas": schemas, "properties": for_reading(written.get("properties", {}))}
     return iceberg.BaseTable(
         iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(told)), table.io()), location
     )

@@ -167,6 +167,22 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
     assert bench.rows()[-1] == (7, 70, "c")
 
 
+def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench: Bench) -> None:
+    """Iceberg's Parquet writer copies them into the Hadoop configuration that opens the file."""
+    certificate = bench.certificate(FITS)
+    hostile = {
+        "fs.file.impl": "org.example.FileSystem",
+        "fs.file.impl.disable.cache": "true",
+        "write.location-provider.impl": "org.example.Provider",
+    }
+    told = ", ".join(f"'{name}' = '{value}'" for name, value in hostile.items())
+    bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ({told})")
+    ran = bench.apply(certificate)
+    assert ran.report["verdict"] == "applied", ran.message
+    assert bench.rows() == ROWS
+    assert bench.metadata.properties.items() >= hostile.items(), "they are the table's, and stay"
+
+
 @pytest.mark.slow
 def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> None:
     """Each job is a thread of the child, and the session of checks is the same for all of them."""

@@ -20,6 +20,7 @@ from distop_behaviors.apply.constraints import Narrowed, iceberg_type, wanted
 from distop_behaviors.apply.publishing import Narrowing
 from distop_behaviors.apply.report import Request, Staged
 from distop_behaviors.apply.rewriting import Stage
+from distop_behaviors.reading.table_properties import for_reading, for_writing
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
 
@@ -92,6 +93,32 @@ def test_a_scratch_table_writes_as_the_real_one_and_nowhere_else() -> None:
     assert (made["snapshots"], made["last-column-id"], made["partition-specs"]) == ([], 9, metadata["partition-specs"])
     assert "current-snapshot-id" not in made
     assert [field["required"] for field in made["schemas"][0]["fields"]] == [False] * 3
+
+
+HOSTILE = {
+    "fs.file.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+    "fs.file.impl.disable.cache": "true",
+    "net.topology.script.file.name": "/t/script.sh",
+    "write.location-provider.impl": "org.example.Provider",
+    "write.parquet.fs.file.impl": "org.example.FileSystem",
+    "write.parquet.compression-codec": "org.example.Codec",
+    "write.parquet.row-group-size-bytes": "9223372036854775807",
+    "write.parquet.bloom-filter-max-bytes": "2147483647",
+    "write.metadata.metrics.column.a\nfs.file.impl": "full",
+    "parquet.crypto.factory.class": "org.example.Factory",
+    "encryption.key-id": "k",
+    "write.object-storage.enabled": "true",
+    "read.parquet.vectorization.batch-size": "2147483647",
+}
+"""Properties that chose code, hosts, paths or memory where they reached Hadoop's configuration, or Iceberg."""
+
+
+def test_hole_2_properties_of_a_table_choose_no_code_of_readers_and_writers() -> None:
+    mapping = {"schema.name-mapping.default": "[]"}
+    asked = {"write.parquet.compression-codec": "ZSTD", "write.target-file-size-bytes": "134217728"}
+    assert for_writing(HOSTILE) == {}
+    assert for_writing(HOSTILE | mapping | asked) == asked
+    assert for_reading(HOSTILE | mapping | asked) == mapping
 
 
 @pytest.mark.parametrize(
