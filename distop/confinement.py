@@ -55,6 +55,19 @@ def table_of(source: str) -> str:
     return folder.removesuffix(f"/{_METADATA}") or "/"
 
 
+def own_folder(source: str, location: str) -> str:
+    """The folder of an Iceberg table that a catalog knows, for what writes or removes there. ``location``: what the
+    metadata file ``source`` says of itself. Raises InvalidArgument where that is another folder.
+    """
+    folder = table_of(source)
+    if _place(folder) != _place(location):
+        raise InvalidArgument(
+            f"the metadata file {shown(source)} says that its table lies at {shown(location)}, which is not the folder "
+            "of its metadata: nothing is written or removed in either, since who writes a table chooses its location"
+        )
+    return folder
+
+
 def copied(source: str, path: str) -> None:
     """Note that this process has written the metadata of ``source`` to another path: they are of the same table."""
     _copies[path] = table_of(source)
@@ -161,6 +174,12 @@ def _local(location: str) -> str | None:
     """The path on a disk, as Iceberg has it with or without a scheme."""
     path = local_path(location)
     return None if path is None else str(path)
+
+
+def _place(location: str) -> str:
+    """One text for a folder, however it is written."""
+    local = _local(location)
+    return os.path.realpath(local) if local is not None else _plain(location).rstrip("/")
 
 
 def _plain(url: str) -> str:

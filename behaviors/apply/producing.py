@@ -12,6 +12,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
 from distop.storage_urls import check_paths
@@ -158,12 +159,12 @@ def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any
 def detached(session: Any, source: str) -> Iterator[Any]:
     """The table of a metadata file that a catalog knows, for a :class:`Production`, without that catalog: as one by
     path, in a folder of its own below the table's metadata, where the manifests that are written stay. ``source``: as a
-    plan names it. Nothing but those is left.
+    plan names it. Nothing but those is left. Raises InvalidArgument where the metadata name another folder.
     """
     jvm = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
-    place = Place(_local(str(loaded.location()).rstrip("/")), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
+    place = Place(_local(own_folder(source, str(loaded.location()))), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
     told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
     write(folder, "v1.metadata.json", told)

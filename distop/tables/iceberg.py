@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, check_form, check_metadata, table_of
+from distop.confinement import TableFiles, check_form, check_metadata, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, gone, identity, local_path
@@ -235,7 +235,7 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
     if folder is not None:
         return folder
     with catalogs.opened(table, check) as found:
-        return str(found.metadata.location)
+        return own_folder(found.source, str(found.metadata.location))
 
 
 def folder_of(table: TableRecord) -> str | None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import own_folder
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import sparkcatalog
@@ -106,7 +107,8 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
     if described.metadata:
         from distop.tables import iceberg
 
-        return str(iceberg.read_metadata(sparkcatalog.path_of(described.metadata))[0].location)
+        source = sparkcatalog.path_of(described.metadata)
+        return own_folder(source, str(iceberg.read_metadata(source)[0].location))
     return described.location
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import Future
 from pathlib import Path
@@ -96,6 +97,40 @@ def test_a_table_whose_metadata_cannot_be_seen_from_here_is_unavailable(sql: tup
     for ask in (plan_table, check_reachable):
         with pytest.raises(TableUnavailable, match=r"metadata of the table 'sales.orders' of .* cannot be read"):
             ask(table)
+
+
+@pytest.mark.parametrize("moved", ["location", "link", "property"])
+def test_hole_3_metadata_choose_no_folder_to_write_or_remove_in(
+    sql: tuple[Any, TableRecord], tmp_path: Path, moved: str
+) -> None:
+    """Who commits to a table sets its location: an index was dropped below it, and metadata were written there."""
+    catalog, table = sql
+    current = catalog.load_table("sales.orders")
+    folder = current.metadata.location.removeprefix("file://")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    assert place_of(table).removeprefix("file://") == folder
+    elsewhere = str(victim)
+    if moved == "link":
+        elsewhere = f"{folder}/link"
+        Path(elsewhere).symlink_to(victim)
+    # A property that names the former folder keeps the metadata file where it is.
+    properties = {"write.metadata.path": f"{victim if moved == 'property' else folder}/metadata"}
+    source = Path(current.metadata_location.removeprefix("file://"))
+    told = json.loads(source.read_text())
+    told["properties"] |= properties
+    told["location"] = told["location"] if moved == "property" else f"file://{elsewhere}"
+    source.write_text(json.dumps(told))
+    assert len(plan_table(table).partitions) == 2
+    if moved == "property":
+        assert place_of(table).removeprefix("file://") == folder
+    else:
+        with pytest.raises(InvalidArgument, match="is not the folder of its metadata: nothing is written or removed"):
+            place_of(table)
+    refused = "write to a folder that the table names" if moved == "property" else "is not the folder of its metadata"
+    with catalogs.opened(table) as found, pytest.raises(InvalidArgument, match=refused):
+        found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
+    assert list(victim.iterdir()) == []
 
 
 def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
