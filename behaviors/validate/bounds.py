@@ -19,6 +19,8 @@ from distop_behaviors.reading.facts import decimal_of
 
 RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 MAX_DECIMAL = 10**38 - 1
+_LARGEST = 1_000
+"""Digits of a number, and its exponent: far beyond any type of a column."""
 _LONGEST = 200
 """Characters of a number in a path: a folder's name has at most 255."""
 
@@ -72,12 +74,20 @@ class Bound:
 def exact(value: Any) -> Fraction:
     """A number, or text that is one, as it is written (a JSON number as the double that it is).
 
-    Raises Unfit.
+    Raises Unfit, also for text of more than 1,000 characters, or with an exponent beyond ±1,000: exact arithmetic with
+    it would take hours, in which no other thread of the process runs.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise Unfit(f"{value!r} is no number")
+    if isinstance(value, str) and len(value) > _LARGEST:
+        raise Unfit(f"a number of {len(value)} characters is refused: at most {_LARGEST} are exact")
     try:
-        return Fraction(Decimal(value) if isinstance(value, str) else Fraction(value))
+        if not isinstance(value, str):
+            return Fraction(value)
+        number = Decimal(value)
+        if number.is_finite() and abs(number.adjusted()) > _LARGEST:
+            raise Unfit(f"{value!r} is refused: exponents are exact up to ±{_LARGEST}")
+        return Fraction(number)
     except (InvalidOperation, ValueError, OverflowError):
         raise Unfit(f"{value!r} is no number") from None
 

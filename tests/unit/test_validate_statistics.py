@@ -283,6 +283,17 @@ def test_bounds_that_do_not_fit_are_refused(value: Any, kind: str) -> None:
         of(value, kind, up=True)
 
 
+@pytest.mark.parametrize("kind", ["int", "decimal(38,10)"])
+@pytest.mark.parametrize("value", ["1E999999999", "-1E-999999999", "0E999999999", "9" * 1_001])
+def test_hole_9_a_bound_costs_no_executor_its_time(value: str, kind: str) -> None:
+    """An exact fraction of it takes hours and gigabytes, and all threads of the process wait."""
+    with pytest.raises(Unfit, match="is refused: "):
+        of(value, kind, up=True)
+    with pytest.raises(Unfit, match="is refused: "):
+        member(value, kind)
+    assert of("1E400", kind, up=False).value == 10 ** (400 + (0 if kind == "int" else 10))
+
+
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
