@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.store")
 
 _QUIET = 0.5  # seconds without an answer before the reader asks itself whether the present is reached
-_PATIENCE = 10.0  # seconds without an answer before another stream is opened, while there is more to be read
+_PATIENCE = 10.0  # seconds without an answer before another stream is opened, while there is more to be read; doubled
+# for each such stream: etcd can take longer to divide a response of many small events, and starts it anew for each
 _IDLE = 30.0  # the same while following: nothing may have happened
 _PAUSE = (0.1, 2.0)  # seconds of back-off between streams, first and longest
 _REFUSALS = 3  # streams that etcd refused in a row, without one that it served
@@ -83,6 +84,7 @@ class HistoryReader:
         self._content: dict[str, int] = {}
         self._caught_up = False
         self._refused = 0
+        self._patience = _PATIENCE
         self._stream: WatchStream | None = None
 
     async def steps(self) -> AsyncGenerator[Step, None]:
@@ -132,7 +134,8 @@ class HistoryReader:
                 await asyncio.wait([reading], timeout=_IDLE if self._caught_up else _QUIET)
                 if not reading.done():
                     silent += _QUIET
-                    if self._caught_up or silent >= _PATIENCE:
+                    if self._caught_up or silent >= self._patience:
+                        self._patience *= 2
                         return  # perhaps dead: another stream goes on where this one stands
                     if ordered:
                         await stream.ask_progress()
@@ -155,6 +158,7 @@ class HistoryReader:
                     self._judge(step)
                     return
                 if isinstance(step, Batch):
+                    self._patience = _PATIENCE
                     for revision in self._told(step):
                         yield revision
                     if (end := self._end_of_past()) is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.store import history
 from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
 from distop.store.watch import WatchStream
 from tests.support.etcd import compacted, connected, until
@@ -149,6 +150,26 @@ async def test_a_cut_in_the_middle_loses_and_repeats_nothing(own_etcd: EmbeddedE
                             proxy.cut()
         assert len(numbers) == 2_200
         assert numbers == sorted(set(numbers))
+
+
+async def test_an_etcd_that_is_slow_to_answer_is_waited_for(
+    own_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds to divide a response of many small events, and each stream has it start anew: the audit of an
+    operation with 50,000 jobs never ended on a busy machine.
+    """
+    monkeypatch.setattr(history, "_PATIENCE", 0.02)
+    monkeypatch.setattr(history, "_QUIET", 0.02)
+    read_at_once = WatchStream.read
+
+    async def read_slowly(stream: WatchStream) -> object:
+        await asyncio.sleep(0.2)
+        return await read_at_once(stream)
+
+    monkeypatch.setattr(WatchStream, "read", read_slowly)
+    async with connected(own_etcd.endpoint) as client:
+        at = await put(client, "h.a")
+        assert [step.number for step in await asyncio.wait_for(read(client), 30) if isinstance(step, Revision)] == [at]
 
 
 async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
