@@ -17,7 +17,7 @@ from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Reque
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.joined import apart
-from distop.core.limit_invariants import limit_faults, orphaned_permit
+from distop.core.limit_invariants import freed_under_claim, limit_faults, orphaned_permit
 from distop.core.links import Edge
 from distop.core.model import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
@@ -242,8 +242,14 @@ class Checker:
         """Who has which permit by now, and what the gate says."""
         for ref, writes in own.items():
             for key, change in writes:
-                if key.family == K.PERMIT:
-                    self._trace(ref).fold_permit(key.chunk, change)
+                if key.family != K.PERMIT:
+                    continue
+                op = self._trace(ref)
+                had = op.permits.get(key.chunk)
+                op.fold_permit(key.chunk, change)
+                if had is not None and freed_under_claim(op, key.chunk, had):
+                    text = f"it belongs to job {had}, whose claim with this permit goes on"
+                    self._found(16, change.kv.key, text, op, op.jobs[had], [change])
 
     def _at_most(self, op: OperationTrace, deltas: Mapping[int, JobDelta]) -> None:
         """What the claims of this revision make of the limits (16) and of the selector (17)."""
@@ -408,9 +414,14 @@ class Checker:
                     self._requests.began(ref, record.request_id)
 
     def _forgotten(self, ref: OperationRef, records: Sequence[Change]) -> list[Change]:
-        """Deletions of an operation's history record; reports those within its hour (14)."""
+        """Deletions of an operation's history record.
+
+        Reports those within its hour (14), and a record that is written a second time (5).
+        """
         for change in records:
             if not change.deleted:
+                if ref in self._records:
+                    self._found(5, change.kv.key, "the history record was written a second time", writes=[change])
                 self._records[ref] = change.kv.mod_revision
             elif self._records.pop(ref, -1) > self._cluster.old_upto:
                 text = "deleted, but no watermark shows that it is an hour old: its request id is forgotten too soon"

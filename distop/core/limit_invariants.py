@@ -60,3 +60,14 @@ def orphaned_permit(op: OperationTrace, partition: int) -> int:
     if op.state not in (State.RUNNING, State.PAUSED) or op.permits.get(had) != partition:
         return -1
     return had if job.claim is None or job.claim.permit != had else -1
+
+
+def freed_under_claim(op: OperationTrace, permit: int, partition: int) -> bool:
+    """Whether a permit was taken from a job whose claim goes on with it.
+
+    ``partition``: the job that had it before the revision. ``op`` is as after the revision. Another job could take the
+    permit, and more jobs than the limit allows would run.
+    """
+    claim = op.jobs[partition].claim if partition in op.jobs else None
+    taken = op.permits.get(permit) != partition
+    return taken and claim is not None and not claim.waiting and claim.permit == permit

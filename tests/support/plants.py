@@ -18,6 +18,7 @@ from distop.core.keys import prefix_range
 from distop.core.links import GRAPH, Edge, Hold, HoldState
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State, TableRecord
 from distop.core.options import Options
+from distop.core.permits import FREE
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
 from distop.core.series import Series
 from distop.core.txn import Delete, Put, Txn
@@ -210,6 +211,15 @@ def history_miscounts(world: World, ref: OperationRef) -> None:
         world.do(world.claim(ref, "a", [p]))
         world.do(world.report(ref, p, JobState.SUCCESS))
     _finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 1, None, (), "0", f"request-{ref}"))
+
+
+@plant(5)
+def a_history_record_is_written_again(world: World, ref: OperationRef) -> None:
+    key = world.keys.history(world.life(1))
+    kept = world.store.get(key)
+    assert kept is not None
+    record = History.decode(kept.value)
+    world.tamper(Put(key, replace(record, state=State.FAILED).encode()))
 
 
 @plant(5)
@@ -568,6 +578,18 @@ def a_permit_that_nobody_gave_back(world: World, ref: OperationRef) -> None:
         Put(world.keys.job(ref, 0, "outcome"), Outcome("p=0", "ex-a", "a", 1, TIME, TIME).encode()),
         Delete(world.keys.claim(ref, 0)),
     )
+
+
+@plant(16)
+def a_permit_is_freed_under_its_claim(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=1)
+    world.tamper(Put(world.keys.permit(ref, world.claim_of(ref, 0).permit), FREE))
+
+
+@plant(16)
+def a_permit_is_deleted_under_its_claim(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=1)
+    world.tamper(Delete(world.keys.permit(ref, world.claim_of(ref, 0).permit)))
 
 
 @plant(16)
