@@ -44,9 +44,11 @@ _NEXT = re.compile(r",(?=\s*[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 _USER_IS_KEY = ("http", "https", "s3", "s3a", "s3n")
 """Schemes of which what stands before the ``@`` is a key or a token, no mere name; in ``abfs`` it is a container."""
-_GIVEN = re.compile(
-    r"(?:pass|pwd|secret|token|key|credential|signature)[^=&;]*=|(?:^|[?&;])\s*(?:sig|sas)\s*=", re.IGNORECASE
-)
+_SECRET = re.compile(r"pass|pwd|secret|token|key|credential|signature", re.IGNORECASE)
+"""In the name of a parameter: its value is a secret."""
+_SIGNATURES = ("sig", "sas")
+_LONGEST = 4096
+"""Characters of a file's path: no file system or object store has longer ones."""
 
 
 def check_place(what: str, place: str) -> None:
@@ -63,10 +65,12 @@ def check_place(what: str, place: str) -> None:
 
 def check_paths(paths: Iterable[str]) -> None:
     """Raises InvalidArgument for a file's path that is neither local nor an allowed URL. Hadoop reads a scheme also
-    where no ``//`` follows it, so such a path is refused as well.
+    where no ``//`` follows it, so such a path is refused as well, and so is one of over 4,096 characters.
     """
     known: set[str] = set()
     for path in paths:
+        if len(path) > _LONGEST:
+            raise InvalidArgument(f"the path of a file, {shown(path)}, has over {_LONGEST} characters")
         if path.startswith("/") or not (found := _SCHEME.match(path)) or found[1] == "file":
             continue
         end = path.find("/", found.end() + 2)
@@ -125,4 +129,14 @@ def _in_uri(uri: str) -> bool:
         return True
     if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
         return True
-    return any(_GIVEN.search(unquote(text)) for text in (parts.query, parts.fragment))
+    return any(_has_secret(unquote(text)) for text in (parts.query, parts.fragment))
+
+
+def _has_secret(parameters: str) -> bool:
+    """Whether the name of a parameter says that its value is a secret. Takes linear time: anybody may write it."""
+    for parameter in re.split("[&;]", parameters):
+        for n, name in enumerate(parameter.split("=")[:-1]):
+            _, asked, last = name.rpartition("?")
+            if _SECRET.search(name) or ((asked or n == 0) and last.strip().lower() in _SIGNATURES):
+                return True
+    return False

@@ -12,7 +12,7 @@ from distop.core.plan import PartitionPlan, Pinned
 from distop.deletion import Place, write
 from distop.errors import InvalidArgument
 from distop.files import open_filesystem, read
-from distop.storage_urls import HOSTS, check_paths, check_place
+from distop.storage_urls import HOSTS, check_paths, check_place, holds_secret
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.avro import ManifestIO
 from distop.tables.iceberg import read_metadata
@@ -144,3 +144,29 @@ def test_a_type_in_a_plan_cannot_be_sql(kind: Any) -> None:
     with pytest.raises(ValueError, match="is no type of Spark"):
         ddl(("struct", (("a", ("array", kind)),)))
     assert ddl(("map", "string", "decimal(38, 3)")) == "map<string,decimal(38, 3)>"
+
+
+def test_hole_9_no_path_costs_an_executor_its_time() -> None:
+    """A search that took quadratic time held all threads of a child for hours."""
+    for path in ("s3://b/x?" + "pass" * 1_000_000, "s3://b/x#" + "key;" * 1_000_000, "/" + "x" * 5_000):
+        assert not holds_secret(path)
+        with pytest.raises(InvalidArgument, match="has over 4096 characters"):
+            check_paths((path,))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        ("a=1&sig=x", True),
+        ("sas = x", True),
+        ("a=b?sig=x", True),
+        ("a=sig=x", False),
+        ("design=x", False),
+        ("a=1;my-token=x", True),
+        ("a=pass=x", True),
+        ("pass;a=1", False),
+        ("passport", False),
+    ],
+)
+def test_a_secret_is_told_by_the_name_of_its_parameter(parameters: str, found: bool) -> None:
+    assert holds_secret(f"s3://bucket/x?{parameters}") == found
