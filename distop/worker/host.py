@@ -358,7 +358,6 @@ class Worker(Asking):
                 # Many jobs take long to encode; the daemon has a lease to keep.
                 await asyncio.sleep(0)
             self._enforce(run)
-            self._watch(run, child)
             await first(run.done, child.died)
         finally:
             child.runs.pop(run.number, None)
@@ -382,7 +381,6 @@ class Worker(Asking):
             child.send_frame(b"".join(frames))
             for run in runs:
                 self._enforce(run)
-                self._watch(run, child)
             for run in runs:
                 if not run.done.done():
                     await first(run.done, child.died)
@@ -469,24 +467,6 @@ class Worker(Asking):
     def _enforce(self, run: RunSink) -> None:
         if run.cancelled and run.child is not None and (run.enforcer is None or run.enforcer.done()):
             run.enforcer = self._spawn(self._enforce_run(run))
-
-    def _watch(self, run: RunSink, child: Child) -> None:
-        if run.request.time_limit and not run.done.done():
-            self._spawn(self._watch_run(run, child, run.done))
-
-    async def _watch_run(self, run: RunSink, child: Child, done: asyncio.Future[None]) -> None:
-        """The child itself stops a job that is over its time limit; kill a child that cannot, because a job lets no
-        other thread of it run. Which job that is is found out as after a crash."""
-        grace, limit = self.config.grace, run.request.time_limit
-        while True:
-            await first(done, child.died, timeout=limit + grace)
-            if done.done() or child.died.done():
-                return
-            if not await child.answers(max(grace, 1.0)) and not done.done():
-                said = "the worker process does not answer, and a job may be over its time limit of %g s: it is killed"
-                self._log.warning(said, limit, extra=run.where)
-                child.kill("frozen")
-                return
 
     async def _enforce_run(self, run: RunSink) -> None:
         """Kill the child when what it runs has been told to stop for longer than the grace, or when it does not

@@ -28,6 +28,11 @@ REPLACED_AFTER = 300.0
 """Seconds that a child in which something is stuck is kept for its other jobs and calls: until it is replaced, its
 executor takes no work, and those others may have no end of their own."""
 
+FROZEN_AFTER = 60.0
+"""Seconds for an answer of a child. One that gives none twice is killed: some call lets no other thread of it run, so
+that neither a cancel nor a time limit reaches any job in it.
+"""
+
 
 class Sink(Protocol):
     """What takes the frames of one run or call."""
@@ -124,6 +129,7 @@ class Child:
         except asyncio.CancelledError:
             self.kill("stopped")
             raise
+        self._tasks.append(asyncio.create_task(self._watch()))
         hello = self._hello.result()
         try:
             self.skipped = hello["skipped"]
@@ -204,6 +210,15 @@ class Child:
         said = "%s: the worker process is replaced now, as %d other runs and calls go on after %g s; they run again"
         self._log.warning(said, self.stuck, len(self.runs) + len(self.calls), REPLACED_AFTER)
         self.kill("replaced")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(FROZEN_AFTER)
+            # Asked twice: a daemon that stood still itself finds the time of the first question over.
+            if not await self.answers(FROZEN_AFTER) and not await self.answers(FROZEN_AFTER):
+                break
+        self._log.warning("The worker process does not answer for %g s: it is killed and replaced", 2 * FROZEN_AFTER)
+        self.kill("frozen")
 
     async def answers(self, limit: float) -> bool:
         """Whether it answers within ``limit`` seconds."""
@@ -323,7 +338,7 @@ class Child:
         if killed := oom_kills.describe(self._oom_kills, oom_kills.read_oom_kills()):
             detail = f"{detail}; {killed}" if detail else killed
         if self._killing == "frozen":
-            detail = "it answered nothing while a job ran longer than its time limit"
+            detail = f"it answered nothing for {2 * FROZEN_AFTER:g} s"
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing
@@ -335,6 +350,8 @@ class Child:
             self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
 
     def _close(self) -> None:
+        for task in self._tasks[2:]:
+            task.cancel()
         if self._replacing is not None:
             self._replacing.cancel()
         if self._writer is not None:

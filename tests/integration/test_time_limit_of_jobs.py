@@ -108,12 +108,22 @@ async def test_what_waits_behind_a_job_that_does_not_stop_is_released(worker: Wo
     assert kinds(ends) == "a:error b:refused c:refused"
 
 
-async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(tmp_path: Path, sample_env: dict[str, str]) -> None:
+async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(
+    tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a time limit, which could not reach it."""
+    monkeypatch.setattr(launch, "FROZEN_AFTER", 0.5)
     async with started(tmp_path, sample_env) as worker:
-        ends = await run(worker, request({"a": "regex"}, "a", tmp_path, time_limit=0.5))
+        held = asyncio.create_task(run(worker, replace(request({"b": "hold"}, "b", tmp_path), op="t/sample/2")))
+        await until(lambda: "start b" in diary(tmp_path), "a neighbour runs")
+        frozen = asyncio.create_task(run(worker, request({"a": "regex"}, "a", tmp_path)))
+        await until(lambda: worker.deaths == 1, "the child that does not answer is killed")
+        (tmp_path / "work/ops/t/sample/2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work/ops/t/sample/2/go").touch()
+        ends = await frozen
         assert kinds(ends) == "a:crash"
-        assert "ran longer than its time limit" in ends["a"].error
-        assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
+        assert "it answered nothing for 1 s" in ends["a"].error
+        assert kinds(await asyncio.wait_for(held, 60)) == "b:success"
 
 
 @pytest.mark.etcd
