@@ -351,6 +351,11 @@ class Operation:
         if record is not None and void and record.state is HoldState.HELD:
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
         terms = Prepared.of(record) if record is not None else None
+        if terms is not None and terms.op != str(ref):
+            # Somebody wrote the hold of another operation into this one's spec.
+            terms = None
+            if held:
+                raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
         actions = await self._done_so_far()
         history = ended_waiting(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from distop.core.keys import Keys, ParsedKey
+    from distop.core.model import OperationRef
     from distop.core.txn import KeyValue
 
 T = TypeVar("T")
@@ -38,6 +39,19 @@ def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
         return decode(kv.value)
     except UNREADABLE as error:
         raise UnreadableRecord(f"the record at {kv.key} cannot be read: {_why(kv.value, error)}") from error
+
+
+def read_holder(kv: KeyValue, table: str, type_name: str) -> OperationRef:
+    """The operation that the key of an id or of a request names.
+
+    Raises UnreadableRecord, also for one of another table or type: who may write the keys of one table would choose
+    whom others act on.
+    """
+    ref = read(holder_of, kv)
+    if (ref.table, ref.type) != (table, type_name):
+        of = f"type {type_name} on table {table}"
+        raise UnreadableRecord(f"the record at {kv.key} names {ref}, which is not of {of}")
+    return ref
 
 
 def _why(value: bytes, error: BaseException) -> str:

@@ -18,11 +18,11 @@ from distop.core.due import ended_waiting
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Edge, Hold
 from distop.core.model import Cancel, History, OperationRef, Spec, State
-from distop.core.records import read, word
+from distop.core.records import read, read_holder, word
 from distop.core.series import Series
 from distop.core.txn import Get
-from distop.core.unique import Takes, holder_of, may_come_again
-from distop.errors import Incompatible, InvalidArgument, UnreadableRecord
+from distop.core.unique import Takes, may_come_again
+from distop.errors import Incompatible, InvalidArgument
 from distop.submission.request import FOLLOW, After
 
 if TYPE_CHECKING:
@@ -142,11 +142,7 @@ async def resolve(
         elif (kv := named.get(id_)) is None:
             found.append(Asked(one, id_))
         else:
-            named_by_id = read(holder_of, kv)
-            if (named_by_id.table, named_by_id.type) != (one.table, one.type):  # written by hand
-                of = f"type {one.type} on table {one.table}"
-                raise UnreadableRecord(f"the record at {kv.key} names {named_by_id}, which is not of {of}")
-            holder = await _holder(etcd, keys, named_by_id)
+            holder = await _holder(etcd, keys, read_holder(kv, one.table, one.type))
             try:
                 found.append(await _by_policy(etcd, keys, declaration, one, id_, holder, joins))
             except (Incompatible, InvalidArgument) as error:

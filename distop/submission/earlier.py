@@ -18,10 +18,9 @@ from distop.core.digest import request_digest
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import History, OperationRef, Phase, Spec
-from distop.core.records import read
+from distop.core.records import read, read_holder
 from distop.core.requests import MADE
 from distop.core.txn import Get
-from distop.core.unique import holder_of
 from distop.errors import InvalidArgument
 from distop.reading import readable
 
@@ -111,7 +110,8 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
 async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence[Request]) -> None:
     """By their keys. An operation goes from its own keys to the history: both are read at once."""
     answers = await etcd.read(*(Get(keys.request(one.table, one.type, one.request_id)) for one in page))
-    refs = list(dict.fromkeys(read(holder_of, one.kv) for one in answers if one.kv is not None))
+    named = zip(page, answers, strict=True)
+    refs = list(dict.fromkeys(read_holder(a.kv, one.table, one.type) for one, a in named if a.kv is not None))
     gets = [Get(key) for ref in refs for key in (keys.of(ref, "spec"), keys.history(ref))]
     found = [answer.kv for n in range(0, len(gets), _PAGE) for answer in await etcd.read(*gets[n : n + _PAGE])]
     ended = {ref: read(History.decode, kv) for ref, kv in zip(refs, found[1::2], strict=True) if kv is not None}

@@ -150,11 +150,13 @@ def _terms(kv: KeyValue) -> tuple[p.Terms, Hold, int]:
     return found, record, kv.mod_revision
 
 
-async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRef:
+async def confirm(
+    etcd: EtcdClient, keys: Keys, external_id: str, expected: OperationRef | None = None
+) -> OperationRef:
     """Let what was prepared begin; again on one that is confirmed changes nothing.
 
-    Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled; OutcomeUnknown (confirm
-    it again).
+    Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled, or is another operation
+    than the ``expected`` one; OutcomeUnknown (confirm it again).
     """
     while True:
         found = await _find(etcd, keys, external_id)
@@ -162,6 +164,8 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
             raise NotFound(_not_prepared(external_id))
         told, record, mod = found
         ref = OperationRef.parse(told.op)
+        if expected not in (None, ref):
+            raise NotAllowed(f"{expected} was not prepared: its spec names the external id of {ref}")
         if record.state is HoldState.CONFIRMED:
             return ref
         if record.state is HoldState.DENIED:
@@ -222,7 +226,7 @@ async def confirm_operation(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> 
     if external_id is None:
         raise NotAllowed(f"{ref} was not prepared: there is nothing to confirm")
     try:
-        await confirm(etcd, keys, external_id)
+        await confirm(etcd, keys, external_id, ref)
     except NotFound:
         kv = await etcd.get(keys.history(ref))
         record = read(History.decode, kv) if kv is not None else None

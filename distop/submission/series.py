@@ -8,7 +8,7 @@ from distop.core.due import series_of
 from distop.core.model import History, OperationRef, Spec
 from distop.core.records import read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, no_operation
+from distop.errors import NotAllowed, UnreadableRecord, no_operation
 from distop.submission.earlier import active_refs
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ _PAGE = 100
 async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> OperationRef:
     """The operation with which its series began. Where another one took its place, that one's.
 
-    Raises NotFound, NotAllowed (it is of no series).
+    Raises NotFound, NotAllowed (it is of no series), UnreadableRecord.
     """
     while True:
         history, spec = await etcd.read(Get(keys.history(ref)), Get(keys.of(ref, "spec")))
         if history.kv is not None:
             record = read(History.decode, history.kv)
             if record.cancel is not None and record.cancel.replaced_by:
-                ref = OperationRef.parse(record.cancel.replaced_by)
+                ref = _alike(ref, record.cancel.replaced_by)
                 continue
             first = record.series
         elif spec.kv is not None:
@@ -37,7 +37,19 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
             raise no_operation(str(ref))
         if not first:
             raise NotAllowed(f"{ref} is of no series: it does not come again")
-        return OperationRef.parse(first)
+        return _alike(ref, first)
+
+
+def _alike(ref: OperationRef, named: str) -> OperationRef:
+    """The operation that a record of ``ref`` names as one of its series.
+
+    Raises UnreadableRecord for one of another table or type: who may write the keys of one table would choose whose
+    series ends.
+    """
+    found = OperationRef.parse(named)
+    if (found.table, found.type) != (ref.table, ref.type):
+        raise UnreadableRecord(f"the records of {ref} name {found}, of another table or type, as one of its series")
+    return found
 
 
 async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> OperationRef | None:
