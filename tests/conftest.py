@@ -13,7 +13,7 @@ import pytest
 from distop import garbage
 from tests.support import servers
 from tests.support.daemons import OPENED
-from tests.support.distributing import Turned, Units, rank, share
+from tests.support.distributing import TURNS, Turned, Units, has_turn, rank, share
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ for name, examples in (("some", 30), ("many", 200)):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+    parser.addoption(
+        "--turn",
+        type=int,
+        help=f"of the tests marked rotating run one in {TURNS}, others for each number (default: all)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,17 +79,24 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest comes first; all processes of a run have one order. Without --slow, what is marked slow is not
-    chosen at all.
+    """Order the tests, and leave out those that this run does not choose.
+
+    The longest units start first, in one order for all processes of a run. Without --slow, tests marked slow are left
+    out; with --turn, so are those marked rotating whose turn it is not.
     """
     if share():
         items.sort(key=lambda item: item.path)
     items.sort(key=lambda item: rank(item.nodeid))
     if config.getoption("--slow"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in slow]
+    turn = config.getoption("--turn")
+
+    def left_out(item: pytest.Item) -> bool:
+        waits = turn is not None and item.get_closest_marker("rotating") and not has_turn(item.nodeid, turn)
+        return bool(item.get_closest_marker("slow") or waits)
+
+    config.hook.pytest_deselected(items=[item for item in items if left_out(item)])
+    items[:] = [item for item in items if not left_out(item)]
 
 
 def pytest_collection_finish() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import PartitionPlan
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 FITS = {"fits": {"column": "n", "type": "int"}}
 COLUMNS = "id bigint, n bigint comment 'how many', k string"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.support.command import Ran
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotating]
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = "nyc.flights"

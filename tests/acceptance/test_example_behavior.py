@@ -16,6 +16,8 @@ from tests.support.tables import write_partitions
 if TYPE_CHECKING:
     from distop.behavior import Behavior
 
+pytestmark = pytest.mark.rotating
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "row_count.py"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 NOON = datetime(2020, 1, 2, 12, 0, 0, 123456)  # noqa: DTZ001 -- without a zone
 ROWS = 60

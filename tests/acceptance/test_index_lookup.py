@@ -25,7 +25,7 @@ from tests.support.sparklake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 KINDS = ["i8", "i32", "i64", "u64", "f32", "f64", "dec", "big_dec", "day", "ts", "ts_ms", "flag", "text"]
 SHOWN = ("i64", "text", "dec", "flag", "p")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tests.support.context import FakeContext
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400), pytest.mark.rotating]
 
 ROOT = Path(__file__).parents[2]
 SIZE = Size(workers=2, cores=1, memory="600m")

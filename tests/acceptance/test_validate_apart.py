@@ -24,7 +24,7 @@ from tests.support.sparklake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 FILES = 8
 TYPES: dict[str, pa.DataType] = {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from distop.core.plan import Planned
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 
 class Shop:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,7 +26,13 @@ __all__ = ["own_etcd", "small_etcd"]
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session", autouse=True, params=servers.each())
+def _turned(name: str) -> Any:
+    """On the default server each test runs in each turn."""
+    rotates = name != servers.DEFAULT and len(servers.each()) > 1
+    return pytest.param(name, marks=pytest.mark.rotating) if rotates else name
+
+
+@pytest.fixture(scope="session", autouse=True, params=[_turned(name) for name in servers.each()])
 def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     """The etcd server that the test's members run, first on ``PATH``."""
     found = servers.find(request.param)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distop import Operation
     from tests.support.daemons import Daemons
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "c", StringType(), required=False))
 CHECKS = [{"not_null": "c"}, {"not_null": "id"}]

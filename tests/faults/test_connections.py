@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 JOBS, ROWS = 4, 30

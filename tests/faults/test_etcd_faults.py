@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["distop_command"]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 JOBS, ROWS = 12, 10

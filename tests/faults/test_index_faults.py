@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemon, Daemons
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.rotating]
 
 TABLE, TYPE = "rows", "held-index"
 ROWS = 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemons
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 JOBS, ROWS = 12, 10

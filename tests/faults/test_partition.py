@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 JOBS, ROWS = 12, 20

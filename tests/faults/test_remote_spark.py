@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemons
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.rotating]
 
 TABLE = "t"
 

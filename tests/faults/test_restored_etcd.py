@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 NOTHING: tuple[int, dict[str, str]] = (1, {})

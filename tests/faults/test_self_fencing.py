@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Note = Callable[[str, object], None]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 DEBUG = ("--debug",)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.rotating]
 
 TABLE = "t"
 GUILTY = 1

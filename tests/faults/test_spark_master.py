@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distop import Operation
     from tests.support.daemons import Daemon, Daemons
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400), pytest.mark.rotating]
 
 TABLE = "t"
 

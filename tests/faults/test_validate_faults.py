@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distop import Operation, Result
     from tests.support.daemons import Daemon, Daemons
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400), pytest.mark.rotating]
 
 PARTITIONS = ("a", "b", "c")
 DECIDED: dict[str, Any] = {

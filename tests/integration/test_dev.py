@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["distop_command"]
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.rotating]
 
 LIMIT = 60
 

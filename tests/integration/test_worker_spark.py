@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sample_env"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.rotating]
 
 JAVA = "spark.driver.extraJavaOptions"
 

@@ -21,6 +21,8 @@ from tests.simulation.planted_progress import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
 from tests.simulation.searching import FEW, SEEDS, look_for, require_recorded, seeds
 
+pytestmark = pytest.mark.rotating
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -55,6 +56,15 @@ LONGEST = (
 """What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
 APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
 """Acceptance tests that share no Spark: their executors have one of their own."""
+
+
+TURNS = 3
+"""Of the tests marked ``rotating``, one in so many has its turn in a run."""
+
+
+def has_turn(nodeid: str, turn: int) -> bool:
+    """Whether a rotating test runs in this turn: in one of :data:`TURNS` that follow each other."""
+    return zlib.crc32(nodeid.encode()) % TURNS == turn % TURNS
 
 
 def unit_of(nodeid: str) -> str:

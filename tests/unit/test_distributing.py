@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distributing import APART, LONGEST, SHARING, rank, turned, unit_of
+from tests.support.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +31,10 @@ def test_each_process_collects_a_share_of_its_own_first_and_then_all_others() ->
     assert {one for order in orders for one in order[: len(found) // 6 + 1]} == set(found)
     assert turned([0], 5, 6) == [0]
     assert turned([], 5, 6) == []
+
+
+def test_each_rotating_test_has_one_turn_and_each_turn_has_some() -> None:
+    nodes = [f"tests/faults/test_x.py::test_y[{n}]" for n in range(30)]
+    turns = [[node for node in nodes if has_turn(node, turn)] for turn in range(7, 7 + TURNS)]
+    assert sorted(node for some in turns for node in some) == sorted(nodes)
+    assert all(turns)
