@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
+from distop.core.model import OperationRef
+from distop.core.texts import shown
 from distop.deletion import read_regular, write
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import gone, identity, local_path
+from distop.places import folder
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -175,7 +178,7 @@ def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
             digest = _carried_over(certificate_of(argument.since, table.name, ctx), table, summary, ctx)
     except (OSError, InvalidArgument) as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
-    of_files = {"files": _list_of(summary.version), "files_digest": digest}
+    of_files = {"files": _list_of(table.name, summary.version), "files_digest": digest}
     if columns is None:
         return {**of_files, "partition_types": dict(table.options.get("partition_types") or {})}
     named = looked_at(argument, list(columns))
@@ -187,7 +190,7 @@ def _carried_over(since: Certificate, table: TableRecord, summary: Summary, ctx:
     into the shared directory may have replaced the list: each of its files has to be one of ``since``, or of the plan.
     Raises InvalidArgument, and OSError.
     """
-    files, digest = _read_list(summary.version, ctx)
+    files, digest = _read_list(table.name, summary.version, ctx)
     unknown = set(files).difference(kept_files(since, ctx), _listed(summary.partitions(), table))
     if unknown:
         raise InvalidArgument(
@@ -209,9 +212,14 @@ def _listed(partitions: Iterable[PartitionPlan], table: TableRecord) -> list[Ent
     return list(found) if _columns_of(table) is None else [(*file, name) for file, name in found.items()]
 
 
-def _list_of(version: str) -> str:
-    """Where the list of the files of a version stands, below the shared directory."""
-    return f"{_FOLDER}/{version}.json"
+def _list_of(table: str, version: str) -> str:
+    """Where the list of the files of a table's version stands, below the shared directory.
+
+    A plan names the version: it reaches no list of another table. Raises InvalidArgument.
+    """
+    if "/" in version:
+        raise InvalidArgument(f"{shown(version)} is no version of the table {table!r}")
+    return f"{_FOLDER}/{folder(table)}/{version}.json"
 
 
 def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> str:
@@ -219,12 +227,13 @@ def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobConte
     is not asked for what this process has written, and nobody since. Raises what that raises, and OSError.
     """
     shared = _shared(ctx)
-    location = shared.below(_list_of(version)).location
+    name = _list_of(OperationRef.parse(ctx.operation).table, version)
+    location = shared.below(name).location
     if location in _written and _written[location][0] == _standing(location):
         return _written[location][1]
     listed = sorted(list(file) for file in files())
     digest = digest_of({"files": listed})
-    write(shared, _list_of(version), json.dumps({"version": version, "files": listed, "digest": digest}).encode())
+    write(shared, name, json.dumps({"version": version, "files": listed, "digest": digest}).encode())
     # Of files alone the version tells what is in the list. Partitions' names depend on the argument as well: a job over
     # several has one of its own.
     if all(len(file) == 3 for file in listed) and (found := _standing(location)) is not None:
@@ -242,7 +251,7 @@ def _standing(location: str) -> tuple[str, ...] | None:
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
     """The files of a certificate. Raises InvalidArgument where its list is gone, or is not the one of its digest."""
-    if certificate.files != _list_of(certificate.version) or "/" in certificate.version:
+    if "/" in certificate.version or certificate.files != _list_of(certificate.table, certificate.version):
         raise InvalidArgument(
             f"the certificate of {certificate.operation} names {certificate.files!r}, which is no list of files of its "
             "version: validate the whole table"
@@ -253,7 +262,7 @@ def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
             "of its list of files: validate the whole table"
         )
     try:
-        files, digest = _read_list(certificate.version, ctx)
+        files, digest = _read_list(certificate.table, certificate.version, ctx)
     except OSError as error:
         raise InvalidArgument(
             f"the list of files {certificate.files}, which the certificate of {certificate.operation} names, cannot be "
@@ -273,11 +282,11 @@ def _shared(ctx: JobContext) -> Place:
     return ctx.shared
 
 
-def _read_list(version: str, ctx: JobContext) -> tuple[list[Entry], str]:
+def _read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], str]:
     """The files of the list of a version, and the digest that they have. Raises InvalidArgument where it is no list of
     files of this version, and OSError.
     """
-    name = _list_of(version)
+    name = _list_of(table, version)
     text = read_regular(_shared(ctx), name, _LIST_BYTES)
     if len(text) > _LIST_BYTES:
         raise InvalidArgument(f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table")

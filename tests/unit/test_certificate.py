@@ -96,19 +96,37 @@ def test_a_list_that_was_gone_as_soon_as_it_was_written_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
+    ctx.operation = "t/validate/1"
     with monkeypatch.context() as patch:
         patch.setattr(certify, "write", lambda *_: None)
         certify.keep_files("gone", lambda: files, ctx)
     certify.keep_files("gone", lambda: files, ctx)
-    assert json.loads((tmp_path / "certificates" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
+    assert json.loads((tmp_path / "certificates" / "t" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
+
+
+@pytest.mark.parametrize("version", ["abc", "../t/abc", "../../certificates/t/abc"])
+def test_hole_8_a_plan_replaces_no_list_of_another_table(tmp_path: Path, version: str) -> None:
+    """Tables share a --shared-dir, and a forged plan names the version: the certificates of that table were void."""
+    theirs, mine = FakeContext(tmp_path), FakeContext(tmp_path)
+    theirs.operation, mine.operation = "t/validate/1", "mine/validate/1"
+    certify.keep_files("abc", lambda: [("/t/a", 1, 1)], theirs)
+    kept = tmp_path / "certificates" / "t" / "abc.json"
+    told = kept.read_text()
+    if version == "abc":
+        certify.keep_files(version, lambda: [("/mine/a", 1, 1)], mine)
+    else:
+        with pytest.raises(InvalidArgument, match="is no version of the table 'mine'"):
+            certify.keep_files(version, lambda: [("/mine/a", 1, 1)], mine)
+    assert kept.read_text() == told
 
 
 def test_a_list_with_the_names_of_partitions_is_made_for_each_certificate(tmp_path: Path) -> None:
     """One of keys alone has a job over all of them, under a name of its own."""
     ctx = FakeContext(tmp_path)
+    ctx.operation = "t/validate/1"
     for name in ("@table", "k=1"):
         certify.keep_files("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
-        told = json.loads((tmp_path / "certificates" / "named.json").read_text())
+        told = json.loads((tmp_path / "certificates" / "t" / "named.json").read_text())
         assert told["files"] == [["/t/a", 1, 1, name]]
 
 
@@ -299,7 +317,7 @@ def test_a_list_that_is_forged_while_its_validation_runs_is_not_certified(
     former = certify.certify
 
     def late(*args: Any, **options: Any) -> None:
-        (kept,) = set((tmp_path / "certificates").iterdir()) - {tmp_path / certificate["files"]}
+        (kept,) = set((tmp_path / "certificates" / "t").iterdir()) - {tmp_path / certificate["files"]}
         forged(kept, write(folder, "k=2/nulls.parquet", id=[1], c=pa.array([None], pa.string())))
         former(*args, **options)
 
