@@ -271,12 +271,14 @@ class RequestKeys:
 
 
 class Requests:
-    """Which operation a request began. A request is known as long as its operation's keys or history are: longer the
-    product does not know it either.
+    """Which operation a request began.
+
+    A request is known as long as its operation's keys or history are: longer the product does not know it either. A
+    request id is one of a type on a table: the same text may start an operation of each.
     """
 
     def __init__(self) -> None:
-        self._first: dict[str, OperationRef] = {}
+        self._first: dict[tuple[str, str, str], OperationRef] = {}
         self._of: dict[OperationRef, str] = {}
 
     def began(self, ref: OperationRef, request: str) -> OperationRef:
@@ -284,11 +286,11 @@ class Requests:
         if not request:
             return ref
         self._of[ref] = request
-        return self._first.setdefault(request, ref)
+        return self._first.setdefault((ref.table, ref.type, request), ref)
 
-    def began_by(self, request: str) -> bool:
-        """An operation of this request is known."""
-        return request in self._first
+    def began_by(self, like: OperationRef, request: str) -> bool:
+        """An operation of this request is known, of the table and type of ``like``."""
+        return (like.table, like.type, request) in self._first
 
     def known(self, ref: OperationRef) -> bool:
         """Something is left of an operation that a request began."""
@@ -296,6 +298,6 @@ class Requests:
 
     def forget(self, ref: OperationRef) -> None:
         """The last record of an operation is gone."""
-        request = self._of.pop(ref, "")
+        request = (ref.table, ref.type, self._of.pop(ref, ""))
         if self._first.get(request) == ref:
             del self._first[request]

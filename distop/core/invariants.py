@@ -573,7 +573,7 @@ class Checker:
         """
         ref, spec, cluster = op.ref, op.given, self._cluster
         request = next_request(ref)
-        if spec is None or spec.series is None or self._requests.began_by(request):
+        if spec is None or spec.series is None or self._requests.began_by(op.ref, request):
             return ""
         series = Series.from_json(spec.series)
         if ended not in ON[series.on] or series.left == 0 or series.until:

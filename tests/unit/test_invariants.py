@@ -12,11 +12,12 @@ from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
 from distop.core.jobs import JobState
-from distop.core.model import Cancel, OperationRef, State
+from distop.core.model import Cancel, OperationRef, State, TableRecord
 from distop.core.txn import Delete, Put
 from distop.core.violation import NUMBERS
 from tests.support.hours import pass_an_hour
 from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, opened
+from tests.support.starting import Etcd, run
 from tests.support.world import TABLE, World
 
 if TYPE_CHECKING:
@@ -259,6 +260,17 @@ def test_what_has_ended_takes_no_memory() -> None:
     assert not checker.operations
     assert not checker._existing
     assert not checker._job_roots
+
+
+def test_a_request_id_is_one_of_a_type_on_a_table() -> None:
+    """A pipeline's id that starts an operation on each of its tables is no request that started twice."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.put(etcd.client._keys.table("u"), TableRecord("u", "parquet", "/u").encode())
+        for table in ("t", "u", "t"):
+            await etcd.client.start_operation("noop", table, {}, request_id="migration-17", delay=60.0)
+
+    run(work)
 
 
 def test_a_request_is_forgotten_with_its_history() -> None:
