@@ -34,7 +34,7 @@ from distop.submission import prepared, registry
 from distop.submission.dependencies import add_dependencies
 from distop.submission.graph import IN_GRAPHS, start_graph
 from distop.submission.insertion import AFTER_PER_START
-from distop.submission.request import acting, after_one, request, started_by
+from distop.submission.request import acting, after_one, derived, request, started_by
 from distop.submission.starts import Starts
 from distop.submission.within import commit_with, own, submission
 
@@ -319,9 +319,9 @@ class Client:
                 raise InvalidArgument(f"{name} is no option of an operation that is prepared: it has its external id")
         if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
             raise InvalidArgument(f"after is a list of operations, such as [{shown(after)}]")
-        options["request_id"] = prepared.request_id(known)
         start = Start(type_name, table, arg, after=tuple(after or ()), options=options)
         (wanted,), _ = requests([start], None, acting(self._etcd))
+        wanted = derived(wanted, prepared.request_id(known))
         terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
         started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
         return self._handle(started.ref, already_started=started.earlier)

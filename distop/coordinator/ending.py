@@ -39,7 +39,7 @@ from distop.errors import (
 )
 from distop.node.reporter import Reporter
 from distop.schema import encode_argument
-from distop.submission.request import FOLLOW, request
+from distop.submission.request import FOLLOW, derived, request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
 
@@ -509,21 +509,18 @@ class Ending:
         try:
             if why := follows_elsewhere(ref, wanted.get("table")):
                 raise InvalidArgument(why)
-            started = await submit(
-                self._ctx.client,
-                self._keys,
-                request(
-                    wanted.get("type", ""),
-                    ref.table,
-                    encode_argument(wanted.get("arg") or {}),
-                    wanted.get("partitions"),
-                    f"{ref}#{number}",
-                    None,
-                    None,
-                    str(ref),
-                    not_before=wanted.get("not_before"),
-                ),
+            asked = request(
+                wanted.get("type", ""),
+                ref.table,
+                encode_argument(wanted.get("arg") or {}),
+                wanted.get("partitions"),
+                None,
+                None,
+                None,
+                str(ref),
+                not_before=wanted.get("not_before"),
             )
+            started = await submit(self._ctx.client, self._keys, derived(asked, f"{ref}#{number}"))
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
             self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})
         else:

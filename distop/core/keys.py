@@ -41,6 +41,8 @@ _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 _ENCODED = [chr(b) if b in _SAFE else f"%{b:02X}" for b in range(256)]
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
+_DIGEST = "sha256:"
+"""Before the digest of a request id, in its key."""
 _EDGE = re.compile(r"[0-9a-f]{20}")
 _SLOT = re.compile(r"[0-9]")
 
@@ -301,13 +303,17 @@ class Keys:
         return f"{self._prefix}{UNIQUE}.{encode(table)}.{check_type_name(type_name)}.{encode(id_)}"
 
     def request(self, table: str, type_name: str, request_id: str) -> str:
-        """Which operation a request id of the caller's has started. One that is too long for a key, or is no Unicode,
-        stands there as its digest. Outside of the range that every daemon watches.
+        """Which operation a request id of the caller's has started.
+
+        An id that is too long for a key, is no Unicode, or looks like a digest stands there as its digest. Outside of
+        the range that every daemon watches.
         """
         try:
             named = encode(request_id)
         except InvalidArgument:
-            named = f"sha256:{hashlib.sha256(request_id.encode(errors='surrogatepass')).hexdigest()}"
+            named = ""
+        if not named or request_id.startswith(_DIGEST):
+            named = f"{_DIGEST}{hashlib.sha256(request_id.encode(errors='surrogatepass')).hexdigest()}"
         return f"{self._prefix}{REQUEST}.{encode(table)}.{check_type_name(type_name)}.{named}"
 
     def watermark(self, slot: int) -> str:

@@ -24,7 +24,7 @@ from distop.core.texts import shown
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
 from distop.submission.graph import in_one
-from distop.submission.request import LONGEST_DELAY, acting, seconds, text
+from distop.submission.request import LONGEST_DELAY, PREPARED, acting, seconds, text
 from distop.submission.submit import WRITE_LIMIT, Started, overdue, pause, too_contended
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def check_verifier(verify: Any) -> str:
 
 def request_id(external_id: str) -> str:
     """The request id of a prepared operation: by it, it is found once its hold and its receipt are forgotten."""
-    return f"prepared:{external_id}"
+    return f"{PREPARED}{external_id}"
 
 
 async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms) -> Started:

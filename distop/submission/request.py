@@ -45,6 +45,9 @@ FOLLOW = "follow"
 """What the next operation of a series does: it runs after one of its id that runs, and leaves the id to another series.
 """
 
+PREPARED = "prepared:"
+"""Before the external id of a prepared operation, in its request id."""
+
 
 @frozen
 class After:
@@ -221,6 +224,7 @@ def request(
         if not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
             raise InvalidArgument("a request id is a text of 1 to 200 characters")
         text(request_id, "the request id")
+        _check_not_derived(request_id)
     text(submitter, "the submitter", LONGEST_SUBMITTER)
     check_encoded(arg, "the argument")
     _check_id(id, one_off, on_duplicate)
@@ -239,6 +243,28 @@ def request(
         on_duplicate=on_duplicate or "",
         time_limit=time_limit,
     )
+
+
+def derived(wanted: Request, request_id: str) -> Request:
+    """The request under an id that distop makes of another id, which no caller may choose."""
+    return replace(wanted, request_id=request_id, own_id=True)
+
+
+def _check_not_derived(request_id: str) -> None:
+    """Raises InvalidArgument for the forms of derived ids: ``prepared:<external id>``, ``<operation>#<what follows>``.
+
+    The caller would be taken for the one that distop starts under it, or the other way round.
+    """
+    named, follows, _ = request_id.rpartition("#")
+    try:
+        taken = request_id.startswith(PREPARED) or (bool(follows) and OperationRef.parse(named) is not None)
+    except InvalidArgument:
+        taken = False
+    if taken:
+        raise InvalidArgument(
+            f"the request id {shown(request_id)} is of a form that distop keeps for itself (prepared:…, OPERATION#…): "
+            "choose another one"
+        )
 
 
 def started_by(who: str, wanted: Request) -> Request:

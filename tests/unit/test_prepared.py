@@ -633,3 +633,35 @@ def test_one_that_begins_while_it_is_held_is_found() -> None:
         return breaches(etcd)
 
     assert asyncio.run(main()) == ["15: went on although the hold prepared:tx-17 is there"]
+
+
+@pytest.mark.parametrize("request_id", ["prepared:tx-17", "t/noop/1#next", "t/noop/1#0"])
+def test_no_caller_has_a_request_id_that_distop_derives(request_id: str) -> None:
+    """It was handed out as what was prepared, or ended a series."""
+
+    async def work(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument, match="is of a form that distop keeps for itself"):
+            await etcd.client.start_operation("noop", TABLE, {}, request_id=request_id)
+        with pytest.raises(InvalidArgument, match="is of a form that distop keeps for itself"):
+            await etcd.client.start_operations([noop(request_id=request_id)])
+        for fine in ("PR#17", "#1", "prepare:1"):
+            await etcd.client.start_operation("noop", TABLE, {}, request_id=fine, delay=60.0)
+        await prepare(etcd, "x" * 200)
+
+    run(work)
+
+
+def test_a_digest_of_a_request_id_is_no_request_id() -> None:
+    """Else the operation of the long one was started again."""
+
+    async def work(etcd: Etcd) -> None:
+        await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
+        long = "\u00e4" * 200
+        first = await etcd.client.start_operation("noop", TABLE, {}, request_id=long, delay=60.0)
+        (key,) = [kv.key for kv in etcd.store.range("distOpRequest.", "distOpRequest/") if "sha256" in kv.key]
+        text = f"sha256:{key[-64:]}"
+        await etcd.client.start_operation("noop", TABLE, {}, request_id=text, delay=60.0)
+        again = await etcd.client.start_operation("noop", TABLE, {}, request_id=long, delay=60.0)
+        assert again.ref == first.ref
+
+    run(work)
