@@ -443,14 +443,15 @@ class Ending:
         rules = spec.rules
         try:
             wanted = request(
-                *(ref.type, ref.table, arg.kv.value, spec.partitions, next_request(ref)),
+                *(ref.type, ref.table, arg.kv.value, spec.partitions, None),
                 *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
                 time_limit=rules.time_limit or None,
             )
             wanted = replace(wanted, by=spec.by, where=spec.where, options=op.terms.options)
             wanted = replace(wanted, not_before=one.not_before, series=one.series)
             by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
-            started = await submit(self._ctx.client, self._keys, replace(wanted, **by_id))
+            wanted = derived(replace(wanted, **by_id), next_request(ref))
+            started = await submit(self._ctx.client, self._keys, wanted)
         except Incompatible as error:
             # Its id is held by one of no series that has not begun: while that lasts, it is tried again.
             if pause := self._try_again(ref):

@@ -309,7 +309,7 @@ class Executor:
         except SessionLost:
             return  # whoever waits for the session ends this incarnation
         except Exception as error:
-            self._troubles.failed(ref, error)
+            self._failed(ref, error)
         finally:
             self._free_slots += slots
             self._serving.pop(ref, None)
@@ -332,7 +332,7 @@ class Executor:
         """Claim operations of one job together, and start their run in the one slot that is taken for it."""
         slots = 1
         try:
-            won = await self._small.claim(refs, self._claimer.give_back, self._troubles.failed)
+            won = await self._small.claim(refs, self._claimer.give_back, self._failed)
             for op in won:
                 self._operations[op.ref] = op
                 if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
@@ -349,7 +349,7 @@ class Executor:
         except Exception as error:
             self._small.one_by_one(refs)
             for ref in refs:
-                self._troubles.failed(ref, error)
+                self._failed(ref, error)
         finally:
             self._free_slots += slots
             for ref in refs:
@@ -369,7 +369,7 @@ class Executor:
             return
         except Exception as error:
             for op in ops:
-                self._troubles.failed(op.ref, error, run=True)
+                self._failed(op.ref, error, run=True)
         finally:
             self._free_slots += 1
             self._wake.set()
@@ -416,7 +416,7 @@ class Executor:
         """Whoever coordinated would have told what went wrong."""
         error = None if opening.cancelled() else opening.exception()
         if isinstance(error, Exception) and not isinstance(error, SessionLost):
-            self._troubles.failed(ref, error)
+            self._failed(ref, error)
 
     def _served(self, ref: OperationRef) -> None:
         """A round for an operation is over."""
@@ -492,10 +492,23 @@ class Executor:
         except SessionLost:
             return
         except Exception as error:
-            self._troubles.failed(op.ref, error, run=True)
+            self._failed(op.ref, error, run=True)
         finally:
             self._free_slots += 1
             self._wake.set()
+
+    def _failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
+        """An operation could not be served.
+
+        Where the work directory is the cause (full, removed), the node record says so: others take the type's jobs, and
+        `why` and `doctor` name it.
+        """
+        self._troubles.failed(ref, error, run=run)
+        if isinstance(error, OSError):
+            gate = self._ctx.cluster.gates.get(ref)
+            where, tables = (gate.value.where, gate.value.tables(ref.table)) if gate is not None else (None, ())
+            why = f"the work directory cannot be used: {describe(error)}"
+            self._ctx.capability.cannot_now(ref.type, why, where, tables=tables)
 
     # ----------------------------------------------------------------- hints
 

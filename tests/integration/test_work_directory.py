@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.behaviors import sample_env
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.daemons import Daemon, Daemons
+
+__all__ = ["sample_env"]
 
 TABLE = "t"
 
@@ -60,3 +65,26 @@ def test_a_work_directory_that_cannot_be_written(group: Daemons, tmp_path: Path,
     assert_refused(ann, 2, f"the work directory {wanted} cannot be used: {why}")
     assert file.read_text() == "not ours"
     assert not group.client.nodes()
+
+
+def test_a_work_directory_that_is_lost_is_named_until_it_is_there_again(
+    group: Daemons, tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    """`why` and `doctor` looked for the cause in slots, and sent people to the logs."""
+    group.start("ann", env=sample_env)
+    runs = group.folder / "ann" / "runs"
+    shutil.rmtree(runs)
+    runs.write_text("in the way")
+    arg = {"names": ["a"], "does": {}, "diary": str(tmp_path / "diary")}
+    operation = group.client.start_operation("sample", TABLE, arg)
+    group.eventually(
+        lambda: any("the work directory cannot be used" in one.text for one in operation.why().reasons),
+        "why names the work directory",
+        "ann",
+    )
+    runs.unlink()
+    runs.mkdir(mode=0o700)
+    assert operation.wait(60).state == "success", group.tails()
+    group.eventually(
+        lambda: not any(node.failing for node in group.client.nodes().values()), "the node says that it is well", "ann"
+    )
