@@ -78,7 +78,7 @@ def _leaf(path: Path, kind: Any) -> Leaf:
 
     spark = spark_type(kind)
     name = spark if isinstance(spark, str) else ""
-    if isinstance(kind, types.DecimalType):
+    if isinstance(kind, types.DecimalType) and name:
         return Leaf(path, "decimal", name, 0, kind.scale)
     found, bits, scale = _KINDS.get(str(kind), ("other", 0, 0))
     return Leaf(path, found, name, bits, scale)
@@ -140,6 +140,9 @@ def spark_type(kind: Any) -> SparkType:
     if isinstance(kind, types.MapType):
         return ("map", spark_type(kind.key_type), spark_type(kind.value_type))
     if isinstance(kind, types.DecimalType):
+        # Anybody may write the schema: arithmetic with a scale of a billion digits would take hours.
+        if not 0 <= kind.scale <= kind.precision:
+            return ("unreadable", f"Spark has no type {kind}")
         return f"decimal({kind.precision},{kind.scale})"
     if isinstance(kind, types.FixedType):
         return "binary"

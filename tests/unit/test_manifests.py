@@ -31,7 +31,7 @@ from distop.tables import plan_table
 from distop_behaviors.reading import manifests, nearer
 from distop_behaviors.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import columns_of, fields_of, physical
+from distop_behaviors.reading.fields import columns_of, fields_of, physical, spark_type
 from distop_behaviors.reading.iceberg import Gone, split_size
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
@@ -389,3 +389,11 @@ def test_a_scan_is_split_for_all_cores_and_not_more_than_it_is_worth() -> None:
     assert split_size([500 * mb] * 84, 2) == 128 * mb
     assert split_size([100], 64) == 16 * mb
     assert split_size([], 2) == 16 * mb
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(38, 999_999_999), (9, 10)])
+def test_hole_9_a_decimal_that_spark_has_not_is_unreadable(precision: int, scale: int) -> None:
+    """A bound of such a column was computed with a power of ten of that scale."""
+    schema = Schema(NestedField(1, "d", DecimalType(precision, scale)), NestedField(2, "e", DecimalType(38, 38)))
+    found = {field.name: spark_type(field.field_type) for field in schema.fields}
+    assert found == {"d": ("unreadable", f"Spark has no type decimal({precision}, {scale})"), "e": "decimal(38,38)"}
