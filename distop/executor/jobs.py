@@ -15,6 +15,7 @@ from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.errors import InvalidArgument, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
 from distop.node.checkpoints import read_checkpoints
+from distop.node.localjobs import WorkDirectoryUnusable
 from distop.worker.model import JobEnded, JobItem, Listener, RunRequest, WorkerError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Jobs:
         except SessionLost:
             raise
         except Exception as error:
-            if isinstance(error, OSError):  # nothing may start before it is written down
+            if isinstance(error, WorkDirectoryUnusable):  # nothing may start before it is written down
                 self._disk_until = time.monotonic() + DISK_PAUSE
             self.release(op, block)
             raise
@@ -145,7 +146,7 @@ class Jobs:
         except SessionLost:
             raise
         except Exception as error:
-            if isinstance(error, OSError):
+            if isinstance(error, WorkDirectoryUnusable):
                 self._disk_until = time.monotonic() + DISK_PAUSE
             for op in ops:
                 self.release(op, [0])

@@ -20,6 +20,7 @@ from distop.executor.small import Small
 from distop.executor.suspicion import Suspicion
 from distop.executor.troubles import Troubles
 from distop.executor.turns import Turns
+from distop.node.localjobs import WorkDirectoryUnusable
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
@@ -504,11 +505,10 @@ class Executor:
         `why` and `doctor` name it.
         """
         self._troubles.failed(ref, error, run=run)
-        if isinstance(error, OSError):
+        if isinstance(error, WorkDirectoryUnusable):
             gate = self._ctx.cluster.gates.get(ref)
             where, tables = (gate.value.where, gate.value.tables(ref.table)) if gate is not None else (None, ())
-            why = f"the work directory cannot be used: {describe(error)}"
-            self._ctx.capability.cannot_now(ref.type, why, where, tables=tables)
+            self._ctx.capability.cannot_now(ref.type, error.strerror or str(error), where, tables=tables)
 
     # ----------------------------------------------------------------- hints
 

@@ -58,6 +58,10 @@ class LocalRun:
         return cls(name, op, data["incarnation"], data["arg"], data["table"], {item.ordinal: item for item in items})
 
 
+class WorkDirectoryUnusable(OSError):
+    """A run could not be written down in the work directory, so nothing of it was started."""
+
+
 class RunFiles:
     """Where runs are written down: a folder of the work directory. All of it blocks, and raises OSError."""
 
@@ -127,11 +131,14 @@ class LocalJobs:
     async def begin(
         self, op: OperationRef, arg: Any, table: Mapping[str, Any] | None, items: Sequence[JobItem]
     ) -> None:
-        """Write a run down before it starts; on the disk when this returns. Raises OSError."""
+        """Write a run down before it starts; on the disk when this returns. Raises WorkDirectoryUnusable."""
         self._number += 1
         name = f"{folder(self._incarnation)}-{self._number}.json"
         run = LocalRun(name, op, self._incarnation, arg, table, {item.ordinal: item for item in items})
-        await asyncio.to_thread(lambda: self._files.write(name, run.encode()))
+        try:
+            await asyncio.to_thread(lambda: self._files.write(name, run.encode()))
+        except OSError as error:
+            raise WorkDirectoryUnusable(error.errno, f"the work directory cannot be used: {error}") from error
         for item in items:
             self._mine[op, item.ordinal] = run
         for former in list(self.former):
