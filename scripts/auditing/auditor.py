@@ -41,6 +41,7 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
     cluster_rules.instance_numbers,
     cluster_rules.running_operations,
     cluster_rules.elections,
+    cluster_rules.request_keys,
 )
 
 

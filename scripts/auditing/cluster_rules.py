@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from auditing.content import STATE, Finding
-from auditing.records import record
+from auditing.content import HISTORY, STATE, Finding
+from auditing.records import operation_name, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,3 +55,22 @@ def elections(content: Content, touched: Mapping[OperationName, Changes]) -> Ite
             yield Finding("elections", key, f"went from {former}, which is alive, to {elected}")
         if content.node(elected) is None:
             yield Finding("elections", key, f"was won by {elected}, which is not alive")
+
+
+def request_keys(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """The key of a request id names what the request started, as long as anything is known of that.
+
+    A graph that was given up started nothing.
+    """
+    for key, former in content.replaced.items():
+        now = content.others.get(key)
+        if not key.startswith("distOpRequest.") or former is None or now == former:
+            continue
+        operation = content.operations.get(operation_name(former))
+        if operation is None or (operation.state is None and HISTORY not in operation.keys):
+            continue
+        hold = operation.hold
+        holds = [content.hold(hold, before=before) for before in (True, False)] if hold is not None else []
+        if not operation.record(HISTORY).get("void") and all(one.get("state") != "denied" for one in holds):
+            text = f"named {former}, which is still known, and names {now or 'nothing'}"
+            yield Finding("one request, one operation", key, text)

@@ -163,6 +163,12 @@ def limits(step: Step) -> Iterator[Finding]:
             continue
         if ("distOpClaim", f"{int(value):06d}") not in operation.keys:
             yield Finding("permits", name, f"permit {int(rest)} is held for job {int(value)}, which has no claim")
+    for (family, rest), change in step.changed.items():
+        if family != "distOpPermit" or change.before in (None, "free") or change.after == change.before:
+            continue
+        claim = operation.record(("distOpClaim", f"{int(change.before or 0):06d}"))
+        if holder(claim) is not None and claim.get("permit") == int(rest):
+            yield Finding("permits", name, f"permit {int(rest)} left job {change.before}, whose claim goes on with it")
     granted = {
         holder(record(change.after or ""))
         for (family, _), change in step.changed.items()

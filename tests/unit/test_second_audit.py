@@ -228,6 +228,11 @@ BROKEN: list[tuple[str, str, Break]] = [
         f"{JOB}.state": "failed", f"{JOB}.outcome": {"incarnation": "n2", "attempt": 1}})),
     ("reports", "the grant of another", at(REPORT)({f"{JOB}.outcome": {"grant": "g", "attempt": 1}})),
     ("permits", "held for job 0, which has no claim", at(REPORT)({"distOpPermit.t.noop.1.000000": ...})),
+    ("permits", "left job 0, whose claim goes on", beside(REPORT, {"distOpPermit.t.noop.1.000000": "free"})),
+    ("permits", "left job 0, whose claim goes on", beside(REPORT, {"distOpPermit.t.noop.1.000000": None})),
+    *(("one request, one operation", f"and names {said}", beside(
+        when, {"distOpRequest.t.noop.r": "t/noop/1"}, {"distOpRequest.t.noop.r": now}))
+        for when in (TAKE, CLEAN) for now, said in ((None, "nothing"), ("t/noop/2", "t/noop/2"))),
     ("limits", "2 jobs run where max_jobs is 1", lambda told: (
         told[PLAN].update({f"{ROOT}.plan": {"count": 2}}),
         told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
