@@ -75,11 +75,22 @@ def copied(source: str, path: str) -> None:
         _copies.popitem(last=False)
 
 
+def check_loadable(path: str) -> None:
+    """Raises InvalidArgument for a metadata file, or a table's folder, with a ``#`` in its path: Iceberg's
+    ``HadoopTables`` takes what follows it for the name of a metadata table, and loads another file than Python reads.
+    """
+    if "#" in path:
+        raise InvalidArgument(
+            f"the path {shown(path)} of an Iceberg table has a '#', which Iceberg reads as another path: rename it"
+        )
+
+
 def check_metadata(source: str) -> None:
     """Raises InvalidArgument where a metadata file, or its folder, is a link in the table's folder: it would be the
-    metadata of another table, to be read and committed to.
+    metadata of another table, to be read and committed to. So it does for a ``#`` in the path.
     """
     check_form(source)
+    check_loadable(source)
     local = _local(source)
     if local is None or source in _copies:
         return

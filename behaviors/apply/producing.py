@@ -12,7 +12,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import own_folder
+from distop.confinement import check_loadable, own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
 from distop.storage_urls import check_paths
@@ -187,4 +187,5 @@ def _local(path: str) -> str:
 def uri(location: str) -> str:
     """A planned path as Hadoop is to take it. Raises InvalidArgument where that is not allowed in data."""
     check_paths((location,))
+    check_loadable(location)
     return f"file://{location}" if location.startswith("/") else location

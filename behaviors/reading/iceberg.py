@@ -17,6 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import FatalError, TableUnavailable
+from distop.confinement import check_loadable
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
@@ -219,6 +220,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
     jvm: Any = session._jvm
     check_installed(jvm)
     check_paths((source,))
+    check_loadable(source)
     _checked(source, check_files)
     location = f"file://{source}" if source.startswith("/") else source
     iceberg = jvm.org.apache.iceberg

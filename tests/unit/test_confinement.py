@@ -29,6 +29,7 @@ from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.worker.shared import with_files
 from distop_behaviors.apply.hadoop import HadoopTarget
+from distop_behaviors.apply.producing import uri
 from distop_behaviors.reading import iceberg as reading
 from distop_behaviors.reading import manifests
 from tests.support.lake import Folder
@@ -430,3 +431,14 @@ def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: 
     metadata, io = iceberg.read_metadata(source)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         new_files(metadata, io, "7")
+
+
+def test_hole_5_a_metadata_file_is_the_one_that_iceberg_loads(tmp_path: Path) -> None:
+    """With a ``#`` in its path, Spark loaded another file than was checked, and manifests of any host."""
+    fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    odd = f"{fine}#all_data_files"
+    Path(odd.removeprefix("file://")).write_bytes(Path(fine.removeprefix("file://")).read_bytes())
+    for ask in (check_files, iceberg.read_metadata, uri):
+        with pytest.raises(InvalidArgument, match="has a '#', which Iceberg reads as another path"):
+            ask(odd)
+    assert uri(fine)
