@@ -63,7 +63,8 @@ def own_folder(source: str, location: str) -> str:
     if _place(folder) != _place(location):
         raise InvalidArgument(
             f"the metadata file {shown(source)} says that its table lies at {shown(location)}, which is not the folder "
-            "of its metadata: nothing is written or removed in either, since who writes a table chooses its location"
+            "of its metadata: nothing is written or removed in either. Set its location to that folder, or have its "
+            "metadata written below its location"
         )
     return folder
 
@@ -188,9 +189,9 @@ def _local(location: str) -> str | None:
 
 
 def _place(location: str) -> str:
-    """One text for a folder, however it is written."""
+    """One text for a folder, however it is written. No link is followed: whoever writes the table may turn it."""
     local = _local(location)
-    return os.path.realpath(local) if local is not None else _plain(location).rstrip("/")
+    return local.rstrip("/") if local is not None else _plain(location).rstrip("/")
 
 
 def _plain(url: str) -> str:

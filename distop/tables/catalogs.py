@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.confinement import own_folder
 from distop.core.frozen import frozen
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
 
@@ -33,11 +32,6 @@ PATIENCE = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _FILE = ".pyiceberg.yaml"
-_LEADING = {
-    "write.py-location-provider.impl": "run code",
-    "write.metadata.path": "write to a folder that the table names",
-}
-"""Properties of tables that pyiceberg obeys, and what it would do."""
 _STEP = 0.25
 """Seconds between two looks at whether to go on waiting."""
 
@@ -167,22 +161,13 @@ class CatalogTable:
 
         return isinstance(self.loaded.catalog, RestCatalog)
 
-    def _check_where(self, name: str) -> None:
-        """Raises InvalidArgument where the table's metadata have pyiceberg write the next ones elsewhere."""
-        own_folder(self.source, str(self.metadata.location))
-        for property_, why in _LEADING.items():
-            if property_ in self.metadata.properties:
-                raise InvalidArgument(
-                    f"the table {name!r} has the property {property_}, by which pyiceberg would {why} for this change: "
-                    "remove it from the table first"
-                )
-
     def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = ()) -> str:
         """Change the table, if it is still the one that was opened, with the same snapshot on its main branch, the same
         schema, and what ``requirements`` want besides; the new metadata file. It is opened as that from then on.
         Whether to go on is asked before it, and not while its answer is waited for.
 
-        Raises Changed, and OutcomeUnknown where the answer did not come: the same commit again then either does it, or
+        Raises InvalidArgument where pyiceberg would write the metadata elsewhere (``guarded_catalogs``), Changed, and
+        OutcomeUnknown where the answer did not come: the same commit again then either does it, or
         is refused, and whoever opens the table anew sees whether it was done.
         """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
@@ -201,8 +186,6 @@ class CatalogTable:
             return self.loaded.catalog.commit_table(self.loaded, same, tuple(updates))
 
         name = ".".join(self.loaded.name())
-        if not self.writes_metadata:
-            self._check_where(name)
         # Once it is on its way it is waited for: whoever stops then would not know what became of it.
         self._check()
         try:

@@ -16,6 +16,8 @@ from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.typedef import EMPTY_DICT
 from requests import RequestException
 
+from distop.confinement import own_folder
+from distop.errors import InvalidArgument
 from distop.storage_urls import check_paths
 from distop.tables.bounded import bounded
 
@@ -33,6 +35,11 @@ STORAGE_PROPERTIES = (
 )
 """What a catalog may set of the storage of a table: credentials for it, and its region."""
 
+_LEADING = {
+    "write.py-location-provider.impl": "run code",
+    "write.metadata.path": "write to a folder that the table names",
+}
+"""Properties of tables that pyiceberg obeys when it writes metadata, and what it would do."""
 _REGIONS = ("client.region", "s3.region")
 _REGION = re.compile(r"[A-Za-z0-9-]+")
 """It becomes a part of the host's name."""
@@ -75,6 +82,12 @@ class _Guarded(Catalog):
         check_paths(() if location is None else (location,))
         return super()._load_file_io(storage_properties(properties), location)
 
+    def _update_and_stage_table(self, current_table: Any, *args: Any, **named: Any) -> Any:
+        # The table as a commit has just loaded it: what it says now decides where its metadata go.
+        if current_table is not None:
+            check_written(current_table)
+        return super()._update_and_stage_table(current_table, *args, **named)  # type: ignore[misc]
+
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
     """A REST catalog that speaks to its configured server alone."""
@@ -99,6 +112,17 @@ def _refuse_redirect(response: Response, **_: Any) -> None:
         raise RequestException(
             f"it redirects to {response.headers['location']}, which is not followed: give its final address as its uri"
         )
+
+
+def check_written(table: Any) -> None:
+    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code."""
+    own_folder(str(table.metadata_location), str(table.metadata.location))
+    for name, why in _LEADING.items():
+        if name in table.metadata.properties:
+            raise InvalidArgument(
+                f"the table {'.'.join(table.name())!r} has the property {name}, by which pyiceberg would {why} for "
+                "this change: remove it from the table first"
+            )
 
 
 def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

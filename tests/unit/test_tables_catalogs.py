@@ -133,6 +133,20 @@ def test_hole_3_metadata_choose_no_folder_to_write_or_remove_in(
     assert list(victim.iterdir()) == []
 
 
+def test_hole_3_a_commit_goes_by_the_metadata_that_it_changes(sql: tuple[Any, TableRecord], tmp_path: Path) -> None:
+    """Somebody sets the property while a rewrite is produced: pyiceberg loads the table anew for its commit."""
+    catalog, table = sql
+    victim = tmp_path / "victim"
+    with catalogs.opened(table) as found:
+        current = catalog.load_table("sales.orders")
+        evil = SetPropertiesUpdate(updates={"write.metadata.path": f"file://{victim}"})
+        catalog.commit_table(current, (), (evil,))
+        made = set(victim.iterdir())
+        with pytest.raises(InvalidArgument, match=r"write\.metadata\.path|is not the folder of its metadata"):
+            found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
+    assert set(victim.iterdir()) == made
+
+
 def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "wrong.db"
     configure(monkeypatch, uri=f"sqlite:///{file}")
