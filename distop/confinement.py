@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.files import NotRegular, check_regular, local_path
-from distop.storage_urls import check_paths
+from distop.storage_urls import LONGEST_PATH, check_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,7 +136,8 @@ class TableFiles:
         """
         for path in paths:
             folder, _, name = path.rpartition("/")
-            if folder not in self._known or name in ("", ".", "..") or not _ODD.isdisjoint(name):
+            odd = name in ("", ".", "..") or len(path) > LONGEST_PATH or not _ODD.isdisjoint(name)
+            if odd or folder not in self._known:
                 check_paths((path,))
                 check_form(path)
                 if folder.count("/") > _IN_AUTHORITY:  # the name is no part of a bucket's or a host's

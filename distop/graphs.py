@@ -15,7 +15,7 @@ from distop.core.serving import JOIN
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.schema import encode_argument
-from distop.submission.request import Request, request, started_by, text, whoami
+from distop.submission.request import Request, check_not_derived, request, started_by, text, whoami
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,6 +114,8 @@ def requests(
         _check_fields(one)
     if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 190):
         raise InvalidArgument("the request id of a graph is a text of 1 to 190 characters")
+    if request_id is not None:
+        check_not_derived(f"{request_id}#0", "with the number of a part, the request id of a graph")
     places = {id(one): n for n, one in enumerate(graph)}
     wanted: list[Request] = []
     links: dict[tuple[int, int], str] = {}

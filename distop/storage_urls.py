@@ -47,8 +47,8 @@ _USER_IS_KEY = ("http", "https", "s3", "s3a", "s3n")
 _SECRET = re.compile(r"pass|pwd|secret|token|key|credential|signature", re.IGNORECASE)
 """In the name of a parameter: its value is a secret."""
 _SIGNATURES = ("sig", "sas")
-_LONGEST = 4096
-"""Characters of a file's path: no file system or object store has longer ones."""
+LONGEST_PATH = 4096
+"""Characters of a file's path, as Linux has it; object stores have 1,024 bytes."""
 
 
 def check_place(what: str, place: str) -> None:
@@ -69,8 +69,8 @@ def check_paths(paths: Iterable[str]) -> None:
     """
     known: set[str] = set()
     for path in paths:
-        if len(path) > _LONGEST:
-            raise InvalidArgument(f"the path of a file, {shown(path)}, has over {_LONGEST} characters")
+        if len(path) > LONGEST_PATH:
+            raise InvalidArgument(f"the path of a file, {shown(path)}, has over {LONGEST_PATH} characters")
         if path.startswith("/") or not (found := _SCHEME.match(path)) or found[1] == "file":
             continue
         end = path.find("/", found.end() + 2)

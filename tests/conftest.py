@@ -64,12 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Which etcd server this run uses, where it runs tests that need one."""
+    """Which etcd server this run uses, where it runs tests that need one, and which turn it has."""
+    turn = config.getoption("--turn")
+    rotating = "" if turn is None else f"rotating tests: turn {turn % TURNS} of {TURNS} (--turn {turn})\n"
     if not servers.wanted(config.args):
-        return None
+        return rotating.rstrip() or None
     name, wanted = servers.use().name, servers.chosen()
     instead = "" if name == wanted else f", because {wanted} is not built: scripts/etcd builds it"
-    return f"etcd: {name}{instead}"
+    return f"{rotating}etcd: {name}{instead}"
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.core.texts import shown
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -251,11 +253,22 @@ def _widest_nested(a: tuple[Any, ...], b: tuple[Any, ...]) -> SparkType | None:
     return None if None in parts else (a[0], *parts)
 
 
+_MOST_DIGITS = 38
+"""Of a decimal in Spark."""
+
+
 def decimal_of(kind: str) -> tuple[int, int]:
-    """Precision and scale of ``decimal(p,s)``; Spark's defaults where they are left out."""
+    """Precision and scale of ``decimal(p,s)``; Spark's defaults where they are left out.
+
+    Raises InvalidArgument for what Spark has not: anybody may write a schema, and arithmetic with a scale of a billion
+    places would take hours.
+    """
     inside = kind.partition("(")[2].rstrip(") ")
     precision, _, scale = inside.partition(",")
-    return int(precision or 10), int(scale or 0)
+    found = int(precision or 10), int(scale or 0)
+    if not 0 <= found[1] <= found[0] <= _MOST_DIGITS:
+        raise InvalidArgument(f"there is no type {shown(kind)} in Spark")
+    return found
 
 
 def holds(wide: SparkType, narrow: SparkType) -> bool:

@@ -325,8 +325,11 @@ def _for_reading(iceberg: Any, table: Any, location: str, *, lineage: bool) -> A
     written = json.loads(parser.toJson(metadata))
     schemas = [optional(schema) for schema in written["schemas"]]
     version = metadata.formatVersion() if lineage else min(metadata.formatVersion(), ROW_LINEAGE - 1)
-    told = {name: value for name, value in written.items() if name != "schema"}
-    told |= {"format-version": version, "schemas": schemas, "properties": for_reading(written.get("properties", {}))}
+    properties = written.get("properties", {})
+    changed = {"format-version": version, "schemas": schemas, "properties": for_reading(properties)}
+    if changed == {"format-version": metadata.formatVersion(), "schemas": written["schemas"], "properties": properties}:
+        return table
+    told = {name: value for name, value in written.items() if name != "schema"} | changed
     return iceberg.BaseTable(
         iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(told)), table.io()), location
     )

@@ -24,7 +24,7 @@ _WRITTEN = {
     r"write\.parquet\.compression-codec": r"zstd|gzip|snappy|lz4|uncompressed",
     r"write\.parquet\.compression-level": r"[0-9]|1[0-9]",
     r"write\.parquet\.(page|dict)-size-bytes": r"[1-9][0-9]{0,6}",
-    r"write\.parquet\.row-group-size-bytes": r"[1-9][0-9]{0,7}|1[0-9]{8}",
+    r"write\.parquet\.row-group-size-bytes": r"[1-9][0-9]{0,8}",
     r"write\.parquet\.page-row-limit": r"[1-9][0-9]{0,6}",
     r"write\.parquet\.row-group-check-(min|max)-record-count": r"[1-9][0-9]{0,4}",
     r"write\.parquet\.(stats-enabled|bloom-filter-enabled)\.column\.[^\n]+": _BOOLEAN,
@@ -36,7 +36,7 @@ _WRITTEN = {
     r"write\.metadata\.metrics\.max-inferred-column-defaults": r"[0-9]{1,5}",
 }
 """Patterns of the properties that a writer obeys, with those of their values (letters in any case). Sizes have bounds:
-pages below 10 MB, groups below 200 MB, files from 100 kB.
+pages below 10 MB, row groups below 1 GB, files from 100 kB.
 """
 
 

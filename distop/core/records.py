@@ -41,17 +41,20 @@ def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
         raise UnreadableRecord(f"the record at {kv.key} cannot be read: {_why(kv.value, error)}") from error
 
 
-def read_holder(kv: KeyValue, table: str, type_name: str) -> OperationRef:
-    """The operation that the key of an id or of a request names.
+def of_its_kind(ref: OperationRef, table: str, type_name: str, key: str) -> OperationRef:
+    """``ref``, which the record at ``key`` names, where it is of this table and type.
 
-    Raises UnreadableRecord, also for one of another table or type: who may write the keys of one table would choose
-    whom others act on.
+    Raises UnreadableRecord for any other: who may write the keys of one table would choose on whose operations others
+    act.
     """
-    ref = read(holder_of, kv)
     if (ref.table, ref.type) != (table, type_name):
-        of = f"type {type_name} on table {table}"
-        raise UnreadableRecord(f"the record at {kv.key} names {ref}, which is not of {of}")
+        raise UnreadableRecord(f"the record at {key} names {ref}, which is not of type {type_name} on table {table}")
     return ref
+
+
+def read_holder(kv: KeyValue, table: str, type_name: str) -> OperationRef:
+    """The operation of this table and type that the key of an id or of a request names. Raises UnreadableRecord."""
+    return of_its_kind(read(holder_of, kv), table, type_name, kv.key)
 
 
 def _why(value: bytes, error: BaseException) -> str:

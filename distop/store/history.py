@@ -33,6 +33,7 @@ log = logging.getLogger("distop.store")
 _QUIET = 0.5  # seconds without an answer before the reader asks itself whether the present is reached
 _PATIENCE = 10.0  # seconds without an answer before another stream is opened, while there is more to be read; doubled
 # for each such stream: etcd can take longer to divide a response of many small events, and starts it anew for each
+_LONGEST_PATIENCE = 160.0
 _IDLE = 30.0  # the same while following: nothing may have happened
 _PAUSE = (0.1, 2.0)  # seconds of back-off between streams, first and longest
 _REFUSALS = 3  # streams that etcd refused in a row, without one that it served
@@ -135,7 +136,7 @@ class HistoryReader:
                 if not reading.done():
                     silent += _QUIET
                     if self._caught_up or silent >= self._patience:
-                        self._patience *= 2
+                        self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
                         return  # perhaps dead: another stream goes on where this one stands
                     if ordered:
                         await stream.ask_progress()

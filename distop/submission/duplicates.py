@@ -18,7 +18,7 @@ from distop.core.due import ended_waiting
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Edge, Hold
 from distop.core.model import Cancel, History, OperationRef, Spec, State
-from distop.core.records import read, read_holder, word
+from distop.core.records import of_its_kind, read, read_holder, word
 from distop.core.series import Series
 from distop.core.txn import Get
 from distop.core.unique import Takes, may_come_again
@@ -226,7 +226,10 @@ async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> 
     """Whom the former one waits for, since it has the same id and runs still, is waited for by the one in its place."""
     if not former.follows:
         return asked
-    runs = OperationRef.parse(former.follows)
+    wanted, holder = asked.request, asked.holder
+    assert holder is not None
+    key = keys.of(holder.ref, "spec")
+    runs = of_its_kind(OperationRef.parse(former.follows), wanted.table, wanted.type, key)
     state = await etcd.get(keys.of(runs, "state"))
     if state is None or read(word(State), state).terminal:
         return asked

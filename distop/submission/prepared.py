@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
+from distop.core import keys as K
 from distop.core import prepared as p
 from distop.core import verifier_urls
 from distop.core.actions import NO_ACTIONS, Action, Actions
@@ -42,6 +43,14 @@ def external(value: Any) -> str:
     """An external id. Raises InvalidArgument."""
     if not 0 < len(text(value, "the external id")) <= LONGEST_ID:
         raise InvalidArgument(f"an external id is a text of 1 to {LONGEST_ID} characters")
+    try:
+        for id_ in (p.hold_id(value), p.receipt_id(value)):
+            K.encode(id_)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"the external id {shown(value)} takes too many bytes in a key, percent-encoded (at most "
+            f"{K.MAX_COMPONENT_BYTES}): choose a shorter one"
+        ) from None
     return str(value)
 
 

@@ -6,6 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -224,7 +225,7 @@ def request(
         if not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
             raise InvalidArgument("a request id is a text of 1 to 200 characters")
         text(request_id, "the request id")
-        _check_not_derived(request_id)
+        check_not_derived(request_id)
     text(submitter, "the submitter", LONGEST_SUBMITTER)
     check_encoded(arg, "the argument")
     _check_id(id, one_off, on_duplicate)
@@ -246,24 +247,25 @@ def request(
 
 
 def derived(wanted: Request, request_id: str) -> Request:
-    """The request under an id that distop makes of another id, which no caller may choose."""
+    """The request with a request id of distop's own. Callers cannot choose ids of this form."""
     return replace(wanted, request_id=request_id, own_id=True)
 
 
-def _check_not_derived(request_id: str) -> None:
-    """Raises InvalidArgument for the forms of derived ids: ``prepared:<external id>``, ``<operation>#<what follows>``.
+def check_not_derived(request_id: str, what: str = "the request id") -> None:
+    """Raises InvalidArgument for an id of the form ``prepared:<external id>`` or ``<operation>#<next, or a number>``.
 
-    The caller would be taken for the one that distop starts under it, or the other way round.
+    Its caller would be taken for the operation that distop starts under it, or the other way round.
     """
-    named, follows, _ = request_id.rpartition("#")
-    try:
-        taken = request_id.startswith(PREPARED) or (bool(follows) and OperationRef.parse(named) is not None)
-    except InvalidArgument:
-        taken = False
+    named, _, follows = request_id.rpartition("#")
+    taken = request_id.startswith(PREPARED)
+    if not taken and (follows == "next" or (follows.isascii() and follows.isdigit())):
+        with suppress(InvalidArgument):
+            K.check_type_name(OperationRef.parse(named).type)
+            taken = True
     if taken:
         raise InvalidArgument(
-            f"the request id {shown(request_id)} is of a form that distop keeps for itself (prepared:…, OPERATION#…): "
-            "choose another one"
+            f"{what} {shown(request_id)} is of a form that distop keeps for itself (prepared:…, OPERATION#next, "
+            "OPERATION#1): choose another one"
         )
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from distop.core.due import series_of
 from distop.core.model import History, OperationRef, Spec
-from distop.core.records import read
+from distop.core.records import of_its_kind, read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, UnreadableRecord, no_operation
+from distop.errors import NotAllowed, no_operation
 from distop.submission.earlier import active_refs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
         if history.kv is not None:
             record = read(History.decode, history.kv)
             if record.cancel is not None and record.cancel.replaced_by:
-                ref = _alike(ref, record.cancel.replaced_by)
+                ref = of_its_kind(OperationRef.parse(record.cancel.replaced_by), ref.table, ref.type, history.kv.key)
                 continue
             first = record.series
         elif spec.kv is not None:
@@ -37,19 +37,8 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
             raise no_operation(str(ref))
         if not first:
             raise NotAllowed(f"{ref} is of no series: it does not come again")
-        return _alike(ref, first)
-
-
-def _alike(ref: OperationRef, named: str) -> OperationRef:
-    """The operation that a record of ``ref`` names as one of its series.
-
-    Raises UnreadableRecord for one of another table or type: who may write the keys of one table would choose whose
-    series ends.
-    """
-    found = OperationRef.parse(named)
-    if (found.table, found.type) != (ref.table, ref.type):
-        raise UnreadableRecord(f"the records of {ref} name {found}, of another table or type, as one of its series")
-    return found
+        key = history.kv.key if history.kv is not None else keys.of(ref, "spec")
+        return of_its_kind(OperationRef.parse(first), ref.table, ref.type, key)
 
 
 async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> OperationRef | None:

@@ -100,8 +100,8 @@ class Call:
                 self._on_spark_died(why)
             told = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
-            expected = self._stop.is_set() or isinstance(error, JobCancelled | TableUnavailable | NotServed)
-            if not fatal and not expected:
+            told_to_stop = self._stop.is_set() or self._deadline.passed()
+            if not fatal and not told_to_stop and not isinstance(error, TableUnavailable | NotServed):
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             plain_text = (fatal and told) or isinstance(error, NotServed)
             text = str(error) if plain_text and str(error) else explain(error)

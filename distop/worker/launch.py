@@ -28,7 +28,7 @@ REPLACED_AFTER = 300.0
 """Seconds that a child in which something is stuck is kept for its other jobs and calls: until it is replaced, its
 executor takes no work, and those others may have no end of their own."""
 
-FROZEN_AFTER = 60.0
+FROZEN_AFTER = 30.0
 """Seconds for an answer of a child. One that gives none twice is killed: some call lets no other thread of it run, so
 that neither a cancel nor a time limit reaches any job in it.
 """
@@ -79,6 +79,7 @@ class Child:
         self._writer: asyncio.StreamWriter | None = None
         self._control: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, deadline: float) -> None:
         """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
@@ -129,7 +130,7 @@ class Child:
         except asyncio.CancelledError:
             self.kill("stopped")
             raise
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._watching = asyncio.create_task(self._watch())
         hello = self._hello.result()
         try:
             self.skipped = hello["skipped"]
@@ -212,15 +213,18 @@ class Child:
         self.kill("replaced")
 
     async def _watch(self) -> None:
-        while True:
+        while not self.died.done():
             await asyncio.sleep(FROZEN_AFTER)
             # Asked twice: a daemon that stood still itself finds the time of the first question over.
-            if not await self.answers(FROZEN_AFTER) and not await self.answers(FROZEN_AFTER):
-                break
-        self._log.warning("The worker process does not answer for %g s: it is killed and replaced", 2 * FROZEN_AFTER)
-        self.kill("frozen")
+            if await self._answers(FROZEN_AFTER) or await self._answers(FROZEN_AFTER):
+                continue
+            if not self._killing and not self.hung_up:
+                said = "The worker process did not answer for %g s: it is killed and replaced"
+                self._log.warning(said, 2 * FROZEN_AFTER)
+                self.kill("frozen")
+            return
 
-    async def answers(self, limit: float) -> bool:
+    async def _answers(self, limit: float) -> bool:
         """Whether it answers within ``limit`` seconds."""
         if self._pong is None or self._pong.done():
             self._pong = asyncio.get_running_loop().create_future()
@@ -337,11 +341,11 @@ class Child:
             detail = self.trouble if code in _REASONS and self.trouble else _status_text(code)
         if killed := oom_kills.describe(self._oom_kills, oom_kills.read_oom_kills()):
             detail = f"{detail}; {killed}" if detail else killed
-        if self._killing == "frozen":
-            detail = f"it answered nothing for {2 * FROZEN_AFTER:g} s"
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing
+        if reason == "frozen":
+            detail = f"it answered nothing for {2 * FROZEN_AFTER:g} s"
         self._close()
         with contextlib.suppress(OSError):
             spark_settings.remove(self._config.work_dir)
@@ -350,8 +354,8 @@ class Child:
             self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
 
     def _close(self) -> None:
-        for task in self._tasks[2:]:
-            task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._replacing is not None:
             self._replacing.cancel()
         if self._writer is not None:

@@ -207,7 +207,7 @@ class Death:
 
     ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
     ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``;
-    ``frozen`` (it answered nothing); ``replaced`` (a job did not stop, and the
+    ``frozen`` (it did not answer its daemon for a minute); ``replaced`` (a job did not stop, and the
     others have ended, or went on for too long); ``no-spark`` (its Spark session did not start),
     ``spark-stalled`` (its Spark session completed no tasks).
     """

@@ -112,17 +112,17 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(
     tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also without a time limit, which could not reach it."""
-    monkeypatch.setattr(launch, "FROZEN_AFTER", 0.5)
+    monkeypatch.setattr(launch, "FROZEN_AFTER", 2.0)
     async with started(tmp_path, sample_env) as worker:
         held = asyncio.create_task(run(worker, replace(request({"b": "hold"}, "b", tmp_path), op="t/sample/2")))
         await until(lambda: "start b" in diary(tmp_path), "a neighbour runs")
         frozen = asyncio.create_task(run(worker, request({"a": "regex"}, "a", tmp_path)))
-        await until(lambda: worker.deaths == 1, "the child that does not answer is killed")
+        await until(lambda: worker.deaths >= 1, "the child that does not answer is killed")
         (tmp_path / "work/ops/t/sample/2").mkdir(parents=True, exist_ok=True)
         (tmp_path / "work/ops/t/sample/2/go").touch()
         ends = await frozen
         assert kinds(ends) == "a:crash"
-        assert "it answered nothing for 1 s" in ends["a"].error
+        assert "it answered nothing for 4 s" in ends["a"].error
         assert kinds(await asyncio.wait_for(held, 60)) == "b:success"
 
 

@@ -63,8 +63,8 @@ TURNS = 3
 
 
 def has_turn(nodeid: str, turn: int) -> bool:
-    """Whether a rotating test runs in this turn: in one of :data:`TURNS` that follow each other."""
-    return zlib.crc32(nodeid.encode()) % TURNS == turn % TURNS
+    """Whether a rotating test runs in this turn: in one of :data:`TURNS`. Tests of security holes run in each."""
+    return "::test_hole_" in nodeid or zlib.crc32(nodeid.encode()) % TURNS == turn % TURNS
 
 
 def unit_of(nodeid: str) -> str:

@@ -115,7 +115,11 @@ HOSTILE = {
 
 def test_hole_2_properties_of_a_table_choose_no_code_of_readers_and_writers() -> None:
     mapping = {"schema.name-mapping.default": "[]"}
-    asked = {"write.parquet.compression-codec": "ZSTD", "write.target-file-size-bytes": "134217728"}
+    asked = {
+        "write.parquet.compression-codec": "ZSTD",
+        "write.parquet.row-group-size-bytes": "268435456",
+        "write.target-file-size-bytes": "134217728",
+    }
     assert for_writing(HOSTILE) == {}
     assert for_writing(HOSTILE | mapping | asked) == asked
     assert for_reading(HOSTILE | mapping | asked) == mapping

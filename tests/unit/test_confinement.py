@@ -442,3 +442,10 @@ def test_hole_5_a_metadata_file_is_the_one_that_iceberg_loads(tmp_path: Path) ->
         with pytest.raises(InvalidArgument, match="has a '#', which Iceberg reads as another path"):
             ask(odd)
     assert uri(fine)
+
+
+def test_hole_9_each_path_of_a_folder_has_a_bound() -> None:
+    files = confinement.TableFiles("s3://b/t")
+    files.check(["s3://b/t/data/a.parquet"])
+    with pytest.raises(InvalidArgument, match="has over 4096 characters"):
+        files.check(["s3://b/t/data/" + "x" * 5_000])

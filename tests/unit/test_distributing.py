@@ -38,3 +38,4 @@ def test_each_rotating_test_has_one_turn_and_each_turn_has_some() -> None:
     turns = [[node for node in nodes if has_turn(node, turn)] for turn in range(7, 7 + TURNS)]
     assert sorted(node for some in turns for node in some) == sorted(nodes)
     assert all(turns)
+    assert all(has_turn("tests/acceptance/test_x.py::test_hole_2_y", turn) for turn in range(TURNS))

@@ -62,7 +62,7 @@ def test_no_series_of_another_table_is_ended() -> None:
         mine = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0, every=60.0)
         series = json.loads(etcd.value(KEYS.of(mine.parts, "spec")) or b"")["series"]
         forge(etcd, mine.ref, series={**series, "first": theirs.ref})
-        with pytest.raises(UnreadableRecord, match="of another table or type, as one of its series"):
+        with pytest.raises(UnreadableRecord, match="names other/noop/1, which is not of type noop on table t"):
             await mine.end_series()
         assert state(etcd, theirs.ref) == b"pending"
 

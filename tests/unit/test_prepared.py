@@ -644,9 +644,15 @@ def test_no_caller_has_a_request_id_that_distop_derives(request_id: str) -> None
             await etcd.client.start_operation("noop", TABLE, {}, request_id=request_id)
         with pytest.raises(InvalidArgument, match="is of a form that distop keeps for itself"):
             await etcd.client.start_operations([noop(request_id=request_id)])
-        for fine in ("PR#17", "#1", "prepare:1"):
+        for fine in ("PR#17", "#1", "prepare:1", "2024/05/17#retry-1"):
             await etcd.client.start_operation("noop", TABLE, {}, request_id=fine, delay=60.0)
+        for fine in ("nightly/2024/12", "PR"):
+            await etcd.client.start_operations([noop(delay=60.0)], request_id=fine)
+        with pytest.raises(InvalidArgument, match="with the number of a part, the request id of a graph"):
+            await etcd.client.start_operations([noop(delay=60.0)], request_id="sales/validate/12")
         await prepare(etcd, "x" * 200)
+        with pytest.raises(InvalidArgument, match="the external id .* takes too many bytes in a key"):
+            await prepare(etcd, "\u00e4" * 200)
 
     run(work)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
+from distop.errors import InvalidArgument
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
 from distop_behaviors.validate import statistics
@@ -281,6 +282,12 @@ def test_a_double_bound_never_moves_outwards(value: float) -> None:
 def test_bounds_that_do_not_fit_are_refused(value: Any, kind: str) -> None:
     with pytest.raises(Unfit):
         of(value, kind, up=True)
+
+
+@pytest.mark.parametrize("kind", ["decimal(38,999999999)", "decimal(39,0)", "decimal(9,10)"])
+def test_hole_9_a_column_type_that_spark_has_not_costs_no_executor_its_time(kind: str) -> None:
+    with pytest.raises(InvalidArgument, match="there is no type"):
+        of("1", kind, up=True)
 
 
 @pytest.mark.parametrize("kind", ["int", "decimal(38,10)"])
