@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop.confinement import check_metadata
-from distop.tables.iceberg import folder_of
+from distop.tables.iceberg import folder_of, metadata_file, read_metadata
+from distop.tables.location import Location
 from distop_behaviors.apply.producing import Production, keeping_log, properties, uri
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
@@ -45,6 +46,8 @@ class HadoopTarget:
         check_installed(jvm)
         location = folder_of(self._table)
         assert location is not None, "a table whose catalog alone knows its folder"
+        # Spark follows links, and reads files of any size: what it will load is looked at before.
+        read_metadata(metadata_file(Location.of(location)))
         try:
             # Loaded anew, so that what is kept by nobody is compared.
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.core.frozen import frozen
+from distop.core.texts import shown
 from distop.deletion import Place, components, delete, made_folder, names, new_file, write
 from distop.deletion import check_unlinked as _check_unlinked
 from distop.errors import InvalidArgument, UnsafePath
@@ -67,6 +68,10 @@ class Named:
     low: int = 0
     high: int = 0
     level: int = 0
+
+
+MAX_FILES = 50_000_000
+"""Numbers that an index gives to files, one generation after the other: each takes four bytes where it is built."""
 
 
 @frozen
@@ -117,6 +122,8 @@ class Generation:
         data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])
         for name in ("columns", "families"):
             data[name] = tuple(data[name])
+        if type(data["next_file"]) is not int or not 0 <= data["next_file"] <= MAX_FILES:
+            raise ValueError(f"it has numbered {shown(data['next_file'])} files, and at most {MAX_FILES} are numbered")
         return cls(**data)
 
 

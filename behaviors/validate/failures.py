@@ -61,6 +61,8 @@ _OF_TASK = re.compile(
 )
 """What Spark puts before the exception of a task, where it is no cause of its own."""
 _STACK_OVERFLOW = "java.lang.StackOverflowError"
+_READ = 10_000
+"""Characters of an exception's message that are looked at: it may quote a value of a row, of any length."""
 MAX_SENTENCE = 600
 """Maximum characters of Spark's error message, which may quote a whole expression."""
 _DISK = "No space left on device"
@@ -156,9 +158,9 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     """
     # What follows in further lines, a schema mostly, is announced at the end of the first.
     causes = [
-        (name, private.redact(text.strip().split("\n")[0].rstrip(" {:")))
+        (name, private.redact(text[:_READ].strip().split("\n")[0].rstrip(" {:")))
         for name, text in causes
-        if _READING.search(text) is None
+        if _READING.search(text[:_READ]) is None
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
@@ -191,7 +193,7 @@ def sentence_of(error: Exception) -> str:
     """
     from py4j.protocol import Py4JError, Py4JJavaError
 
-    text = str(error).strip()
+    text = str(error)[:_READ].strip()
     if isinstance(error, Py4JJavaError):
         # Of Java's own exceptions PySpark makes none of its own: their sentence stands behind the call's.
         with suppress(Py4JError, OSError):
@@ -200,11 +202,11 @@ def sentence_of(error: Exception) -> str:
     line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
     if line == _STACK_OVERFLOW:  # in a task: of the expression's own depth the driver fails before
         return f"a regular expression that repeats a group, as (a|b)*, meets too long a text ({line}): use [ab]*"
-    return shorten(private.redact(re.sub(r"\s*SQLSTATE: \w+.*$", "", line)), MAX_SENTENCE)
+    return shorten(private.redact(line.partition("SQLSTATE: ")[0].rstrip()), MAX_SENTENCE)
 
 
 def _of_java(thrown: Any) -> str:
-    name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "").strip()
+    name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "")[:_READ].strip()
     if name == _STACK_OVERFLOW:
         return f"the expression is nested too deeply for Spark ({name})"
     return text or name

@@ -39,7 +39,10 @@ _FOLDER = "metadata"
 _HINT = "version-hint.text"
 _HINT_BYTES = 64
 """Of the hint at most: it is a number."""
-_NUMBERED = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json")
+_NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})(\.gz)?\.metadata\.json")
+_FORMERLY = re.compile(r"v[0-9]+\.metadata\.json\.gz")
+"""What Iceberg finds besides: names of early releases."""
+_HINTED = re.compile(r"([0-9]{1,9})(?:\r\n|\r|\n)?|\s*")
 _CHECKED_EVERY = 1_000
 """Files of a manifest between two looks at whether to go on."""
 _KEPT_FILES = 20_000
@@ -270,7 +273,15 @@ def metadata_file(location: Location) -> str:
     cannot be listed.
     """
     names = location.names_in(_FOLDER)
-    numbered = {int(found[1]): name for name in names if (found := _NUMBERED.fullmatch(name))}
+    matches = [found for name in names if (found := _NUMBERED.fullmatch(name))]
+    # Of one version Iceberg takes the file that is not compressed.
+    matches.sort(key=lambda found: found[2] is None)
+    numbered = {int(found[1]): found[0] for found in matches}
+    if former := next(filter(_FORMERLY.fullmatch, names), None):
+        raise InvalidArgument(
+            f"the metadata of the table at {location.text!r} have a file {former!r}, as early releases of Iceberg name "
+            "it, which is not read here: rename it to end in .gz.metadata.json"
+        )
     if not numbered:
         if any(name.endswith(".metadata.json") for name in names):
             raise InvalidArgument(
@@ -278,8 +289,14 @@ def metadata_file(location: Location) -> str:
                 "register it with --option catalog=…, and as its location what it is called there"
             )
         raise InvalidArgument(f"the location {location.text!r} holds no Iceberg table: there is no metadata in it")
-    hint = location.text_in(f"{_FOLDER}/{_HINT}", _HINT_BYTES).strip() if _HINT in names else ""
-    version = int(hint) if hint.isdecimal() else max(numbered)
+    hint = _HINTED.fullmatch(location.text_in(f"{_FOLDER}/{_HINT}", _HINT_BYTES) if _HINT in names else "")
+    if hint is None:
+        # Iceberg takes its first line, or lists the folder: Spark might read another file than is checked here.
+        raise InvalidArgument(
+            f"the file {_HINT} of the table at {location.text!r} holds no version: write the number of the current "
+            "metadata file into it, or remove it"
+        )
+    version = int(hint[1]) if hint[1] else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
             f"the metadata of the table at {location.text!r} is incomplete: the version that {_HINT} names is missing"

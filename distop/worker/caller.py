@@ -162,8 +162,8 @@ class Caller:
     async def _answer(self, asked: _Asked, message: CallMessage, rows: Rows | None, sources: Sources) -> Answer | Death:
         """The answer, or how the child crashed.
 
-        A call is sent again if its child was killed for another call, and once if its child's Spark session was
-        unusable.
+        A call is sent again if its child was killed for another call, or read it too late, and once if its child's
+        Spark session was unusable.
         """
         sparks_lost = 0
         while True:
@@ -189,7 +189,13 @@ class Caller:
                 child.calls.pop(call.number, None)
                 child.end_if_stuck()
             if call.result.done():
-                return call.result.result(), call.chunks
+                try:
+                    return call.result.result(), call.chunks
+                except WorkerError as error:
+                    # The session goes on, since its child lives: the child stood still while it was renewed.
+                    if error.kind != "late" or asked.told.done():
+                        raise
+                    continue
             death = child.died.result()
             if death.crashed:
                 return death

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from distop.deletion import Place
 
 
+class _Late(JobCancelled):
+    """The child may start nothing more of a call: its daemon sends the call again, where the session goes on."""
+
+
 class Call:
     """One call, in a thread of its own. ``cancel`` and ``interrupt`` are called by others."""
 
@@ -68,7 +72,7 @@ class Call:
         if self._stop.is_set():
             raise JobCancelled("the call was told to stop")
         if self._deadline.passed():
-            raise JobCancelled("the session's deadline has passed")
+            raise _Late("the session's deadline has passed")
 
     def run(self) -> None:
         """Do it, and send its result or what went wrong."""
@@ -106,7 +110,7 @@ class Call:
             plain_text = (fatal and told) or isinstance(error, NotServed)
             text = str(error) if plain_text and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
-            kind = kind_of(error) if fatal else "transient"
+            kind = "late" if isinstance(error, _Late) else kind_of(error) if fatal else "transient"
             self._env.outbox.send(protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
             self._env.spark.unbind()

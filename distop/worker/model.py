@@ -193,10 +193,13 @@ class Verified:
 class WorkerError(DistopError):
     """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
     that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``unavailable``:
-    the same, but only for the moment; ``crash``: the child died; ``transient``: anything else.
+    the same, but only for the moment; ``crash``: the child died; ``late``: the child
+    stood still for longer than the session's deadline, and the call is sent again; ``transient``: anything else.
     """
 
-    def __init__(self, kind: Literal["transient", "fatal", "unable", "unavailable", "crash"], message: str) -> None:
+    def __init__(
+        self, kind: Literal["transient", "fatal", "unable", "unavailable", "crash", "late"], message: str
+    ) -> None:
         super().__init__(message)
         self.kind = kind
 

@@ -397,7 +397,8 @@ class ResultMessage(TypedDict):
 class FailedMessage(TypedDict):
     t: Literal["failed"]
     call: int
-    kind: Literal["transient", "fatal", "unable"]
+    kind: Literal["transient", "fatal", "unable", "late"]
+    """``late``: the child read the call after the session's deadline, and did nothing."""
     message: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from dataclasses import replace
@@ -16,7 +17,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.files import NotRegular, TooLarge
 from distop_behaviors.index import DropIndex, folder, planning, postings, segments
 from distop_behaviors.index.finding import find
-from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.folder import Folder, Generation
 from distop_behaviors.index.planning import file_list
 from tests.support.indexed import Indexes, Operation
 from tests.unit.test_index_build import add, clean, holds, indexes, named
@@ -284,3 +285,12 @@ def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest
     monkeypatch.setattr(planning, "LIST_BYTES", 10)
     with pytest.raises(TooLarge, match=r"the file .*\.parquet has more than 10 bytes"):
         file_list(found, current)
+
+
+@pytest.mark.parametrize("number", [700_000_000, -1, 1.5, "7"])
+def test_hole_9_a_generation_numbers_no_more_files_than_fit_into_memory(number: object) -> None:
+    """A build took four bytes for each of as many files as a generation says that there were."""
+    told = json.loads(Generation(number=1, table_version="1").to_json())
+    assert Generation.from_json(json.dumps({**told, "next_file": 7})).next_file == 7
+    with pytest.raises(ValueError, match="at most 50000000 are numbered"):
+        Generation.from_json(json.dumps({**told, "next_file": number}))

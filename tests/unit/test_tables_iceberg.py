@@ -22,7 +22,8 @@ from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import check_reachable, check_table, iceberg, plan_table
-from distop.tables.iceberg import EMPTY, NO_SNAPSHOT, _Naming
+from distop.tables.iceberg import EMPTY, NO_SNAPSHOT, _Naming, metadata_file
+from distop.tables.location import Location
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -208,6 +209,28 @@ def test_the_newest_metadata_counts_where_the_hint_is_behind_or_missing(tmp_path
         assert plan_table(record(tmp_path)).version == str(table.metadata.current_snapshot_id)
     hint.unlink()
     assert plan_table(record(tmp_path)).version == str(table.metadata.current_snapshot_id)
+
+
+@pytest.mark.parametrize("hint", ["7\nx", "7 ", " 7", "x", "-1", "٧"])
+def test_hole_2_a_hint_that_spark_reads_otherwise_is_refused(tmp_path: Path, hint: str) -> None:
+    """Iceberg takes the first line: Spark read a file that nobody had checked, and quoted it in an error."""
+    table = Folder(tmp_path).new(SCHEMA)
+    table.append(rows("a"))
+    (tmp_path / "metadata" / "version-hint.text").write_text(hint)
+    with pytest.raises(InvalidArgument, match="holds no version"):
+        plan_table(record(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["v02.metadata.json", "v2.gz.metadata.json", "v3.metadata.json.gz"])
+def test_hole_2_metadata_have_the_names_that_spark_looks_for(tmp_path: Path, name: str) -> None:
+    table = Folder(tmp_path).new(SCHEMA)
+    table.append(rows("a"))
+    (tmp_path / "metadata" / name).write_text("not read")
+    if name.endswith(".json.gz"):
+        with pytest.raises(InvalidArgument, match="as early releases of Iceberg name it"):
+            metadata_file(Location.of(str(tmp_path)))
+    else:
+        assert metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
 
 
 def test_planning_asks_whether_to_go_on(tmp_path: Path) -> None:

@@ -118,3 +118,12 @@ _FILE = (
 )
 def test_why_a_file_cannot_be_read(causes: list[tuple[str, str]], why: str) -> None:
     assert failures.explained([_FILE, *causes]) == why
+
+
+def test_hole_9_a_value_that_spark_quotes_costs_no_executor_its_time() -> None:
+    """Spark's message has the value as a whole: a search that took quadratic time held all threads of a child."""
+    text = f"[CAST_INVALID_INPUT] The value 'y{' ' * 5_000_000}' of the type \"STRING\" cannot be cast. SQLSTATE: 22018"
+    found = failures.sentence_of(Exception(text))
+    assert found.startswith("[CAST_INVALID_INPUT] The value 'y")
+    assert len(found) <= failures.MAX_SENTENCE
+    assert failures.sentence_of(Exception("[A.B] it is wrong.   SQLSTATE: 22018")) == "[A.B] it is wrong."
