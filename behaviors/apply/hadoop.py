@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop.confinement import check_metadata
+from distop.errors import InvalidArgument
 from distop.tables.iceberg import folder_of, metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.producing import Production, keeping_log, properties, uri
@@ -47,7 +48,11 @@ class HadoopTarget:
         location = folder_of(self._table)
         assert location is not None, "a table whose catalog alone knows its folder"
         # Spark follows links, and reads files of any size: what it will load is looked at before.
-        read_metadata(metadata_file(Location.of(location)))
+        try:
+            read_metadata(metadata_file(Location.of(location)))
+        except (InvalidArgument, TableUnavailable):
+            self._ctx.check_reachable()
+            raise
         try:
             # Loaded anew, so that what is kept by nobody is compared.
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.backoff import Backoff
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.checkpoint import given_up
 from distop.core.codec import rfc3339
 from distop.core.declaration import shortest
 from distop.core.jobs import JobState, Outcome, Tried, told
-from distop.errors import InvalidArgument, SessionLost, describe
+from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, OutcomeUnknown, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
 from distop.node.checkpoints import read_checkpoints
 from distop.node.localjobs import WorkDirectoryUnusable
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from distop.node.context import Context
     from distop.node.openop import Held, OpenOperation
 
+GIVE_UP_TRIES = 3
+GIVE_UP_PAUSE = (0.2, 5.0)
+"""Seconds of back-off before etcd is asked again for what precedes a cleanup, first and longest."""
 PATIENCE = 1.0
 """Seconds after which jobs that wait for their turn in one slot, and were thought to be short, are left to others."""
 DISK_PAUSE = 5.0
@@ -377,7 +382,7 @@ class Jobs:
             alone = ends[0] if len(ends) == 1 else None
             where = _where(op, alone[1].partition, alone[0]) if alone else _where(op, -1, None)
             try:
-                items = await self._to_clean(op, ends, where, goes_on=not lost)
+                items = await self._to_clean_for_sure(op, ends, where, goes_on=not lost)
                 if items:
                     await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, items)
             except SessionLost:
@@ -399,6 +404,22 @@ class Jobs:
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
+    async def _to_clean_for_sure(
+        self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], where: dict[str, Any], *, goes_on: bool
+    ) -> list[JobItem]:
+        """As :meth:`_to_clean`, which is tried again as long as etcd refuses to answer, such as to a role that was
+        revoked for a while: the jobs are held, and nobody cleans up after their reports.
+        """
+        backoff, told = Backoff(*GIVE_UP_PAUSE), False
+        while True:
+            try:
+                return await self._to_clean(op, ends, where, goes_on=goes_on)
+            except (EtcdRejected, EtcdUnavailable, OutcomeUnknown) as error:
+                said = "Cannot prepare the cleanup of a job that failed for good; retrying: %s"
+                self._ctx.log.log(logging.DEBUG if told else logging.WARNING, said, describe(error), extra=where)
+                told = True
+                await asyncio.sleep(backoff.pause())
+
     async def _to_clean(
         self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], where: dict[str, Any], *, goes_on: bool
     ) -> list[JobItem]:
@@ -409,7 +430,7 @@ class Jobs:
         saved = await read_checkpoints(self._ctx, op.ref, partitions) if op.spec.rules.resumable else {}
         stays = set[int]()
         if goes_on and saved:
-            given = await asyncio.gather(*(self._checkpoints.save(op, p, given_up(saved[p])) for p in saved))
+            given = await asyncio.gather(*(self._give_up(op, p, saved[p]) for p in saved))
             stays = {p for p, sure in zip(saved, given, strict=True) if not sure}
         if stays:
             text = "the checkpoints of %d jobs could not be given up: nobody cleans up after them here"
@@ -419,6 +440,15 @@ class Jobs:
             for p, (held, _) in zip(partitions, ends, strict=True)
             if p not in stays
         ]
+
+    async def _give_up(self, op: OpenOperation, partition: int, checkpoint: Any) -> bool:
+        """Whether the checkpoint of a held job is given up. A write is refused where an earlier one of the job came
+        first: that is seen, and tried again; where somebody else has the job, it is refused each time.
+        """
+        for _ in range(GIVE_UP_TRIES):
+            if await self._checkpoints.save(op, partition, given_up(checkpoint)):
+                return True
+        return False
 
     def _answer(
         self,

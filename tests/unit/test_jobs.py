@@ -23,7 +23,8 @@ from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 from distop.core.view import ClusterView
 from distop.daemon.capability import Capability
-from distop.errors import EtcdUnavailable
+from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.executor import jobs
 from distop.executor.jobs import Jobs
 from distop.executor.suspicion import Suspicion
 from distop.node.context import Context
@@ -254,6 +255,30 @@ async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
+
+
+async def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a role is revoked for a while: the job was reported as failed, and nobody ever cleaned up after it."""
+    monkeypatch.setattr(jobs, "GIVE_UP_PAUSE", (0.0, 0.0))
+    here = Here(tmp_path, Rules(resumable=True))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    refusals = [EtcdRejected("permission denied") for _ in range(3)]
+    read = here.etcd.read
+
+    async def refused(*gets: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await read(*gets)
+
+    monkeypatch.setattr(here.etcd, "read", refused)
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert refusals == []
+    assert [item.progress for item in here.child.cleaned] == [{"at": 41}]
+    assert here.state(0) == "failed"
 
 
 async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp_path: Path) -> None:
