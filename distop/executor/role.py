@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
+    from distop.core.plan import Gate
     from distop.core.txn import Txn, TxnResult
     from distop.node.context import Context
 
@@ -211,7 +212,7 @@ class Executor:
         known, now = self._operations, time.monotonic()
         gates = {ref: gate for ref in self._small.general if (gate := ctx.cluster.gates.get(ref)) is not None}
         ranks = {
-            ref: self._turns.rank(ref, gate.value.options.priority, now, held=ref in known and bool(known[ref].held))
+            ref: self._rank(ref, gate.value, now)
             for ref, gate in gates.items()
             if ctx.serves(ref.type, gate.value.tables(ref.table)) and ctx.fits(gate.value.where)
         }
@@ -239,6 +240,11 @@ class Executor:
             first, until = self._turns.begins(ref, ranks[ref], now)
             self._serve_soon(ref, 1 if op is None or op.spec.rules.batch else 0)
         return pause
+
+    def _rank(self, ref: OperationRef, gate: Gate, now: float) -> int:
+        op = self._operations.get(ref)
+        priority = 0 if self._troubles.missing(ref) else gate.options.priority
+        return self._turns.rank(ref, priority, now, held=op is not None and bool(op.held))
 
     def _wait(self, ref: OperationRef) -> float:
         """Seconds for which an operation is not to be served here."""
@@ -505,6 +511,8 @@ class Executor:
         `why` and `doctor` name it.
         """
         self._troubles.failed(ref, error, run=run)
+        if self._troubles.missing(ref):
+            self._turns.served(ref, time.monotonic(), won=False)  # it waits anew: others have their turn
         if isinstance(error, WorkDirectoryUnusable):
             gate = self._ctx.cluster.gates.get(ref)
             where, tables = (gate.value.where, gate.value.tables(ref.table)) if gate is not None else (None, ())

@@ -22,6 +22,9 @@ LONGEST_PAUSE = 30.0
 UNREADABLE_PAUSE = 120.0
 """The longest where records cannot be read: that lasts until a person mends them, or a later release is installed."""
 
+MISSING_PAUSE = 600.0
+"""The longest where an open gate has no records: they come within moments, by a watch that lags, or never."""
+
 
 @dataclass(slots=True)
 class _Trouble:
@@ -32,6 +35,8 @@ class _Trouble:
     """What was said of it last."""
     run: bool = False
     """Its jobs could be claimed, and not run."""
+    missing: bool = False
+    """There are no records behind its gate."""
 
 
 class Troubles:
@@ -62,7 +67,7 @@ class Troubles:
         """
         where = {"operation": str(ref)}
         if isinstance(error, NotFound):
-            self._again(ref, LONGEST_PAUSE)
+            self._again(ref, MISSING_PAUSE).missing = True
             self._log.debug("%s", error, extra=where)
         elif isinstance(error, UnreadableRecord):
             trouble = self._again(ref, UNREADABLE_PAUSE)
@@ -80,6 +85,11 @@ class Troubles:
         trouble.pause = min(max(FIRST_PAUSE, trouble.pause * 2), longest)
         trouble.until = time.monotonic() + trouble.pause * random.uniform(0.5, 1.0)
         return trouble
+
+    def missing(self, ref: OperationRef) -> bool:
+        """At the last look the operation had an open gate and no records. Submitters may write any number of those."""
+        trouble = self._of.get(ref)
+        return trouble is not None and trouble.missing
 
     def served(self, ref: OperationRef) -> None:
         """It was looked at and claimed from; if it was runs that went wrong, that they go well is yet to be seen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from typing import Any
 
 from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
@@ -18,6 +19,11 @@ _COMPRESSED = ".gz.metadata.json"
 """How a file's name ends that pyiceberg decompresses."""
 
 
+PARSED_BYTES = 64 << 20
+"""Of a table's metadata file at most, decompressed: parsed, it takes some forty times as much memory."""
+_PARSED = re.compile(r"\.metadata\.json(\.gz)?\Z")
+
+
 def bounded(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of a catalog by which it opens all files so."""
     inner = {INNER_IMPL: settings[PY_IO_IMPL]} if PY_IO_IMPL in settings else {}
@@ -25,8 +31,8 @@ def bounded(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class BoundedIO(FileIO):
-    """Opens files as pyiceberg does by these properties. A file that has more than METADATA_BYTES raises TooLarge, one
-    that lies where data may not send anybody InvalidArgument.
+    """Opens files as pyiceberg does by these properties. A file that has more than METADATA_BYTES (of a table's
+    metadata: PARSED_BYTES) raises TooLarge, one that lies where data may not send anybody InvalidArgument.
     """
 
     def new_input(self, location: str) -> InputFile:
@@ -60,10 +66,11 @@ class _Bounded(InputFile):
 
     def open(self, seekable: bool = True) -> Any:
         path = local_path(self.location)
+        limit = min(METADATA_BYTES, PARSED_BYTES) if _PARSED.search(self.location) else METADATA_BYTES
         with self._inner.open(seekable) if path is None else open_regular(str(path), follow=False) as stream:
-            data = read_whole(stream, METADATA_BYTES, self.location)
+            data = read_whole(stream, limit, self.location)
         if self.location.endswith(_COMPRESSED):
             # A few bytes may stand for any number of them: counted here, before all are in memory at once.
             with gzip.open(io.BytesIO(data)) as text:
-                read_whole(text, METADATA_BYTES, self.location)
+                read_whole(text, limit, self.location)
         return io.BytesIO(data)

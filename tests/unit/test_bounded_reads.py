@@ -104,6 +104,14 @@ def test_metadata_of_iceberg_is_bounded(
         manifests.snapshot_of(current(tmp_path), frozenset())
 
 
+def test_hole_9_metadata_that_are_parsed_have_a_bound_of_their_own(
+    tmp_path: Path, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "PARSED_BYTES", 100)
+    with pytest.raises(InvalidArgument, match=r"v2\.metadata\.json .* has more than 100 bytes"):
+        check_table(record(tmp_path))
+
+
 def test_manifests_of_iceberg_are_bounded(tmp_path: Path, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     iceberg.read_metadata(current(tmp_path))  # it is larger than its manifests, and kept
     lower(monkeypatch, 100)

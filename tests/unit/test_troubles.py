@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,13 @@ from distop import logs
 from distop.config import ExecutorConfig
 from distop.core.keys import Keys
 from distop.core.model import OperationRef
+from distop.core.options import Options
 from distop.core.plan import Gate
 from distop.core.seen import Seen
 from distop.core.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.executor.role import Executor
-from distop.executor.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles
+from distop.executor.troubles import LONGEST_PAUSE, MISSING_PAUSE, UNREADABLE_PAUSE, Troubles
 from distop.node.context import Context
 from distop.node.openop import OpenOperation
 from distop.store.config import EtcdConfig
@@ -68,6 +70,34 @@ def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(
         troubles.failed(REF, NotFound("operation t/noop/1 has ended meanwhile"))
     assert caplog.records == []
     assert troubles.wait(REF) > 0, "the gate may be seen for a while"
+
+
+def test_hole_9_a_gate_without_records_is_looked_at_less_and_less(clock: StandingClock) -> None:
+    """Thousands of forged gates, each of a high priority, had no other operation get a slot."""
+    troubles = Troubles(logs.get("distop.test"))
+    waits = []
+    for _ in range(12):
+        troubles.failed(REF, NotFound("there is no operation t/noop/1"))
+        waits.append(troubles.wait(REF))
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert waits[-1] == MISSING_PAUSE
+    assert troubles.missing(REF)
+
+
+async def test_hole_9_gates_without_records_have_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Executor(Stub())
+    gate = Gate(options=Options(priority=100))
+
+    async def load(*_: Any) -> OpenOperation:
+        raise NotFound("there is no such operation")
+
+    monkeypatch.setattr(OpenOperation, "load", load)
+    executor._ctx.cluster.gates[REF] = Seen(gate, 5)
+    now = time.monotonic()
+    urgent = executor._rank(REF, gate, now)
+    await executor._serve(REF, 0)
+    other = executor._rank(OperationRef("other", "noop", "", 1), Gate(), now)
+    assert urgent > other >= executor._rank(REF, gate, time.monotonic())
 
 
 def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed(clock: StandingClock) -> None:
