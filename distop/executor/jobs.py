@@ -488,6 +488,7 @@ class Jobs:
                 )
             if not (applied and ended):
                 op.exhausted = False  # the job waits, or another has it: look again
+                op.returned += 1
             self._settled(op)
 
         return answered

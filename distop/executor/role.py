@@ -281,6 +281,7 @@ class Executor:
                 op, won = await self._open(ref, few)
                 if op is None:
                     return
+            returned = op.returned
             if won is None:
                 if op.unknown or not op.room:
                     await self._look(op)
@@ -311,6 +312,10 @@ class Executor:
             if not won.partitions:
                 if op.open_jobs:
                     op.forget_candidates()
+                elif op.returned != returned:
+                    # A job went back to wait during this round, which has read what was before.
+                    op.forget_candidates()
+                    op.exhausted = False
                 else:
                     op.exhausted = True
         except SessionLost:

@@ -11,13 +11,15 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
+from distop.core.declaration import Rules
 from distop.core.keys import Keys
-from distop.core.model import OperationRef
+from distop.core.model import OperationRef, Spec
 from distop.core.options import Options
-from distop.core.plan import Gate
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.seen import Seen
 from distop.core.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
+from distop.executor.claimer import Won
 from distop.executor.role import Executor
 from distop.executor.troubles import LONGEST_PAUSE, MISSING_PAUSE, UNREADABLE_PAUSE, Troubles
 from distop.node.context import Context
@@ -145,3 +147,28 @@ async def test_nothing_is_kept_of_operations_that_are_gone(monkeypatch: pytest.M
     gates[gone] = Seen(Gate(), 5)  # it goes while it is read
     await executor._serve(gone, 0)
     assert len(executor._troubles) == 0
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+async def test_a_job_that_goes_back_to_wait_during_a_look_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """Its retry came with the next poll alone, on a busy machine: the look had read what was before."""
+    executor, chunks = Executor(Stub()), chunked([PartitionPlan(0, "0")])
+    op = OpenOperation(REF, 5, Spec("request", "", "", Rules()), {}, Plan(1, "", "", 1), chunks, [0])
+    executor._operations[REF] = op
+
+    async def look(*_: Any) -> None:
+        if meanwhile:
+            op.returned, op.exhausted = op.returned + 1, False
+        op.exhausted = True
+
+    async def claim(*_: Any, **__: Any) -> Won:
+        return Won()
+
+    monkeypatch.setattr(executor, "_served", lambda ref: None)
+    monkeypatch.setattr(executor, "_stopping", lambda op: False)
+    monkeypatch.setattr(executor, "_look", look)
+    monkeypatch.setattr(executor._claimer, "claim", claim)
+    await executor._serve(REF, 0)
+    assert op.exhausted is not meanwhile
