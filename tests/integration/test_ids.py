@@ -156,6 +156,7 @@ def test_P16_arguments_are_combined_by_the_behaviors_rule(purging: Daemons, tmp_
     assert ended.report == {"files": ["y", "z"]}
     assert ended.record["started"] <= first.wait(LIMIT).record["finished"] <= ended.record["finished"]
     waits = purge(purging, files=("x",), delay=3600)
+    purging.eventually(lambda: len(dump(purging.endpoint, "distOpPending.")) == 1, "what has ended is cleaned up")
     before = stand(purging.endpoint)
     with pytest.raises(Incompatible, match="'hold' differs, and purge has no rule to combine it"):
         purge(purging, hold="elsewhere", on_duplicate="combine")
