@@ -112,9 +112,9 @@ def requests(
     for one in graph:
         _graph(one)
         _check_fields(one)
-    if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 190):
-        raise InvalidArgument("the request id of a graph is a text of 1 to 190 characters")
     if request_id is not None:
+        if not (isinstance(request_id, str) and 0 < len(request_id) <= 190):
+            raise InvalidArgument("the request id of a graph is a text of 1 to 190 characters")
         check_not_derived(f"{request_id}#0", "with the number of a part, the request id of a graph")
     places = {id(one): n for n, one in enumerate(graph)}
     wanted: list[Request] = []

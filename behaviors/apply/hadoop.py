@@ -14,10 +14,10 @@ from distop.confinement import check_metadata
 from distop.errors import InvalidArgument
 from distop.tables.iceberg import folder_of, metadata_file, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.apply.producing import Production, keeping_log, properties, uri
+from distop_behaviors.apply.producing import Production, keeping_log, properties
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_installed
+from distop_behaviors.reading.iceberg import check_installed, uri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

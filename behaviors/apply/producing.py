@@ -12,12 +12,12 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import check_loadable, own_folder
+from distop.confinement import own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
-from distop.storage_urls import check_paths
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop_behaviors.reading.fields import local_path
+from distop_behaviors.reading.iceberg import uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -182,10 +182,3 @@ def detached(session: Any, source: str) -> Iterator[Any]:
 
 def _local(path: str) -> str:
     return local_path(path) or path
-
-
-def uri(location: str) -> str:
-    """A planned path as Hadoop is to take it. Raises InvalidArgument where that is not allowed in data."""
-    check_paths((location,))
-    check_loadable(location)
-    return f"file://{location}" if location.startswith("/") else location

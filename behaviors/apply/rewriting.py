@@ -26,11 +26,11 @@ from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import new_schema, scratch
-from distop_behaviors.apply.producing import uri
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import quote
 from distop_behaviors.reading.fields import local_path
+from distop_behaviors.reading.iceberg import uri
 from distop_behaviors.reading.session import session_of
 
 if TYPE_CHECKING:

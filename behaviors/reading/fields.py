@@ -11,7 +11,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import Leaf, folded
+from distop.errors import InvalidArgument
+from distop_behaviors.reading.facts import Leaf, decimal_of, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,10 +141,12 @@ def spark_type(kind: Any) -> SparkType:
     if isinstance(kind, types.MapType):
         return ("map", spark_type(kind.key_type), spark_type(kind.value_type))
     if isinstance(kind, types.DecimalType):
-        # Anybody may write the schema: arithmetic with a scale of a billion digits would take hours.
-        if not 0 <= kind.scale <= kind.precision:
+        spark = f"decimal({kind.precision},{kind.scale})"
+        try:
+            decimal_of(spark)
+        except InvalidArgument:
             return ("unreadable", f"Spark has no type {kind}")
-        return f"decimal({kind.precision},{kind.scale})"
+        return spark
     if isinstance(kind, types.FixedType):
         return "binary"
     text = str(kind)

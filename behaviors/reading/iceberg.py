@@ -214,15 +214,20 @@ def _snapshot(session: SparkSession, source: str, *, lineage: bool = False) -> _
     return _snapshots.get(key, lambda: _load(session, source, lineage=lineage))
 
 
+def uri(location: str) -> str:
+    """A planned path as Hadoop is to take it. Raises InvalidArgument where that is not allowed in data."""
+    check_paths((location,))
+    check_loadable(location)
+    return f"file://{location}" if location.startswith("/") else location
+
+
 def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = session._jvm
     check_installed(jvm)
-    check_paths((source,))
-    check_loadable(source)
+    location = uri(source)
     _checked(source, check_files)
-    location = f"file://{source}" if source.startswith("/") else source
     iceberg = jvm.org.apache.iceberg
     conf = session._jsparkSession.sessionState().newHadoopConf()
     try:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distop.node.openop import Held, OpenOperation
 
 GIVE_UP_TRIES = 3
+"""Writes that give up one checkpoint, at most: another one of the job may come first."""
 GIVE_UP_PAUSE = (0.2, 5.0)
 """Seconds of back-off before etcd is asked again for what precedes a cleanup, first and longest."""
 PATIENCE = 1.0

@@ -73,9 +73,11 @@ class OpenOperation:
         self.plan = plan
         self.held: dict[int, Held] = {}
         self.exhausted = False
-        self.returned = 0
-        """How many jobs that were held here went back to wait: what was read before that does not show them."""
         """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
+        self.returned = 0
+        """How many claims of this executor have ended without ending their job. A look that began before does not show
+        these jobs.
+        """
         self.next_due: float | None = None
         """When something is due by ``time.monotonic``: the wall clock may jump until then."""
         self.free: deque[int] = deque()

@@ -29,9 +29,9 @@ from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.worker.shared import with_files
 from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.apply.producing import uri
 from distop_behaviors.reading import iceberg as reading
 from distop_behaviors.reading import manifests
+from distop_behaviors.reading.iceberg import uri
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
