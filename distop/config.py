@@ -97,11 +97,11 @@ class ExecutorConfig:
     verifier_urls: tuple[str, ...] = ()
     serves: serving.Serves = serving.ALL
     certificate_key: bytes = field(default=b"", repr=False)
-    actions_log: str | None = None
-    """A file with a line for each action."""
     """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
     signed so; empty: neither.
     """
+    actions_log: str | None = None
+    """A file with a line for each action."""
     source: str = ""
     limits: Limits = DEFAULT
 
@@ -456,6 +456,11 @@ def _certificate_key(path: str | None) -> bytes:
         raise InvalidArgument(f"{what} is no regular file")
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
         raise InvalidArgument(f"{what} must belong to this user, and be closed to all others: chmod 600 {path}")
+    if key.lstrip().startswith(b"-----BEGIN"):
+        raise InvalidArgument(
+            f"{what} is a key or certificate in PEM, such as TLS needs: make another key for signatures of reports "
+            "(head -c 32 /dev/urandom)"
+        )
     if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
         raise InvalidArgument(
             f"{what} must have {SHORTEST_KEY} to {LONGEST_KEY} bytes: head -c 32 /dev/urandom > {path}"

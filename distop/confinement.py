@@ -178,8 +178,8 @@ class TableFiles:
 
     def _outside(self, path: str) -> InvalidArgument:
         return InvalidArgument(
-            f"the file {shown(path)} lies outside of its table {shown(self._location)}: move it there, or list its "
-            f"folder in the executors' environment, as {LOCATIONS}"
+            f"the file {shown(path)} lies outside of its table {shown(self._location)}: move it there, or, if all "
+            f"tables may use its folder, list that in the executors' environment, as {LOCATIONS}"
         )
 
 

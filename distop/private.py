@@ -1,7 +1,7 @@
 """Which settings and environment variables are secret, and how their values stay out of environments and texts.
 
-Secret is decided by name, with Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1). A setting may
-widen the pattern, never narrow it.
+Secret is decided by name: by Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1), and by the names of
+keys of object stores that it misses. A setting may widen the pattern, never narrow it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distop.core.texts import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PATTERN = "(?i)secret|password|token|access[.]?key|credential"
+PATTERN = "(?i)secret|password|token|credential|(access|account|private|encryption)[.]?key|azure[.]sas"
 """Names that match are secret."""
 PATTERN_SETTING = "spark.redaction.regex"
 REPLACEMENT = "*********(redacted)"

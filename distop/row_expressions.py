@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from distop.core.texts import shown
@@ -26,6 +27,8 @@ _LEXEME = re.compile(
     |(?P<sign>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_BEGINS_WITH_A_YEAR = re.compile(r"[+-]?[0-9]{4,}(?![0-9:])")
+"""A literal of a date or a timestamp that names its day. Spark reads no year of fewer digits."""
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 
 _BEFORE_PARENTHESIS = frozenset(
@@ -94,7 +97,7 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
             hint = "" if last == ("sign", "(") else " (write a column of this name in back quotes)"
             why = construct(f"a subquery{hint}")
         elif token.kind == "string":
-            why = _of_time(last, token)
+            why = _of_time(last, tokens[n:])
         elif token == ("sign", "("):
             why = _call(before, last, functions) or _query(tokens[n + 1 : n + 3])
         elif token.kind == "word" and token.text.lower() == "using" and following.kind == "string":
@@ -170,11 +173,15 @@ def _query(inside: list[_Token]) -> str | None:
     return construct("a subquery")
 
 
-def _of_time(name: _Token, value: _Token) -> str | None:
-    """A literal such as DATE 'today', which the parser replaces by what it stands for at that moment."""
+def _of_time(name: _Token, following: list[_Token]) -> str | None:
+    """A literal such as DATE 'today', or TIMESTAMP '12:30', which is completed by the present day: the parser replaces
+    it by what it stands for at that moment. ``following``: its texts, which Spark joins, and what comes after them.
+    """
     if name.kind != "word" or name.text.lower() not in _TYPED:
         return None
-    written = value.text.lstrip("rR")[1:-1].strip()
-    if "\\" not in written and re.match(r"[0-9+\-T]|$", written):
+    texts = list(takewhile(lambda token: token.kind == "string", following))
+    written = "".join(token.text.lstrip("rR")[1:-1] for token in texts).strip()
+    if _BEGINS_WITH_A_YEAR.match(written) and "\\" not in written:
         return None
-    return f"the expression has {name.text} {value.text}, which depends on the time: write the date with digits"
+    literal = " ".join([name.text, *(token.text for token in texts)])
+    return f"the expression has {literal}, which depends on the time: write the date with digits"

@@ -10,7 +10,7 @@ import typer
 from distop.cli.context import Context, current
 from distop.errors import DistopError, describe
 
-SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="For large data (<location>/_distop).")]
+SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="Shared by all executors (<location>/_distop).")]
 SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at a time (the cores).")]
 MASTER = Annotated[str | None, typer.Option(metavar="URL", help="Spark's master (local[*]).")]
 CONF = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A Spark setting (repeatable).")]
@@ -47,11 +47,11 @@ TYPES = Annotated[
 ]
 TABLES = Annotated[
     str | None,
-    typer.Option(metavar="TABLE,…", help="Serve these tables or namespaces (sales.*), and refuse others (all)."),
+    typer.Option(metavar="TABLE,…", help="Serve only these tables; sales.* is a prefix of names (all)."),
 ]
 KEY_FILE = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
+    typer.Option(metavar="FILE", help="HMAC key that signs validation reports; no TLS key (none)."),
 ]
 
 

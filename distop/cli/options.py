@@ -22,7 +22,7 @@ _DIGITS = 19
 def check_waiting(wait: bool, timeout: float | None) -> None:
     """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
     if timeout is not None and not wait:
-        raise UsageError("--timeout is for --wait: give both, or none")
+        raise UsageError("--timeout needs --wait: add --wait, or leave --timeout out")
 
 
 def seconds(option: str) -> Callable[[Any], float]:
@@ -93,7 +93,7 @@ def labels(texts: list[str] | None) -> dict[str, str] | None:
     return dict(check(found)) if texts else None
 
 
-LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A label (repeatable).")]
+LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="To find it again by (repeatable).")]
 WITH_LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only with this label (repeatable).")]
 OF_TYPE = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this type.")]
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]

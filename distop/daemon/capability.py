@@ -92,7 +92,8 @@ class Capability:
             return False
         if type_name not in self._lacking:
             self._lacking[type_name] = why
-            self._log.error("this node offers %s no longer: %s", type_name, why)
+            said = "This executor runs no more jobs of type %s until it is restarted: %s"
+            self._log.error(said, type_name, why)
             self._changed()
         return True
 

@@ -27,7 +27,8 @@ def shut() -> None:
         if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except (OSError, AttributeError) as error:
-        log.warning("other processes of this user can read what this one knows: %s", describe(error))
+        said = "Cannot protect this process's memory: jobs may read its etcd password. Run it as a user of its own: %s"
+        log.warning(said, describe(error))
 
 
 def forget_credentials() -> None:

@@ -79,7 +79,7 @@ class Code(StrEnum):
 
 
 ADVICE: Mapping[Code, str] = {
-    Code.SPACE_ALARM: "compact and defragment etcd, then disarm the alarm; `distop doctor` has the commands",
+    Code.SPACE_ALARM: "compact and defragment etcd, then disarm the alarm; `distop doctor` names the commands",
     Code.NEWER_RELEASE: "run executors of that release or a later one",
     Code.UNREADABLE: "repair or restore the named record, or run executors of a release that can read it{or_cancel}",
     Code.REFUSED: f"{LIMITS}{{or_cancel}}",

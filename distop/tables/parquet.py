@@ -138,7 +138,8 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
     strange = {entry for entry in others if not _may_be_data(entry, location)}
     if strange:
         example = min(entry.path for entry in strange)
-        log.warning("%d files of %s are left out, since they are no Parquet: %s", len(strange), location.text, example)
+        said = "%d files of %s are not Parquet, and no job reads them, such as %s: move them away"
+        log.warning(said, len(strange), location.text, example)
     return [entry for entry in entries if entry not in strange]
 
 

@@ -204,6 +204,17 @@ class WorkerError(DistopError):
         self.kind = kind
 
 
+_STOPPED = {
+    "slow-start": "it did not start in time; see its log",
+    "deadline": "the session was about to expire",
+    "daemon-gone": "its daemon is gone",
+    "stubborn": "a job did not stop when it was told to",
+    "stopped": "the daemon is stopping",
+    "replaced": "another one takes its place",
+}
+"""Why a child was stopped, for people."""
+
+
 @frozen
 class Death:
     """The end of a child, after which none of its processes is left.
@@ -244,5 +255,7 @@ class Death:
     def __str__(self) -> str:
         if self.of_spark:
             return f"the worker process ended: {self.detail}"
-        text = f"the worker process died ({self.detail})" if self.crashed else f"the worker was stopped: {self.reason}"
-        return f"{text}; the end of its log:\n{self.tail}" if self.crashed and self.tail else text
+        if not self.crashed:
+            return f"the worker process was stopped: {_STOPPED.get(self.reason, self.reason)}"
+        text = f"the worker process died ({self.detail})"
+        return f"{text}; the end of its log:\n{self.tail}" if self.tail else text

@@ -65,14 +65,14 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["start", "--graph", "/no/such/file", *CLOSED], "the graph in /no/such/file cannot be read: No such file"),
         (["start", "noop", "t", "--graph", "/f", *CLOSED], "beside --graph stand --request-id, --wait and --timeout"),
         (["start", "--graph", "/f", "--label", "a=b", *CLOSED], "beside --graph stand --request-id, --wait and"),
-        (["start", "--graph", "/f", "--timeout", "5", *CLOSED], "--timeout is for --wait"),
+        (["start", "--graph", "/f", "--timeout", "5", *CLOSED], "--timeout needs --wait"),
         (["start", "validate", "t", "--arg", "{", *CLOSED], "--arg is not valid JSON: Expecting property name"),
         (["start", "validate", "t", "--arg", "[1,\n x]", *CLOSED], "at line 2, column 2"),
         (
             ["start", "validate", "t", "--arg", "@/no/such/file", *CLOSED],
             "the argument in /no/such/file cannot be read",
         ),
-        (["start", "validate", "t", "--timeout", "5", *CLOSED], "--timeout is for --wait"),
+        (["start", "validate", "t", "--timeout", "5", *CLOSED], "--timeout needs --wait"),
         *(
             (
                 ["start", "validate", "t", "--wait", "--timeout", value],
