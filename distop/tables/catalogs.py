@@ -235,14 +235,16 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
 
 
 def _load(catalog: Catalog, name: tuple[str, ...]) -> Any:
-    from distop.tables.guarded_catalogs import made
+    from distop.tables.guarded_catalogs import check_identity, made
 
     settings = catalog.settings()
     _check_sqlite(str(settings.get("uri") or ""))
     # Reading makes no tables in a data base, and no data base.
     found = made(catalog.name, {"init_catalog_tables": "false", **settings})
     try:
-        return found.load_table(name)
+        loaded = found.load_table(name)
+        check_identity(loaded)
+        return loaded
     except BaseException:
         with suppress(Exception):
             found.close()

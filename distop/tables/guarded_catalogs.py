@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 REST_PROPERTIES = ("namespace-separator", "prefix")
 """What a REST catalog may set of its client, by ``/v1/config``: how the paths on its own server are written."""
-STORAGE_PROPERTIES = (
-    *("client.region", "s3.region", "s3.access-key-id", "s3.secret-access-key", "s3.session-token"),
+_CREDENTIALS = (
+    *("s3.access-key-id", "s3.secret-access-key", "s3.session-token"),
     *("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "adls.sas-token"),
 )
+STORAGE_PROPERTIES = ("client.region", "s3.region", *_CREDENTIALS)
 """What a catalog may set of the storage of a table: credentials for it, and its region."""
 
 _LEADING = {
@@ -85,6 +86,7 @@ class _Guarded(Catalog):
     def _update_and_stage_table(self, current_table: Any, *args: Any, **named: Any) -> Any:
         # The table as a commit has just loaded it: what it says now decides where its metadata go.
         if current_table is not None:
+            check_identity(current_table)
             check_written(current_table)
         return super()._update_and_stage_table(current_table, *args, **named)  # type: ignore[misc]
 
@@ -112,6 +114,16 @@ def _refuse_redirect(response: Response, **_: Any) -> None:
         raise RequestException(
             f"it redirects to {response.headers['location']}, which is not followed: give its final address as its uri"
         )
+
+
+def check_identity(table: Any) -> None:
+    """Raises InvalidArgument where a table's own metadata say as whom its storage is opened: only a server may."""
+    for name in _CREDENTIALS:
+        if name in table.metadata.properties:
+            raise InvalidArgument(
+                f"the table {'.'.join(table.name())!r} has the property {name}, which is a credential: remove it from "
+                "the table, and set it for the catalog"
+            )
 
 
 def check_written(table: Any) -> None:

@@ -92,6 +92,6 @@ def test_folders_and_ports_of_the_executor_are_those_of_the_pod(manifests: dict[
     assert ports == {port["port"] for port in manifests["Service"]["spec"]["ports"]}
     assert spark["spark.kubernetes.container.image"] == container["image"]
     volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.tables"
-    (shared,) = pod_of(manifests)["volumes"]
+    (shared,) = (one for one in pod_of(manifests)["volumes"] if "persistentVolumeClaim" in one)
     assert spark[f"{volume}.options.claimName"] == shared["persistentVolumeClaim"]["claimName"]
     assert spark[f"{volume}.mount.path"] in mounted

@@ -190,6 +190,21 @@ def test_a_redirect_takes_no_token_to_another_host(
     assert theirs.asked == []
 
 
+@pytest.mark.parametrize("name", ["s3.access-key-id", "gcs.oauth2.token", "adls.sas-token"])
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_hole_2_a_table_s_properties_choose_no_identity(
+    servers: tuple[RestCatalogServer, RestCatalogServer], monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    ours, _ = servers
+    table = ours.tables.load_table("sales.orders")
+    ours.tables.commit_table(table, (), (SetPropertiesUpdate(updates={name: "somebody"}),))
+    if kind == "sql":
+        monkeypatch.delenv("PYICEBERG_CATALOG__PROD__TOKEN")
+        configure(monkeypatch, type="sql", uri=f"sqlite:///{ours.folder}/catalog.db")
+    with pytest.raises(InvalidArgument, match=f"has the property {name}, which is a credential"):
+        plan_table(TABLE)
+
+
 def test_storage_credentials_pass_and_a_region_is_no_host() -> None:
     vended = dict.fromkeys(STORAGE_PROPERTIES, "eu-west-1")
     assert storage_properties(vended) == vended
