@@ -116,11 +116,12 @@ def check_form(path: str) -> None:
 
 
 class TableFiles:
-    """The files that may belong to the table in a folder or at a URL."""
+    """The files that may belong to the table in a folder or at a URL. ``others``: where some of it lies besides."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *others: str) -> None:
         self._location = location
-        self._allowed = [location, *(one.strip() for one in os.environ.get(LOCATIONS, "").split(",") if one.strip())]
+        listed = (one.strip() for one in os.environ.get(LOCATIONS, "").split(","))
+        self._allowed = [location, *others, *(one for one in listed if one)]
         self._folders = [f"{os.path.realpath(found).rstrip('/')}/" for found in map(_local, self._allowed) if found]
         self._urls = [f"{_plain(one).rstrip('/')}/" for one in self._allowed if _local(one) is None]
         local = _local(location)

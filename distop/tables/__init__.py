@@ -22,14 +22,24 @@ from distop.tables.options import FORMATS
 if TYPE_CHECKING:
     from distop.core.plan import Planned
 
-__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "check_within_limit", "place_of", "plan_table"]
+__all__ = [
+    "FORMATS",
+    "Spark",
+    "check_reachable",
+    "check_table",
+    "check_within_limit",
+    "folders_of",
+    "of_catalog",
+    "place_of",
+    "plan_table",
+]
 
 Spark = Callable[[], Any]
 """Gives the Spark session, which is made when it is first asked for."""
 
 
 class Format(Protocol):
-    """What a module of a format offers: the four functions below, for tables of its format."""
+    """What a module of a format offers: the five functions below, for tables of its format."""
 
     def check_table(self, record: TableRecord) -> TableRecord: ...
 
@@ -38,6 +48,10 @@ class Format(Protocol):
     def check_reachable(self, table: TableRecord, spark: Spark) -> None: ...
 
     def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str: ...
+
+    def folders_of(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
+    ) -> tuple[str, ...]: ...
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -119,6 +133,22 @@ def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark
     Raises as planning does.
     """
     return _format(table).place_of(table, check, spark)
+
+
+def folders_of(
+    table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark, *, elsewhere: bool = False
+) -> tuple[str, ...]:
+    """The folders that the files of a plan lie in; of an Iceberg table its metadata files, which name the others.
+    ``elsewhere``: with those of partitions that the catalog has elsewhere. Raises as planning does.
+    """
+    return _format(table).folders_of(table, check, spark, elsewhere=elsewhere)
+
+
+def of_catalog(table: TableRecord) -> bool:
+    """Whether only a catalog knows where the table lies."""
+    from distop.tables import iceberg
+
+    return table.format == "spark" or (table.format == "iceberg" and iceberg.folder_of(table) is None)
 
 
 def _format(record: TableRecord) -> Format:

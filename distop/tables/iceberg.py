@@ -20,7 +20,7 @@ from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.changes import entries, field_of
-from distop.tables.location import Location
+from distop.tables.location import Location, root_of
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 from distop.tables.vectors import VECTOR_FIELDS, check_vector
@@ -239,6 +239,15 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
         return folder
     with catalogs.opened(table, check) as found:
         return own_folder(found.source, str(found.metadata.location))
+
+
+def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
+    """Its folder, or that of the metadata file which its catalog names."""
+    folder = folder_of(table)
+    if folder is not None:
+        return (root_of(folder),)
+    with catalogs.opened(table, check) as found:
+        return (table_of(found.source),)
 
 
 def folder_of(table: TableRecord) -> str | None:

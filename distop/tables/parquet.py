@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables.location import Location, named_parquet
+from distop.tables.location import Location, named_parquet, root_of
 from distop.tables.options import check_options
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
 def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
     """Its location."""
     return table.location
+
+
+def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
+    """Its location."""
+    return (root_of(table.location),)
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

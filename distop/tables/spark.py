@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import own_folder
+from distop.confinement import own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import sparkcatalog
@@ -110,6 +110,15 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
         source = sparkcatalog.path_of(described.metadata)
         return own_folder(source, str(iceberg.read_metadata(source)[0].location))
     return described.location
+
+
+def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
+    """Where the catalog has it, or the metadata of an Iceberg table; ``elsewhere``: and where it has its partitions."""
+    check()
+    described = sparkcatalog.describe(spark(), table.location, partitions=elsewhere)
+    if described.metadata:
+        return (table_of(sparkcatalog.path_of(described.metadata)),)
+    return (described.location, *(partition.location for partition in described.partitions or ()))
 
 
 def plan(

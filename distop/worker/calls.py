@@ -185,7 +185,7 @@ class Call:
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
             version=plan["version"],
             whole=plan["whole"],
-            plan=lambda: self._partitions(plan["chunks"], ctx.shared),
+            plan=lambda: self._partitions(plan["chunks"], ctx),
         )
         failure: str | None = None
         try:
@@ -225,7 +225,7 @@ class Call:
                 error, by_executor = outcome.get("error") or "", attempt is not None
                 yield OutcomeRow(row["partition"], name, row["success"], result, error, stage, by_executor)
 
-    def _partitions(self, chunks: int, where: Place | None) -> Iterator[PartitionPlan]:
+    def _partitions(self, chunks: int, ctx: Context) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None
         while start is not None:
             self._check()
@@ -235,7 +235,7 @@ class Call:
                 partition = PartitionPlan.from_json(row)
                 beside = [other.table for other in partition.beside]
                 self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
-                yield shared.with_files(partition, where, self._message["op"], self._table)
+                yield ctx.with_files(partition)
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""

@@ -20,7 +20,9 @@ from distop.files import local_path
 from distop.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import protocol
 from distop.worker.guardian import boottime
+from distop.worker.shared import with_files
 from distop.worker.spark import SparkHolder
+from distop.worker.table_folders import TableFolders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +67,7 @@ class Environment:
         """The behaviors that there are for this child, by type name, of those types that this executor serves: the next
         one finds what is installed meanwhile.
         """
+        self.table_folders = TableFolders()
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
 
@@ -252,6 +255,20 @@ class Context(JobContext):
     def spark(self) -> SparkSession:
         name = f" {self.partition.name}" if self.partition is not None else ""
         return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
+
+    def with_files(self, partition: PartitionPlan) -> PartitionPlan:
+        """The partition of the plan with its file lists, which are checked. Raises as ``shared.with_files``."""
+        return with_files(partition, self.shared, self.operation, self.table, self._check_belong)
+
+    def _check_belong(self, table: TableRecord, paths: Sequence[str]) -> None:
+        """Raises InvalidArgument for files of a plan that are not the table's, and what asking its catalog raises."""
+
+        from distop.tables import folders_of  # what reads data is loaded by who reads
+
+        def folders(elsewhere: bool) -> tuple[str, ...]:
+            return folders_of(table, self.check_cancelled, lambda: self.spark, elsewhere=elsewhere)
+
+        self._env.table_folders.check(self.operation, table, paths, folders)
 
     @property
     def cancelled(self) -> bool:

@@ -25,7 +25,7 @@ from distop.errors import (
     UsageError,
 )
 from distop.places import Attempt, Stages, shared_of
-from distop.worker import protocol, shared
+from distop.worker import protocol
 from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import Context, Environment, SessionDeadline
@@ -261,7 +261,7 @@ class Run:
         started = time.time()
         try:
             # With its file list, for the cleanup as for the job.
-            partition = ctx.partition = shared.with_files(partition, ctx.shared, self.op, ctx.table)
+            partition = ctx.partition = ctx.with_files(partition)
             if self._deadline.passed():
                 self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
@@ -329,7 +329,7 @@ class Run:
             todo: list[PartitionPlan] = []
             late = self._deadline.passed()
             for ordinal in group:
-                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared, self.op, ctx.table)
+                partition = loaded[ordinal] = ctx.with_files(self._items[ordinal][0])
                 if late:
                     self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 elif ordinal in self._cancelled:

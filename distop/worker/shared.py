@@ -16,7 +16,7 @@ from distop.places import RESULTS, instances, operation_path
 from distop.storage_urls import check_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.deletion import Place
 
@@ -86,13 +86,28 @@ def remove_plans(shared: Place, op: str) -> None:
     deletion.delete(shared, _plans(op))
 
 
+def below_folder(table: TableRecord, paths: Sequence[str]) -> None:
+    """Raises InvalidArgument for a file that does not lie below the table's folder; of a table of a catalog none is
+    judged.
+    """
+    from distop.tables import folders_of, of_catalog  # what reads data is loaded by who reads
+
+    if not of_catalog(table):
+        TableFiles(*folders_of(table)).check(paths, below=True)
+
+
 def with_files(
-    partition: PartitionPlan, shared: Place | None, op: str, table: TableRecord | None = None
+    partition: PartitionPlan,
+    shared: Place | None,
+    op: str,
+    table: TableRecord | None = None,
+    belong: Callable[[TableRecord, Sequence[str]], None] = below_folder,
 ) -> PartitionPlan:
     """The partition with its file lists, read from the shared directory where the plan of ``op`` left it there.
 
-    A plan and a file list are data. Raises UnsafePath where the plan names a file that is no list of this operation,
-    InvalidArgument where one leads elsewhere than a table may lie, or out of its ``table``, and OSError.
+    A plan and a file list are data. ``belong`` raises InvalidArgument for files that are not the table's. Raises
+    UnsafePath where the plan names a file that is no list of this operation, InvalidArgument where one leads elsewhere
+    than a table may lie, or out of its ``table``, OSError, and what ``belong`` raises.
     """
     if partition.files_at:
         if shared is None:
@@ -105,30 +120,13 @@ def with_files(
         paths = [path for path, _, _ in listed.files]
         check_paths((listed.source, *listed.folders, *paths))
         record = listed.table if isinstance(listed, Pinned) else table
-        if record is not None and (folder := _folder(record)) is not None:
-            # Of a folder of Parquet files all lie below it, of an Iceberg table its metadata.
-            TableFiles(folder).check((listed.source,) if listed.source else paths, below=True)
+        if record is not None and (listed.source or paths):
+            belong(record, (listed.source,) if listed.source else paths)
             if listed.source and record.format == "parquet":
                 raise InvalidArgument(f"the plan of {op} has metadata of Iceberg for {record.name}, which has none")
         if listed.source:
             TableFiles(table_of(listed.source)).check(paths)
     return partition
-
-
-def _folder(table: TableRecord) -> str | None:
-    """Where a table's files, or its metadata, have to lie; None where its catalog alone knows that. Raises
-    InvalidArgument.
-    """
-    from distop.tables.location import root_of  # what reads data is loaded by who reads
-
-    folder: str | None = None
-    if table.format == "iceberg":
-        from distop.tables import iceberg
-
-        folder = iceberg.folder_of(table)
-    elif table.format == "parquet":
-        folder = table.location
-    return None if folder is None else root_of(folder)
 
 
 def _listed(spilled: L, shared: Place, op: str) -> L:

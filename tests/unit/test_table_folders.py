@@ -1,0 +1,99 @@
+"""The files of a plan belong to the table, of a table of a catalog by what the catalog says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from distop.core.model import TableRecord
+from distop.core.plan import PartitionPlan, Pinned
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.tables import plan_table, sparkcatalog
+from distop.tables.sparkcatalog import CatalogPartition, Described
+from distop.worker.context import Context
+from distop.worker.table_folders import TableFolders
+from tests.support.icebergrest import configure, sql_catalog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
+ROWS = pa.table({"id": [1, 2, 3]})
+
+
+class _Child:
+    """What :class:`Context` takes of its child here."""
+
+    executor, shared_dir, space = "e", "", ""
+    outbox: Any = None
+
+    def __init__(self) -> None:
+        self.table_folders = TableFolders()
+        self.spark = self
+
+    def session(self, *_: str) -> _Child:
+        return self
+
+
+def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> PartitionPlan:
+    """As a job opens it: in a plan of the table, and beside the plan of another one."""
+    child = child or _Child()
+    found = Context(child, "t/noop/1", table, partition=partition).with_files(partition)
+    beside = Pinned(table, "v", partition.files, source=partition.source)
+    other = PartitionPlan(0, "p", beside=(beside,))
+    Context(child, "u/noop/1", None, partition=other).with_files(other)
+    return found
+
+
+def test_hole_2_a_forged_plan_names_no_metadata_of_another_table_of_a_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sql_catalog(tmp_path / "lake") as catalog:
+        catalog.create_namespace("sales")
+        for name in ("sales.orders", "sales.people"):
+            catalog.create_table(name, SCHEMA).append(ROWS)
+        configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+        orders, people = (TableRecord("t", "iceberg", f"sales.{n}", {"catalog": "prod"}) for n in ("orders", "people"))
+        (mine,), (theirs,) = plan_table(orders).partitions, plan_table(people).partitions
+        assert opened(mine, orders) is mine
+        catalog.load_table("sales.orders").append(ROWS)
+        assert opened(mine, orders) is mine, "of an older snapshot"
+        with pytest.raises(InvalidArgument, match=r"people/metadata/.*' lies outside of its table '.*/orders'"):
+            opened(theirs, orders)
+
+
+def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    gone: list[Exception] = [TableUnavailable("it does not answer")]
+    partitions = [CatalogPartition({"k": "1"}, "/w/t/k=1"), CatalogPartition({"k": "2"}, "/elsewhere/k=2")]
+
+    def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
+        if gone:
+            raise gone.pop()
+        asked.append(partitions)
+        return Described("parquet", "/w/t", (), ("k",), ours if partitions else None)
+
+    ours = partitions
+    monkeypatch.setattr(sparkcatalog, "describe", describe)
+    table, child = TableRecord("t", "spark", "db.t"), _Child()
+
+    def of(path: str) -> PartitionPlan:
+        return PartitionPlan(0, "p", files=((path, 1, 1),))
+
+    with pytest.raises(TableUnavailable):
+        opened(of("/w/t/k=1/a.parquet"), table, child)
+    for n in range(3):
+        opened(of(f"/w/t/k=1/{n}.parquet"), table, child)
+    assert asked == [False, False], "once for each of the two operations"
+    for n in range(3):
+        opened(of(f"/elsewhere/k=2/{n}.parquet"), table, child)
+    assert asked == [False, False, True, True]
+    for path in ("/w/u/a.parquet", "/elsewhere/k=3/a.parquet", "/w/t2/a.parquet"):
+        with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
+            opened(of(path), table, child)
