@@ -285,16 +285,29 @@ class Operation:
         """Stop it: no more jobs start, running ones are told to stop and clean up. Again on one that is being
         cancelled changes nothing. ``text``: why, for the record.
 
-        Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown.
+        Raises NotAllowed when it has ended, is completing, or is stopped because its jobs failed: its completion code
+        decides what becomes of it. Raises NotFound, OutcomeUnknown.
         """
         why = self._wanted(shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PENDING:
                 return await self._not_begun(mod, why)
-            return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
+            if state is State.CANCELLING:
+                await self._check_cancelled()
+                return None
+            return t.cancel(self._keys, self._ref, mod, why)
 
         await self._command("cancelled", step, why)
+
+    async def _check_cancelled(self) -> None:
+        """Raises NotAllowed where the operation is being stopped for another reason than a cancel."""
+        kv = await self._etcd.get(self._keys.of(self._ref, "cancel"))
+        if kv is not None and read(Cancel.decode, kv).reason == "failed":
+            raise NotAllowed(
+                f"{self.ref} is being stopped because its jobs failed, and cannot be cancelled any more: it ends once "
+                "its completion code has run"
+            )
 
     async def end_series(self, text: str = "") -> str:
         """End the series that it is of (``every``), whichever operation of it goes on by now, and whether this one has

@@ -19,7 +19,7 @@ from distop.core.invariants import check
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State
 from distop.core.series import Series
-from distop.core.txn import Delete, Txn, TxnResult
+from distop.core.txn import Delete, Put, Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
 from distop.graphs import requests
 from distop.submission.request import After
@@ -495,6 +495,26 @@ def test_a_cancel_that_came_behind_another_one_is_told_so() -> None:
     run(work)
 
 
+def failing_fast(etcd: Etcd, ref: str) -> None:
+    """What the coordinator's transaction leaves where too many jobs have failed."""
+    op = OperationRef.parse(ref)
+    puts = (Put(KEYS.of(op, "state"), b"cancelling"), Put(KEYS.of(op, "cancel"), Cancel("failed", "1 of 2").encode()))
+    assert etcd.store.apply(Txn((), puts)).succeeded
+
+
+def test_a_cancel_of_what_is_stopped_because_its_jobs_failed_is_refused() -> None:
+    """Its caller was told that it was cancelled, and it waited for its completion code, which nobody had."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        ref = (await etcd.client.start_operation("noop", TABLE, {})).ref
+        failing_fast(etcd, ref)
+        with pytest.raises(NotAllowed, match="because its jobs failed, and cannot be cancelled any more"):
+            await etcd.client.operation(ref).cancel()
+
+    asyncio.run(work(Etcd()))  # without the invariants, which see that no coordinator wrote this
+
+
 # ---------------------------------------------------------------------- series
 
 
@@ -510,6 +530,28 @@ def test_P3_a_series_is_ended_by_its_first_also_where_another_took_its_place() -
         assert [state_of(etcd, one.ref) for one in (first, second, other)] == ["cancelled", "cancelled", "pending"]
 
     run(work)
+
+
+def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next() -> None:
+    """Its series went on, although the caller was told that it had ended."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
+        failing_fast(etcd, first.ref)
+        ending = asyncio.ensure_future(first.end_series())
+        await asyncio.sleep(0.01)
+        assert not ending.done()
+        series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
+        mod = etcd.store.mod(KEYS.of(first.parts, "state"))
+        history = ended_waiting(first.parts, spec_of(etcd, first.ref), State.FAILED, "", None)
+        etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
+        wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
+        await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+        assert await ending == "t/noop/2"
+        assert state_of(etcd, "t/noop/2") == "cancelled"
+
+    asyncio.run(work(Etcd()))
 
 
 def test_P3_one_of_a_series_that_is_ending_is_waited_for_to_cancel_the_next() -> None:
