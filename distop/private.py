@@ -10,6 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from distop.core.codec import shorten
 from distop.core.texts import one_line
 
 if TYPE_CHECKING:
@@ -84,6 +85,19 @@ def hides() -> bool:
     return _any_hidden is not None
 
 
+def longest() -> int:
+    """Characters of the longest hidden value."""
+    return max(map(len, _hidden), default=0)
+
+
 def redact(text: str) -> str:
     """The text without the values that are hidden."""
     return _any_hidden.sub(REPLACEMENT, text) if _any_hidden is not None else text
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text without hidden values, within ``limit`` characters.
+
+    A text that is cut before it is redacted keeps most of a value across the cut: no value equals it any more.
+    """
+    return shorten(redact(text), limit)
