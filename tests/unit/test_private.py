@@ -353,3 +353,40 @@ def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         of_codec = {alias.name for node in imports if node.module == "distop.core.codec" for alias in node.names}
         assert "shorten" not in of_codec, f"{path}: use private.shortened"
+
+
+SECRET_VARIABLES = {
+    "AWS_SECRET_ACCESS_KEY": "wasp/in+a/jar",
+    "AWS_ACCESS_KEY_ID": "AKIAWASP",
+    "AZURE_STORAGE_KEY": "hornet==",
+    "AZURE_STORAGE_ACCOUNT_KEY": "cricket==",
+    "AZURE_CLIENT_SECRET": "bumblebee",
+    "DB_PASSWORD": "gnat7",
+    "PGPASSWORD": "1234567",
+    "ID_TOKEN": "cicada" * 1000,
+    "SOME_API_KEY": "dragonfly",
+    "GITHUB_TOKEN": "/not/a/path/that/exists",
+    "MY_PIN": "mosquito",
+    "HTTPS_PROXY": "http://me:butterfly@proxy:8080",
+}
+OTHER_VARIABLES = {
+    "PATH": "/usr/bin",
+    "SSH_AUTH_SOCK": "/tmp/ssh-agent",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/not/there/credentials.json",
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "/not/there/token",
+    "TOKEN_PATH": "/not/there/either",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MAX_TOKENS": "4096",
+    "SORT_KEY": "date",
+    "CREDENTIALS_DIRECTORY": str(ROOT),
+    "SECRET_MODE": "yes",
+}
+
+
+def test_hole_6_values_of_variables_with_secret_names_are_hidden_and_paths_are_not() -> None:
+    """Only the variables of catalogs were."""
+    private.hide_variables({**SECRET_VARIABLES, **OTHER_VARIABLES}, "PIN$")
+    secrets = [value.replace("http://me:", "").replace("@proxy:8080", "") for value in SECRET_VARIABLES.values()]
+    assert private.redact(" ".join(secrets)) == " ".join([private.REPLACEMENT] * len(secrets))
+    others = " ".join(OTHER_VARIABLES.values())
+    assert private.redact(others) == others
