@@ -7,9 +7,11 @@ keys of object stores that it misses. A setting may widen the pattern, never nar
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING
 
+from distop.core.codec import shorten
 from distop.core.texts import one_line
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ _CATALOGS = "PYICEBERG_"
 _IN_URI = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 """The password in a URI."""
 _NO_SECRET = frozenset({"true", "false"})
+_SECRET_VARIABLE = re.compile(r"(?i)(?:account|api|private|storage)_?key$")
+"""Names of variables that are secret besides :data:`PATTERN`, such as AZURE_STORAGE_KEY."""
+_PATH_VARIABLE = re.compile(r"(?i)(?:file|path|dir|directory)$|^GOOGLE_APPLICATION_CREDENTIALS$")
+"""Names of variables that hold the path of a secret, which errors must name."""
+_SHORT_NUMBER = re.compile("[0-9]{1,7}")
 
 _hidden: set[str] = set()
 _any_hidden: re.Pattern[str] | None = None
@@ -59,10 +66,34 @@ def of_catalogs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide_settings(settings: Mapping[str, str]) -> None:
-    """Replace the values of secret settings, or variables, in all texts that :func:`redact` sees from now on."""
+    """Replace the values of secret settings in all texts that :func:`redact` sees from now on."""
     pattern = settings.get(PATTERN_SETTING, "")
     hide(value for name, value in settings.items() if is_secret(name, pattern))
-    hide(found[1] for value in settings.values() for found in _IN_URI.finditer(value))
+    _hide_in_uris(settings.values())
+
+
+def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
+    """Replace the values of secret environment variables in all texts that :func:`redact` sees from now on.
+
+    ``pattern``: names that are secret, besides. Paths are not replaced, nor is the number of MAX_TOKENS.
+    """
+    hide(
+        value
+        for name, value in own.items()
+        if (is_secret(name, pattern) or _SECRET_VARIABLE.search(name)) and not _is_harmless(name, value)
+    )
+    _hide_in_uris(own.values())
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Whether the value of a variable with a secret name is none: the path of a secret, or a limit or age of tokens."""
+    if _PATH_VARIABLE.search(name) or os.path.exists(value):  # noqa: PTH110 - Path raises where a value is too long
+        return True
+    return "token" in name.lower() and _SHORT_NUMBER.fullmatch(value) is not None
+
+
+def _hide_in_uris(values: Iterable[str]) -> None:
+    hide(found[1] for value in values for found in _IN_URI.finditer(value))
 
 
 def hide(values: Iterable[str]) -> None:
@@ -84,6 +115,19 @@ def hides() -> bool:
     return _any_hidden is not None
 
 
+def longest() -> int:
+    """Characters of the longest hidden value."""
+    return max(map(len, _hidden), default=0)
+
+
 def redact(text: str) -> str:
     """The text without the values that are hidden."""
     return _any_hidden.sub(REPLACEMENT, text) if _any_hidden is not None else text
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text without hidden values, within ``limit`` characters.
+
+    A text that is cut before it is redacted keeps most of a value across the cut: no value equals it any more.
+    """
+    return shorten(redact(text), limit)

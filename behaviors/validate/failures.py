@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from distop import private
-from distop.core.codec import shorten
 from distop.jvm import thrown
 from distop_behaviors.reading.facts import Unreadable
 
@@ -66,6 +65,11 @@ _READ = 10_000
 MAX_SENTENCE = 600
 """Maximum characters of Spark's error message, which may quote a whole expression."""
 _DISK = "No space left on device"
+
+
+def _beginning(text: str) -> str:
+    """What is looked at of a message, without secret values: one across the cut would not be known again."""
+    return private.redact(text)[:_READ]
 
 
 def plain_path(uri: str) -> str:
@@ -158,9 +162,9 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     """
     # What follows in further lines, a schema mostly, is announced at the end of the first.
     causes = [
-        (name, private.redact(text[:_READ].strip().split("\n")[0].rstrip(" {:")))
-        for name, text in causes
-        if _READING.search(text[:_READ]) is None
+        (name, text.strip().split("\n")[0].rstrip(" {:"))
+        for name, text in ((name, _beginning(text)) for name, text in causes)
+        if _READING.search(text) is None
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
@@ -193,7 +197,7 @@ def sentence_of(error: Exception) -> str:
     """
     from py4j.protocol import Py4JError, Py4JJavaError
 
-    text = str(error)[:_READ].strip()
+    text = _beginning(str(error)).strip()
     if isinstance(error, Py4JJavaError):
         # Of Java's own exceptions PySpark makes none of its own: their sentence stands behind the call's.
         with suppress(Py4JError, OSError):
@@ -202,11 +206,11 @@ def sentence_of(error: Exception) -> str:
     line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
     if line == _STACK_OVERFLOW:  # in a task: of the expression's own depth the driver fails before
         return f"a regular expression that repeats a group, as (a|b)*, meets too long a text ({line}): use [ab]*"
-    return shorten(private.redact(line.partition("SQLSTATE: ")[0].rstrip()), MAX_SENTENCE)
+    return private.shortened(line.partition("SQLSTATE: ")[0].rstrip(), MAX_SENTENCE)
 
 
 def _of_java(thrown: Any) -> str:
-    name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "")[:_READ].strip()
+    name, text = str(thrown.getClass().getName()), _beginning(str(thrown.getMessage() or "")).strip()
     if name == _STACK_OVERFLOW:
         return f"the expression is nested too deeply for Spark ({name})"
     return text or name

@@ -13,7 +13,7 @@ from distop_behaviors.validate import failures, keyed, rows_read, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted
-from distop_behaviors.validate.report import CheckResult, Result, Sample, shorten, worst
+from distop_behaviors.validate.report import CheckResult, Result, Sample, error_text, worst
 from distop_behaviors.validate.side import Side
 from distop_behaviors.validate.wide import TABLE
 
@@ -118,7 +118,7 @@ class KeyChecks:
 
     def _erred(self, check: Check, text: str) -> CheckResult:
         result = self._new(check)
-        result.verdict, result.exact, result.error = "error", False, shorten(text)
+        result.verdict, result.exact, result.error = "error", False, error_text(text)
         return result
 
     def _result(self, check: Check, side: Side) -> CheckResult:

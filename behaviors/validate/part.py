@@ -23,7 +23,7 @@ from distop_behaviors.reading.facts import (
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.bounds import Unfit, canonical, path_value
 from distop_behaviors.validate.expressions import fit
-from distop_behaviors.validate.report import CheckResult, Result, Sample, Verdict, shorten, worst
+from distop_behaviors.validate.report import CheckResult, Result, Sample, Verdict, error_text, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class Tally:
     def fail(self, text: str) -> None:
         """Mark the check as failed with an error; the first reason is kept."""
         self.unreadable = False
-        self.error = self.error or shorten(text)
+        self.error = self.error or error_text(text)
         self.pending.clear()
 
     def mark_unreadable(self, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, RootModel, model_serializer, model_validator
 
+from distop import private
 from distop.behavior import is_wide
 from distop_behaviors.validate.certificate import Certificate
 
@@ -215,6 +216,11 @@ def worst(verdicts: Iterable[str]) -> Verdict:
 def shorten(text: str, limit: int = MAX_ERROR) -> str:
     """At most ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def error_text(text: str) -> str:
+    """The error of a check, without secret values."""
+    return shorten(private.redact(text))
 
 
 def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:

@@ -6,10 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from distop import garbage, settings_file
+from distop import garbage, private, settings_file
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import note
-from distop.core.codec import shorten
 from distop.core.texts import one_line
 from distop.errors import DistopError, describe
 
@@ -71,8 +70,8 @@ def _fail(error: Exception, code: int, text: str) -> int:
         import traceback
 
         for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-            note(line)
-    note(f"error: {shorten(one_line(text), LONGEST_ERROR)}")  # escapes count, too
+            note(private.redact(line))
+    note(f"error: {private.shortened(one_line(text), LONGEST_ERROR)}")  # escapes count, too
     return code
 
 

@@ -125,7 +125,7 @@ async def run_executor(config: ExecutorConfig) -> int:
     certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
     private.hide([config.etcd.password or ""])
     private.hide_settings(config.spark_conf)
-    private.hide_settings(private.of_catalogs(os.environ))
+    private.hide_variables(os.environ, config.spark_conf.get(private.PATTERN_SETTING, ""))
     with locked(config.work_dir):
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop import private
 from distop.backoff import Backoff
-from distop.core.codec import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ class RejectedWrites:
 
         Returns the seconds until it is to be sent again.
         """
-        text = shorten(f"{what}: {error}", LONGEST)
+        text = private.shortened(f"{what}: {error}", LONGEST)
         pause = self._backoffs.setdefault((op, what), Backoff(*PAUSE)).pause()
         if self._texts.setdefault(op, {}).get(what) != text:
             self._texts[op][what] = text

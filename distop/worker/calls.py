@@ -6,8 +6,9 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop import private
 from distop.behavior import OutcomeRow, Summary
-from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
+from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import (
@@ -109,7 +110,7 @@ class Call:
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             plain_text = (fatal and told) or isinstance(error, NotServed)
             text = str(error) if plain_text and str(error) else explain(error)
-            text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
+            text = private.shortened(text, MAX_ERROR_TEXT).encode(errors="replace").decode()
             kind = "late" if isinstance(error, _Late) else kind_of(error) if fatal else "transient"
             self._env.outbox.send(protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
@@ -191,7 +192,8 @@ class Call:
         try:
             report = behavior.complete_operation(arg, self._table, summary, ctx)
         except OperationFailed as error:
-            report, failure = error.report, str(error) or "the operation failed"
+            # Part of a value, which the outbox does not redact.
+            report, failure = error.report, private.redact(str(error)) or "the operation failed"
         if report is not None:
             report = fitted(behavior.Report, report, "the report")
         try:

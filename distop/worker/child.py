@@ -53,8 +53,8 @@ class Child:
         if config is None:
             return protocol.EXIT_DAEMON_GONE
         os.environ.update(config["environment"])
-        private.hide_settings(config["environment"])
         private.hide_settings(config["spark_conf"])
+        private.hide_variables(os.environ, config["spark_conf"].get(private.PATTERN_SETTING, ""))
         if private.hides():
             sys.stdout, sys.stderr = redacted.stream(sys.stdout), redacted.stream(sys.stderr)
         logging.basicConfig(

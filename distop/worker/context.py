@@ -9,6 +9,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from distop import private
 from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.checkpoint import MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.core.codec import dumps, rfc3339
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS = 1.0
 STATUS_SECONDS = 0.5
+MAX_STATUS = 500
+"""Characters of a status that are sent."""
 ANSWER_SECONDS = 60.0
 """How long a checkpoint or a page of outcomes is waited for."""
 
@@ -306,7 +309,7 @@ class Context(JobContext):
     def _say(self, text: str) -> None:
         self._last_status, self._held_status = time.monotonic(), None
         ordinal = self.partition.partition if self.partition is not None else -1
-        line = text[:500].encode(errors="replace").decode()
+        line = private.redact(text)[:MAX_STATUS].encode(errors="replace").decode()
         self._env.outbox.send(protocol.StatusMessage(t="status", run=self._number, partition=ordinal, text=line))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Errors as text that people can read: what went wrong first, where, and no more than a record keeps."""
+"""Errors as text that people can read: what went wrong first, where, no more than a record keeps, and no secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import traceback
 from typing import TYPE_CHECKING
 
-from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop import private
+from distop.core.codec import MAX_ERROR_TEXT
 from distop.errors import TableUnavailable, describe
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def explain(error: BaseException) -> str:
     cannot be reached the message alone, which is a sentence about files and not about code.
     """
     if isinstance(error, TableUnavailable):
-        return shorten(describe(error), MAX_ERROR_TEXT)
+        return private.shortened(describe(error), MAX_ERROR_TEXT)
     frames = traceback.extract_tb(error.__traceback__)
     # The worker's own frames say nothing about the behavior.
     own = [f for f in frames if "/distop/worker/" not in f.filename.replace("\\", "/")] or list(frames)
@@ -30,7 +31,7 @@ def explain(error: BaseException) -> str:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         text += f"\nafter {headline(cause)}"
-    return shorten(text, MAX_ERROR_TEXT)
+    return private.shortened(text, MAX_ERROR_TEXT)
 
 
 def headline(error: BaseException) -> str:
@@ -51,4 +52,4 @@ def explain_misfit(what: str, model: str, error: ValidationError) -> str:
     parts = [f"{'.'.join(str(p) for p in e['loc']) or what}: {e['msg'].rstrip('.')}" for e in error.errors()[:5]]
     more = error.error_count() - len(parts)
     rest = f"; and {more} more" if more > 0 else ""
-    return shorten(f"{what} does not fit {model}: {'; '.join(parts)}{rest}", MAX_ERROR_TEXT)
+    return private.shortened(f"{what} does not fit {model}: {'; '.join(parts)}{rest}", MAX_ERROR_TEXT)

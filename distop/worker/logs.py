@@ -36,9 +36,11 @@ def tail(path: Path, characters: int = TAIL) -> str:
     """The end of a log without secret values, or "" where it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4 * characters))
-            return private.redact(file.read().decode(errors="replace"))[-characters:].strip()
+            end, longest = file.seek(0, os.SEEK_END), private.longest()
+            begin = file.seek(max(0, end - 4 * (characters + longest)))
+            text = private.redact(file.read().decode(errors="replace"))
+            # The first characters that were read may be the end of a secret.
+            return text[longest if begin else 0 :][-characters:].strip()
     except OSError:
         return ""
 

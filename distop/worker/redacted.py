@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
 import os
 import threading
 from typing import TYPE_CHECKING, BinaryIO, TextIO
@@ -37,8 +38,13 @@ def copy(printed: BinaryIO) -> None:
 
 
 def _copy(printed: BinaryIO) -> None:
-    for line in _lines(printed):
-        text = private.redact(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    kept = b""
+    for line in itertools.chain(_lines(printed), (b"",)):
+        text = private.redact((kept + line).decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        # A line longer than the room is cut, and the cut may be within a secret: its end waits for what follows.
+        is_cut = line and not line.endswith(b"\n")
+        cut = max(0, len(text) - 4 * private.longest()) if is_cut else len(text)
+        text, kept = text[:cut], text[cut:]
         # A program whose output nobody takes stands still, so this goes on where a disk is full.
         with contextlib.suppress(OSError):
             os.write(2, text)

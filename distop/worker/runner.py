@@ -6,10 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from distop import large
+from distop import large, private
 from distop.behavior import Behavior
 from distop.core.checkpoint import to_go_on_from
-from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop.core.codec import MAX_ERROR_TEXT
 from distop.core.declaration import over_time_limit
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import TableRecord
@@ -519,7 +519,7 @@ class Run:
         text = b"null"
         name = self._items[ordinal][0].name
         # A lone surrogate (from a file name, say) is no UTF-8, and etcd's records are.
-        error = shorten(error.encode(errors="replace").decode(), MAX_ERROR_TEXT)
+        error = private.shortened(error, MAX_ERROR_TEXT).encode(errors="replace").decode()
         if result is not None or (kind == "success" and self._declared is not None):
             try:
                 text = dump(fitted(self._declared, result, f"the result of partition {name}"))

@@ -22,8 +22,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from distop import private
 from distop.core import verifier_urls
-from distop.core.codec import shorten
 from distop.core.prepared import Unanswered
 from distop.errors import InvalidArgument, describe
 
@@ -64,8 +64,8 @@ def verify(message: Mapping[str, Any], allowed: Sequence[str]) -> dict[str, Any]
         completed = _in_time(message["verify"], message["external_id"], message["op"], limit, allowed)
         return {"completed": completed, "why": ""}
     except NoAnswer as error:
-        detail = " ".join(str(error).encode(errors="replace").decode().split())
-        log.warning("%s: %r gave no answer: %s", message["op"], message["verify"], shorten(detail, _TEXT))
+        detail = " ".join(private.redact(str(error)).encode(errors="replace").decode().split())
+        log.warning("%s: %r gave no answer: %s", message["op"], message["verify"], private.shortened(detail, _TEXT))
         return {"completed": None, "why": str(error.word)}
 
 

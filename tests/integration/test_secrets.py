@@ -30,9 +30,18 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 UNCAPPED = (sys.executable, "-P", "-m", "tests.support.uncapped")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
-SECRETS = {"setting": 'wasp-in-a-"jar"', "password": "hornet-in-a-box", "token": "bee-in-a-bonnet"}
+VARIABLE = "AWS_SECRET_ACCESS_KEY"
+SECRETS = {
+    "setting": 'wasp-in-a-"jar"',
+    "password": "hornet-in-a-box",
+    "token": "bee-in-a-bonnet",
+    "variable": "Cricket/0123456789+In-A-Matchbox.ABCDEF",
+}
 FORMS = {name: {secret.encode(), json.dumps(secret)[1:-1].encode()} for name, secret in SECRETS.items()}
 """As they are, and as JSON spells them."""
+_PART = 10
+FORMS["variable"] = {SECRETS["variable"][n : n + _PART].encode() for n in range(len(SECRETS["variable"]) - _PART + 1)}
+"""Of the variable all parts: a text that quotes it is cut within it."""
 TRIMMED = "  kept as it is  "
 SHOWN = (("--html", "-"), ("--json",), ())
 
@@ -68,7 +77,9 @@ class Watch(threading.Thread):
         except OSError:
             return
         for name, forms in FORMS.items():
-            if any(form in arguments + environment for form in forms):
+            # What libraries in the JVM read by themselves is in its environment.
+            seen = arguments if name == "variable" else arguments + environment
+            if any(form in seen for form in forms):
                 where = "arguments" if any(form in arguments for form in forms) else "environment"
                 self.found.add(f"the {name} in the {where} of {arguments[:80]!r}")
         if b"DISTOP_CHILD=" in environment:
@@ -108,6 +119,7 @@ def test_secrets_stand_nowhere_during_a_whole_life(
         "DISTOP_PASSWORD": SECRETS["password"],
         "DISTOP_SPARK_CONF": json.dumps(conf),
         TOKEN: SECRETS["token"],
+        VARIABLE: SECRETS["variable"],
     }
     current = tmp_path / "current"
     current.mkdir()
@@ -130,11 +142,13 @@ def test_secrets_stand_nowhere_during_a_whole_life(
         worked = group.client.start_operation("sample", "t", arg)
         assert worked.wait(200).state == "success", group.tails()
         results = {job.name: job.result for job in worked.results()}
-        arg = {"names": ["a"], "does": {"a": "spark-quote"}, "sought": {"read": SETTING}}
-        failed = group.client.start_operation("sample", "t", arg, retry_attempts=1)
-        assert failed.wait(100).state == "failed", group.tails()
-        (error,) = [job.error for job in failed.results()]
-        pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, failed) for words in SHOWN]
+        failed, errors = [], {}
+        for action in ("spark-quote", "spark-quote-variable"):
+            arg = {"names": ["a"], "does": {"a": action}, "sought": {"read": SETTING, "variable": VARIABLE}}
+            failed.append(group.client.start_operation("sample", "t", arg, retry_attempts=1))
+            assert failed[-1].wait(100).state == "failed", group.tails()
+            (errors[action],) = [job.error or "" for job in failed[-1].results()]
+        pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, *failed) for words in SHOWN]
         assert ann.stop() == 0
     finally:
         watch.end()
@@ -151,14 +165,16 @@ def test_secrets_stand_nowhere_during_a_whole_life(
     assert {"java", "pyspark.daemon", "guardian.py"} <= watch.programs, "they were at work while it looked"
     assert watch.modes == {0o600}, "the file was there while the JVM started, for its owner alone"
     assert not watch.found
-    assert REPLACEMENT in error
+    assert all(REPLACEMENT in error for error in errors.values())
+    assert len(errors["spark-quote-variable"]) > 3_000, "it was cut"
     assert all(pages)
-    texts = {"error": error, **{f"page {n}": page for n, page in enumerate(pages)}}
-    assert not [(name, where) for where, text in texts.items() for name, value in SECRETS.items() if value in text]
+    texts = {**errors, **{f"page {n}": page for n, page in enumerate(pages)}}
+    told = [(where, name, form) for where in texts for name, forms in FORMS.items() for form in forms]
+    assert not [(where, name) for where, name, form in told if form in texts[where].encode()]
     log = (tmp_path / "ann" / "logs" / "child-1.log").read_text()
     assert f"it says [{REPLACEMENT}]" in log
     actions = [json.loads(line) for line in (tmp_path / "actions").read_text().splitlines()]
-    assert {one["name"] for one in actions if one["action"] == "finish"} == {worked.ref, failed.ref}
+    assert {one["name"] for one in actions if one["action"] == "finish"} == {op.ref for op in (worked, *failed)}
     records = [json.loads(line) for line in ann.log.read_text().splitlines()]
     assert {"distop.actions", "distop.executor"} <= {one["logger"] for one in records}
     assert not holding(tmp_path), "logs, actions and work directory"

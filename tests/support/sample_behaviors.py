@@ -109,8 +109,10 @@ class Sample(Behavior):
         if action == "spark-python":
             rows = ctx.spark.sparkContext.parallelize(range(2), 2)
             return {"paths": sorted(rows.map(python_worker).collect())}
-        if action == "spark-quote":
+        if action in ("spark-quote", "spark-quote-variable"):
             text = f"[{ctx.spark.conf.get(arg.sought['read'])}]"
+            if action == "spark-quote-variable":
+                text = f"{os.environ[arg.sought['variable']]} " * 300  # longer than any error, and cut in the variable
             ctx.log.error("it says %s", text)
             ctx.status(f"with {text}")
             ctx.spark.sql(f"select raise_error('{text}')").collect()

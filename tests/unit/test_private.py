@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import logging
 import os
 import socket
@@ -9,16 +11,32 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from distop import logs, private
+from distop.behavior import Behavior, JobFailed, OperationFailed
+from distop.cli import main
+from distop.errors import FatalError, InvalidArgument, MalformedRequest, TableUnavailable
+from distop.node.rejected_writes import RejectedWrites
 from distop.store import transport
 from distop.store.config import EtcdConfig, password_in_plain
-from distop.worker import protocol, spark_settings, spark_submit
-from distop.worker.logs import tail
+from distop.worker import protocol, redacted, spark_settings, spark_submit
+from distop.worker.logs import TAIL, tail
 from distop.worker.outbox import Outbox
 from distop.worker.spark import settings
+from distop_behaviors.validate import failures
+from distop_behaviors.validate.part import Tally
+from tests.support.running import Child
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = "AKwasp+hornet/bee.0123456789-in-a-bonnet"
+"""A secret that shows where a part of it remains."""
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +240,153 @@ def test_a_pattern_of_the_user_is_added_to_sparks_own(tmp_path: Path) -> None:
     user = {private.PATTERN_SETTING: "pin$"}
     found = settings("local[2]", "ann", tmp_path, 10.0, user)[private.PATTERN_SETTING]
     assert found == f"{private.PATTERN}|(?:pin$)"
+
+
+def quoting(offset: int, length: int = 20_000) -> str:
+    """A text that holds the secret at all places, from ``offset`` on: wherever it is cut, the cut is in a secret."""
+    return " " * offset + "x" + f"{LONG} " * (length // len(LONG))
+
+
+def parts_in(text: str) -> set[str]:
+    """The parts of the secret, of six characters, that stand in a text."""
+    return {part for n in range(len(LONG) - 5) if (part := LONG[n : n + 6]) in text}
+
+
+class Fussy(BaseModel):
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def refuse(cls, value: str) -> str:
+        raise ValueError(value)
+
+
+class Quoting(Behavior):
+    """Quotes the secret in a status, and in an error of a job and of completion."""
+
+    type_name = "quoting"
+    Arg = type("NoArg", (BaseModel,), {})
+    Result = Fussy
+    Report = Fussy
+
+    def __init__(self, text: str, error: type[Exception] | None) -> None:
+        self.text = text
+        self.error = error
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        ctx.status(self.text)
+        return self._quote()
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        return self._quote()
+
+    def _quote(self) -> Any:
+        if self.error is None:
+            return {"text": self.text}
+        raise self.error(self.text)
+
+
+@pytest.mark.parametrize("offset", [0, 9, 18, 27, 36])
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError, InvalidArgument, FatalError, TableUnavailable, JobFailed, OperationFailed]
+)
+def test_hole_6_no_part_of_a_secret_remains_where_the_child_cuts_a_text(
+    tmp_path: Path, error: type[Exception] | None, offset: int
+) -> None:
+    """Texts were cut before they were redacted: of a secret across the cut all but its last character remained."""
+    private.hide([LONG])
+    child = Child(Quoting(quoting(offset), error), tmp_path)
+    texts = [child.ends("a")["a"].error, str(child.complete())]
+    texts += [message["text"] for message in child.sent.messages if message["t"] == "status"]
+    assert len(texts) == 3
+    for text in texts:
+        # The outbox redacts what it sends.
+        assert not parts_in(private.redact(text)), text
+        assert private.REPLACEMENT in text
+
+
+@pytest.mark.parametrize("offset", range(0, 40, 3))
+def test_hole_6_no_part_of_a_secret_remains_of_an_error_of_spark(offset: int) -> None:
+    private.hide([LONG])
+    text = quoting(offset)
+    quoted = [
+        failures.sentence_of(Exception(text)),
+        failures.sentence_of(Exception(f"{'y' * (9_980 - offset)} [CONDITION] {LONG}")),
+        failures.explained([("java.io.IOException", text)]),
+    ]
+    tally = Tally()
+    tally.fail(text)
+    for told in (*quoted, str(tally.error)):
+        assert not parts_in(told), told
+
+
+@pytest.mark.parametrize("offset", [0, 9, 18, 27, 36])
+def test_hole_6_no_part_of_a_secret_remains_in_a_node_record_and_in_an_error_of_a_command(
+    offset: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private.hide([LONG])
+    rejected = RejectedWrites(logs.get(), lambda: None)
+    rejected.refused("t/noop/1", "history", MalformedRequest(quoting(offset)))
+    assert not parts_in(rejected.told["t/noop/1"])
+    main._fail(ValueError(), 1, quoting(offset))
+    assert not parts_in(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("offset", [0, 9, 18, 27, 36])
+def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read_from_its_middle(
+    offset: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    private.hide([LONG])
+    for length in (redacted._ROOM // 2, 3 * redacted._ROOM, 3 * redacted._ROOM + 100):
+        printed = f"{quoting(offset, length)}\nand more\nwithout an end"
+        redacted._copy(io.BytesIO(printed.encode()))
+        assert capfd.readouterr().err == private.redact(printed)
+    (tmp_path / "log").write_text(quoting(offset, 5 * TAIL))
+    assert not parts_in(tail(tmp_path / "log"))
+
+
+def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None:
+    folders = (ROOT / "distop" / "worker", ROOT / "behaviors")
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(paths) > 50
+    for path in paths:
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        of_codec = {alias.name for node in imports if node.module == "distop.core.codec" for alias in node.names}
+        assert "shorten" not in of_codec, f"{path}: use private.shortened"
+
+
+SECRET_VARIABLES = {
+    "AWS_SECRET_ACCESS_KEY": "wasp/in+a/jar",
+    "AWS_ACCESS_KEY_ID": "AKIAWASP",
+    "AZURE_STORAGE_KEY": "hornet==",
+    "AZURE_STORAGE_ACCOUNT_KEY": "cricket==",
+    "AZURE_CLIENT_SECRET": "bumblebee",
+    "DB_PASSWORD": "gnat7",
+    "PGPASSWORD": "1234567",
+    "ID_TOKEN": "cicada" * 1000,
+    "SOME_API_KEY": "dragonfly",
+    "GITHUB_TOKEN": "/not/a/path/that/exists",
+    "MY_PIN": "mosquito",
+    "HTTPS_PROXY": "http://me:butterfly@proxy:8080",
+}
+OTHER_VARIABLES = {
+    "PATH": "/usr/bin",
+    "SSH_AUTH_SOCK": "/tmp/ssh-agent",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/not/there/credentials.json",
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "/not/there/token",
+    "TOKEN_PATH": "/not/there/either",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MAX_TOKENS": "4096",
+    "SORT_KEY": "date",
+    "CREDENTIALS_DIRECTORY": str(ROOT),
+    "SECRET_MODE": "yes",
+}
+
+
+def test_hole_6_values_of_variables_with_secret_names_are_hidden_and_paths_are_not() -> None:
+    """Only the variables of catalogs were."""
+    private.hide_variables({**SECRET_VARIABLES, **OTHER_VARIABLES}, "PIN$")
+    secrets = [value.replace("http://me:", "").replace("@proxy:8080", "") for value in SECRET_VARIABLES.values()]
+    assert private.redact(" ".join(secrets)) == " ".join([private.REPLACEMENT] * len(secrets))
+    others = " ".join(OTHER_VARIABLES.values())
+    assert private.redact(others) == others
