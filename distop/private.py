@@ -17,7 +17,10 @@ from distop.core.texts import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PATTERN = "(?i)secret|password|token|credential|(access|account|private|encryption)[.]?key|azure[.]sas"
+PATTERN = (
+    "(?i)secret|password|token|credential|access[.]?key|(account|api|private|storage|encryption)[.]?key(?![a-z])"
+    "|azure[.]sas"
+)
 """Names that match are secret."""
 PATTERN_SETTING = "spark.redaction.regex"
 REPLACEMENT = "*********(redacted)"
@@ -34,8 +37,6 @@ _CATALOGS = "PYICEBERG_"
 _IN_URI = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 """The password in a URI."""
 _NO_SECRET = frozenset({"true", "false"})
-_SECRET_VARIABLE = re.compile(r"(?i)(?:account|api|private|storage)_?key$")
-"""Names of variables that are secret besides :data:`PATTERN`, such as AZURE_STORAGE_KEY."""
 _PATH_VARIABLE = re.compile(r"(?i)(?:file|path|dir|directory)$|^GOOGLE_APPLICATION_CREDENTIALS$")
 """Names of variables that hold the path of a secret, which errors must name."""
 _SHORT_NUMBER = re.compile("[0-9]{1,7}")
@@ -80,7 +81,7 @@ def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
     hide(
         value
         for name, value in own.items()
-        if (is_secret(name, pattern) or _SECRET_VARIABLE.search(name)) and not _is_harmless(name, value)
+        if is_secret(name, pattern) and not _is_harmless(name, value)
     )
     _hide_in_uris(own.values())
 
