@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from distop.core.checked import checked, within
@@ -227,13 +228,23 @@ class Plan:
         )
 
 
+_ROW = len('{"partition":0}')
+"""Bytes of a job in a chunk at least."""
+
+
 def begin_with(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
     """The first ordinal in each of a plan's chunks. Raises ValueError where they are not the chunks that were planned,
     or of a form that is not known here.
     """
     if plan_digest(chunks) != plan.digest:
         raise ValueError("does not fit its digest: its chunks are not the ones planned")
-    return first_ordinals(plan, chunks)
+    starts = first_ordinals(plan, chunks)
+    sizes = [end - start for start, end in pairwise([*starts, plan.count])] if starts else []
+    room = [len(chunk) // _ROW for chunk in chunks]
+    # Whoever opens it keeps a number for each job: a count alone must not take memory.
+    if starts[:1] not in ([], [0]) or not all(0 < size <= most for size, most in zip(sizes, room, strict=False)):
+        raise ValueError(f"has chunks that do not hold its {plan.count} jobs")
+    return starts
 
 
 def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:

@@ -105,6 +105,7 @@ class Claimer:
         they are found again by the next look.
         """
         known, given = op.permits, []
+        free = iter(sorted(known.free) if known is not None else ())
         for want in wants:
             old = former.get(want.partition)
             if known is None and not op.gate.options.max_jobs:
@@ -113,8 +114,7 @@ class Claimer:
                 break
             elif old is not None and known.keeps(old):
                 given.append(replace(want, claim=replace(want.claim, permit=old.permit)))
-            elif known.free:
-                number = min(known.free)
+            elif (number := next(free, None)) is not None:
                 claim = replace(want.claim, permit=number)
                 given.append(replace(want, claim=claim, permit_mod=known.free.pop(number), former=old))
         return given

@@ -17,11 +17,12 @@ from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Node, Spec
 from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, fits, rank, usable_permits
-from distop.core.permits import MAX_GONE, permits
+from distop.core.permits import MAX_GONE, Permits, permits
 from distop.core.plan import Gate
 from distop.core.seen import Seen
 from distop.core.txn import MAX_OPERATIONS, operations
 from distop.errors import InvalidArgument
+from distop.executor.claimer import Claimer
 from distop.executor.turns import Turns
 from distop.inspection.status import Snapshot, judge
 from distop.node.openop import OpenOperation
@@ -30,6 +31,8 @@ from distop.submission.request import request
 from tests.support.world import World, planned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from distop.core.model import OperationRef
 
 
@@ -261,6 +264,27 @@ def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() ->
     free, again = op.take(op.room)
     assert (free, [p for p, _, _ in again]) == ([], [4])
     assert op.room == 0
+
+
+def test_a_claim_looks_once_over_the_free_permits() -> None:
+    """With 20,000 of them the look for each job stopped the daemon's loop until its session was lost."""
+
+    class Counted(dict[int, int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.looks += 1
+            return super().__iter__()
+
+    world, ref = limited(500, 500)
+    plan, chunks = planned(500)
+    op = OpenOperation.planned(ref, world.spec(ref), {}, plan, chunks, world.gate(ref))
+    free = Counted.fromkeys(reversed(range(500)), 7)
+    op.permits = Permits(free, 500)
+    wants = [claiming.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(400)]
+    given = Claimer._with_permits(op, wants, {})
+    assert [(want.claim.permit, want.permit_mod) for want in given] == [(n, 7) for n in range(400)]
+    assert (free.looks, len(free)) == (1, 100)
 
 
 # ------------------------------------------------------------------ priorities

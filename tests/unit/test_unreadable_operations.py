@@ -52,6 +52,14 @@ async def load(**changed: bytes) -> OpenOperation:
     return await OpenOperation.load(reader, KEYS, REF, 1)
 
 
+FEW = [b'[{"partition":0,"name":"a"}]', b'[{"partition":2,"name":"b"}]']
+"""Of which each is a chunk of one job, or of two at most."""
+
+
+def chunks_of(chunks: list[bytes]) -> dict[str, bytes]:
+    return {f"plan.{n:06d}": chunk for n, chunk in enumerate(chunks)}
+
+
 async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
     op = await load()
     assert len(CHUNKS) > 2
@@ -70,6 +78,13 @@ async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
         (
             {"plan": Plan(9, "v", plan_digest([b"packed"]), 1).encode(), "plan.000000": b"packed"},
             "the plan of t/noop/1 has chunks of a form that this release does not know",
+        ),
+        *(
+            (
+                {"plan": Plan(count, "v", plan_digest(FEW), len(FEW)).encode(), **chunks_of(FEW)},
+                f"the plan of t/noop/1 has chunks that do not hold its {count} jobs",
+            )
+            for count in (1_000_000, 2, 1)
         ),
         (
             {"spec": Spec("request", "", "tester", Rules(), version=SCHEMA_VERSION + 1).encode()},
