@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.confinement import own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
-from distop.tables.iceberg import NO_SNAPSHOT
+from distop.tables.iceberg import NO_SNAPSHOT, check_manifests
 from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.iceberg import uri
 
@@ -43,6 +43,10 @@ class Production:
         self._transaction = self._iceberg.Transactions.newTransaction(table.name(), table.operations())
         self._made = self._transaction.table().operations()
         self.base = self._transaction.startMetadata()
+        if (snapshot := self.base.currentSnapshot()) is not None:
+            source = str(self.base.metadataFileLocation())
+            manifests = [str(manifest.path()) for manifest in snapshot.allManifests(table.io())]
+            check_manifests(str(local_path(source) or source), manifests)
         self._made.commit(self.base, keeping_log(self._jvm, self.base))
 
     @property

@@ -22,7 +22,7 @@ from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
 from distop.storage_urls import check_paths
-from distop.tables.iceberg import check_files, check_loaded
+from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.table_properties import for_reading
 
@@ -169,12 +169,25 @@ class _Tasks:
         iceberg = self._jvm.org.apache.iceberg
         self._guava = iceberg.relocated.com.google.common
         self._all = self._guava.collect.Lists.newArrayList(planned)
-        path = self._jvm.java.lang.invoke.MethodHandles.filterReturnValue(
-            self._method(iceberg.ContentScanTask, "file", _class(iceberg.ContentFile)),
-            self._method(iceberg.ContentFile, "location", _class(self._jvm.java.lang.String)),
+        java = jvm.java
+        location = self._method(iceberg.ContentFile, "location", _class(java.lang.String))
+        file = self._method(iceberg.ContentScanTask, "file", _class(iceberg.ContentFile))
+        paths = self._texts(self._all, java.lang.invoke.MethodHandles.filterReturnValue(file, location))
+        self._numbers = {name: n for n, name in enumerate(paths)}
+        of_task = self._method(iceberg.FileScanTask, "deletes", _class(java.util.List))
+        distinct = self._guava.collect.Sets.newIdentityHashSet()
+        self._guava.collect.Iterables.addAll(
+            distinct, self._guava.collect.Iterables.concat(self._mapped(self._all, of_task))
         )
-        paths = str(self._jvm.java.lang.String.join("\0", self._mapped(self._all, path)))
-        self._numbers = {name: n for n, name in enumerate(paths.split("\0"))}  # without files: one name, ""
+        deletes = self._guava.collect.Lists.newArrayList(distinct)
+        places = (self._numbers_of(deletes, name) for name in ("contentOffset", "contentSizeInBytes"))
+        self.deletes = list(zip(self._texts(deletes, location), *places, strict=True))
+        """Each delete file of the tasks: its path, and where a deletion vector lies in it."""
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The data files of the tasks."""
+        return self._numbers
 
     def some(self, paths: Iterable[str]) -> Any:
         """A list of the tasks that read these files. Raises Unreadable where one is not of the snapshot."""
@@ -189,6 +202,28 @@ class _Tasks:
         java.nio.ByteBuffer.wrap(packed).asIntBuffer().get(chosen)
         get = self._method(java.util.List, "get", _class(java.lang.Object), java.lang.Integer.TYPE).bindTo(self._all)
         return java.util.ArrayList(self._mapped(self._guava.primitives.Ints.asList(chosen), get))
+
+    def _texts(self, values: Any, method: Any) -> list[str]:
+        """The text that the method makes of each value. Raises Unreadable where one of them holds a NUL."""
+        size = int(values.size())
+        texts = str(self._jvm.java.lang.String.join("\0", self._mapped(values, method))).split("\0") if size else []
+        if len(texts) != size:
+            raise Unreadable(f"a path in {self._where} holds a NUL")
+        return texts
+
+    def _numbers_of(self, files: Any, name: str) -> list[int | None]:
+        """What a method of each delete file gives: a number, or none."""
+        java = self._jvm.java
+        anything = _class(java.lang.Object)
+        method = self._method(self._jvm.org.apache.iceberg.DeleteFile, name, _class(java.lang.Long))
+        as_text = java.lang.invoke.MethodHandles.publicLookup().findStatic(
+            _class(java.lang.String),
+            "valueOf",
+            java.lang.invoke.MethodType.methodType(_class(java.lang.String), anything),
+        )
+        of_any = method.asType(method.type().changeReturnType(anything))
+        texts = self._texts(files, java.lang.invoke.MethodHandles.filterReturnValue(of_any, as_text))
+        return [None if text == "null" else int(text) for text in texts]
 
     def _method(self, owner: Any, name: str, *types: Any) -> Any:
         """A method by the types of what it returns and takes."""
@@ -235,6 +270,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         current = table.currentSnapshot()
         id_ = str(current.snapshotId())
         check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
+        check_manifests(source, [str(m.path()) for m in current.allManifests(table.io())])
         files = table.newScan().planFiles()
         try:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
@@ -242,6 +278,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
             files.close()
         listed = str(current.manifestListLocation())
         _checked(source, lambda source: check_loaded(source, id_, listed))
+        check_opened(source, tasks.paths, tasks.deletes)
         return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:

@@ -26,7 +26,7 @@ from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 from distop.tables.vectors import VECTOR_FIELDS, check_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distop.core.model import TableRecord
     from distop.tables import Spark
@@ -172,9 +172,19 @@ def check_files(source: str, check: Callable[[], None] = lambda: None) -> None:
     table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
     not check again, as long as the manifests are the same files.
     """
+    _checked_manifests(source, check)
+
+
+def _checked_manifests(source: str, check: Callable[[], None] = lambda: None) -> tuple[_Identity, ...]:
+    """The list of manifests and the manifests of the current snapshot, whose files may belong to the table. Raises as
+    :func:`check_files`.
+    """
     check_metadata(source)
-    if not _are_same(_checked.get(identity(source), lambda: _read_all(source, check))):
-        checked(source, _read_all(source, check))
+    found = _checked.get(identity(source), lambda: _read_all(source, check))
+    if not _are_same(found):
+        found = _read_all(source, check)
+        checked(source, found)
+    return found
 
 
 def checked(source: str, manifests: Iterable[_Identity]) -> None:
@@ -193,6 +203,30 @@ def check_loaded(source: str, snapshot: str, manifest_list: str) -> None:
     if found != (snapshot, _plain(manifest_list)):
         raise TableUnavailable(f"Spark has loaded other metadata than were checked of {source}")
     check_files(source)
+
+
+def check_manifests(source: str, manifests: Sequence[str]) -> None:
+    """Raises InvalidArgument where Java has read other ``manifests`` from the current snapshot's list than Python has:
+    their decoders differ on a list that was made for it. And what :func:`check_files` raises.
+    """
+    known = [_plain(str(found[0])) for found in _checked_manifests(source)[1:]]
+    if known != [_plain(path) for path in manifests]:
+        raise InvalidArgument(
+            f"the list of manifests of {source} is not read by Java as by Python: have the table's writer write it anew"
+        )
+
+
+def check_opened(source: str, data: Iterable[str], deletes: Iterable[tuple[str, int | None, int | None]]) -> None:
+    """Raises InvalidArgument where Java would open a data file or a delete file that may not belong to the table,
+    whatever Python has read in the same manifests. ``deletes``: the path, and where a deletion vector lies in it.
+    """
+    files = files_of(source, read_metadata(source)[0])
+    files.check(data)
+    deletes = list(deletes)
+    files.check((path for path, _, _ in deletes), deletes=True)
+    for path, offset, size in deletes:
+        if offset is not None or size is not None:
+            check_vector(path, offset, size)
 
 
 def _plain(path: str) -> str:
