@@ -24,6 +24,7 @@ from distop.core import keys as K
 from distop.core.keys import Keys
 from distop.daemon.binding import Binding, BindingFile
 from distop.daemon.incarnation import Incarnation
+from distop.disk import write_whole
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -96,9 +97,7 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
             return kept
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname())[:40] or "executor"
     new = f"{host}-{uuid.uuid4().hex[:4]}"
-    scratch = file.with_suffix(".new")
-    scratch.write_text(new + "\n")
-    scratch.replace(file)
+    write_whole(file, f"{new}\n".encode())
     return new
 
 

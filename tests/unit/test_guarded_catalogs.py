@@ -216,8 +216,8 @@ PRIVATE = {
     "_config_headers": {"catalog.rest:RestCatalog._create_session"},
     "_from_environment_variables": {"utils.config:Config.__init__"},
 }
-"""Private methods of pyiceberg that modules of ``distop/tables`` override or call, and pyiceberg's own callers: the guard
-holds only as long as they call them. The catalogs of dynamodb and bigquery commit nothing.
+"""Private methods of pyiceberg that modules of ``distop/tables`` override or call, and pyiceberg's own callers: the
+guard holds only as long as they call them. The catalogs of dynamodb and bigquery commit nothing.
 """
 
 
