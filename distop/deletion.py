@@ -23,6 +23,7 @@ from distop.clock import uuid
 from distop.core.frozen import frozen
 from distop.errors import UnsafePath, describe
 from distop.files import local_path, open_filesystem
+from distop.ownership import changeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,6 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 """Of what is made, less the umask: whatever that is, nobody else may write there."""
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def components(path: str) -> list[str]:
@@ -268,7 +268,7 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = Fa
             return
         stack.callback(os.close, folder)
         if own:
-            _check_own(folder, str(path), stat.S_ISVTX)
+            _check_own(folder, str(path), sticky=True)
         for n, part in enumerate(parts, 1):
             if make:
                 with suppress(FileExistsError):
@@ -292,21 +292,15 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = Fa
         yield folder
 
 
-def _check_own(folder: int, path: str, sticky: int = 0) -> None:
-    """Raises UnsafePath for an open folder that others may change. ``sticky``: the bit that keeps them from replacing
-    what is in it, where that is enough, since the folders below are checked as well.
+def _check_own(folder: int, path: str, *, sticky: bool = False) -> None:
+    """Raises UnsafePath for an open folder that others may change. ``sticky``: that they cannot replace what is in it
+    is enough, since the folders below are checked as well.
     """
-    found = os.fstat(folder)
-    if found.st_uid not in (0, os.geteuid()):
-        why = f"belongs to the user {found.st_uid}, and this executor runs as {os.geteuid()}"
-    elif found.st_mode & _OTHERS_WRITE and not found.st_mode & sticky:
-        why = f"is writable by its group or by others (mode {stat.S_IMODE(found.st_mode):04o})"
-    else:
-        return
-    raise UnsafePath(
-        f"nothing is staged below {path}, which {why}: give the executors a --shared-dir that their user alone can "
-        "change"
-    )
+    if why := changeable(os.fstat(folder), sticky=sticky):
+        raise UnsafePath(
+            f"nothing is staged below {path}, which {why}: give the executors a --shared-dir that their user alone can "
+            "change"
+        )
 
 
 def _is_link(folder: int, name: str) -> bool:

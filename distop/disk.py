@@ -1,12 +1,26 @@
-"""Files that are whole or not there, whatever happens to the machine."""
+"""Files of fixed names: whole or not there, whatever happens to the machine, and never behind a link."""
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def open_fixed(path: Path, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of a file, as ``os.open`` gives it; a link of this name is not followed. ``mode``: of a file that is
+    new, before the umask. Raises OSError.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        why = f"{path.name} is a symbolic link, which is not followed"
+        raise OSError(errno.ELOOP, why, str(path)) from None
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -15,7 +29,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     ``mode``: of a file that is new, before the umask.
     """
     scratch = path.with_suffix(".new")
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123
+    with os.fdopen(open_fixed(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fdatasync(file.fileno())

@@ -24,6 +24,7 @@ _REFUSED = {
     "unique": "Iceberg knows no unique columns, and its identifier fields are enforced by nobody: leave the check out",
     "references": "Iceberg knows no references between tables: leave the check out",
 }
+_COMMENT = "--"
 _KEPT = ("check", "range", "in_set", "length", "matches")
 _ICEBERG = {
     **{name: name for name in ("boolean", "int", "float", "double", "string", "binary", "date")},
@@ -149,7 +150,7 @@ def _property(check: Check, certificate: Certificate) -> str:
         told["null_is"] = certificate.null_is
     if certificate.where is not None:
         told["where"] = certificate.where
-        sql = f"(({certificate.where}) IS NOT TRUE) OR ({sql})"
+        sql = f"({_bracketed(certificate.where)} IS NOT TRUE) OR {_bracketed(sql)}"
     ids = {name: column.id for name, column in certificate.columns.items()}
     return json.dumps({**told, "sql": sql, "field_ids": ids}, ensure_ascii=False, sort_keys=True)
 
@@ -157,7 +158,10 @@ def _property(check: Check, certificate: Certificate) -> str:
 def condition(check: Check, null_is: str) -> str:
     """The check as Spark SQL, for people and engines: what is not FALSE of it holds."""
     if check.check is not None:
-        return check.check if null_is == "pass" else f"({check.check}) IS TRUE"
+        if null_is == "pass":
+            # In brackets also where a comment may be open: others may put it in front of more.
+            return _bracketed(check.check) if _COMMENT in check.check else check.check
+        return f"{_bracketed(check.check)} IS TRUE"
     column = ".".join(map(quote, split_path(check.column)))
     if check.range is not None:
         return _between(column, check.range.min, check.range.max)
@@ -167,6 +171,13 @@ def condition(check: Check, null_is: str) -> str:
         return f"{column} IN ({', '.join(map(_literal, check.in_set.values))})"
     assert check.matches is not None
     return f"{column} RLIKE {_literal(check.matches.pattern)}"
+
+
+def _bracketed(text: str) -> str:
+    """The condition in brackets. A comment at its end lasts to the end of its line, or of the next one where a
+    backslash ends the line.
+    """
+    return f"({text}\n\n)" if _COMMENT in text else f"({text})"
 
 
 def _between(what: str, low: Any, high: Any) -> str:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from distop.cli import output
 from distop.cli.context import current
 from distop.daemon.process import ending_signals, locked
-from distop.errors import DistopError, InvalidArgument, NotAllowed
+from distop.disk import open_fixed
+from distop.errors import DistopError, InvalidArgument, NotAllowed, UnsafePath
+from distop.ownership import make_own
 from distop.store.embedded import EmbeddedEtcd
 
 if TYPE_CHECKING:
@@ -98,11 +100,12 @@ class Dev:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = (self._folder / "lock").open("a")
-        except OSError as error:
-            raise InvalidArgument(f"the folder {self._folder} cannot be used: {error.strerror}") from None
-        with file:
+            make_own(self._folder, "--data-dir")
+            lock = open_fixed(self._folder / "lock", os.O_RDWR | os.O_CREAT)
+        except (OSError, UnsafePath) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InvalidArgument(f"the folder {self._folder} cannot be used: {why}") from None
+        with os.fdopen(lock, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from distop.core.codec import UNREADABLE, dumps, loads
-from distop.disk import write_whole
+from distop.disk import open_fixed, write_whole
 from distop.errors import InvalidArgument, NotAllowed, describe
 from distop.store.identity import Identity
 
@@ -36,8 +37,8 @@ class BindingFile:
 
     def read(self) -> bytes | None:
         """What is there; None where nothing is."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._path.read_bytes()
+        with contextlib.suppress(FileNotFoundError), os.fdopen(open_fixed(self._path, os.O_RDONLY), "rb") as file:
+            return file.read()
         return None
 
     def write(self, data: bytes) -> None:

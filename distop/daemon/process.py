@@ -24,6 +24,7 @@ from distop.core import keys as K
 from distop.core.keys import Keys
 from distop.daemon.binding import Binding, BindingFile
 from distop.daemon.incarnation import Incarnation
+from distop.disk import open_fixed, write_whole
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -32,10 +33,12 @@ from distop.errors import (
     NotAllowed,
     PermissionDenied,
     SessionLost,
+    UnsafePath,
     UsageError,
 )
 from distop.node.localjobs import RunFiles
 from distop.node.meter import NO_METER
+from distop.ownership import make_own
 from distop.store import certificates
 from distop.store.client import EtcdClient
 from distop.store.spaces import made_space
@@ -51,6 +54,10 @@ if TYPE_CHECKING:
 
     FindSpace = Callable[[EtcdClient, Keys], Awaitable[str]]
 
+LOCK = "lock"
+"""The file in a work directory that its daemon has locked."""
+LOCK_LOOK = 5.0
+"""Seconds between two looks at whether the locked file is still the one in the work directory."""
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
 LONG_LIFE = 60.0
@@ -66,39 +73,51 @@ def check_system(platform: str = sys.platform) -> None:
 
 
 @contextlib.contextmanager
-def locked(work_dir: Path) -> Iterator[None]:
+def locked(work_dir: Path) -> Iterator[os.stat_result]:
     """Own a work directory alone. Raises NotAllowed while another daemon has it, InvalidArgument where it cannot be
-    written.
+    written, or others can change it (:mod:`distop.ownership`). Gives what tells the locked file from others.
     """
     try:
-        work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (work_dir / "lock").open("a+")
-    except OSError as error:
-        raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None
-    with file:
+        make_own(work_dir, "--work-dir")
+        lock = open_fixed(work_dir / LOCK, os.O_RDWR | os.O_CREAT)
+    except (OSError, UnsafePath) as error:
+        raise _unusable(work_dir, error) from None
+    with os.fdopen(lock, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise NotAllowed(
                 f"the work directory {work_dir} belongs to a running executor: give this one another (--work-dir)"
             ) from None
-        yield
+        yield os.fstat(lock)
+
+
+def _unusable(work_dir: Path, error: OSError | UnsafePath) -> InvalidArgument:
+    why = error.strerror or error if isinstance(error, OSError) else error
+    return InvalidArgument(f"the work directory {work_dir} cannot be used: {why}")
 
 
 def stable_id(work_dir: Path, wanted: str | None) -> str:
-    """The executor's id: as told, else the one kept in the work directory, else a new one that is kept there."""
+    """The executor's id: as told, else the one kept in the work directory, else a new one that is kept there. Raises
+    InvalidArgument where it cannot be read or written.
+    """
     if wanted:
         return wanted
     file = work_dir / "executor-id"
-    with contextlib.suppress(FileNotFoundError):
-        kept = file.read_text().strip()
-        if kept:
-            return kept
+    try:
+        with contextlib.suppress(FileNotFoundError), os.fdopen(open_fixed(file, os.O_RDONLY)) as opened:
+            kept = opened.read().strip()
+            if kept:
+                return kept
+        return _new_id(file)
+    except OSError as error:
+        raise _unusable(work_dir, error) from None
+
+
+def _new_id(file: Path) -> str:
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname())[:40] or "executor"
     new = f"{host}-{uuid.uuid4().hex[:4]}"
-    scratch = file.with_suffix(".new")
-    scratch.write_text(new + "\n")
-    scratch.replace(file)
+    write_whole(file, f"{new}\n".encode())
     return new
 
 
@@ -126,19 +145,31 @@ async def run_executor(config: ExecutorConfig) -> int:
     private.hide([config.etcd.password or ""])
     private.hide_settings(config.spark_conf)
     private.hide_variables(os.environ, config.spark_conf.get(private.PATTERN_SETTING, ""))
-    with locked(config.work_dir):
+    with locked(config.work_dir) as lock:
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
         garbage.settle(look=False)
         metrics = _metrics(config, executor_id, log)
+        looking = asyncio.ensure_future(_look_at_lock(config.work_dir, lock, stop, log))
         try:
             await serve(config, executor_id, stop, log, binding, metrics=metrics, find_space=made_space)
         finally:
+            looking.cancel()
             if metrics is not None:
                 await asyncio.to_thread(metrics.close)
     return 0
+
+
+async def _look_at_lock(work_dir: Path, lock: os.stat_result, stop: asyncio.Event, log: logs.ContextLogger) -> None:
+    """End the daemon once another one can have locked its work directory: the directory was removed and made again."""
+    while not stop.is_set():
+        await asyncio.sleep(LOCK_LOOK)
+        with contextlib.suppress(OSError):
+            if not os.path.samestat(lock, await asyncio.to_thread((work_dir / LOCK).stat)):
+                log.error("the work directory %s was replaced while this executor used it: it ends", work_dir)
+                stop.set()
 
 
 def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) -> Metrics | None:
@@ -212,7 +243,7 @@ async def _bind(binding: Binding, work_dir: Path) -> None:
     try:
         await binding.save()
     except OSError as error:
-        raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None
+        raise _unusable(work_dir, error) from None
 
 
 async def _live(

@@ -18,10 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from distop import private
-from distop.errors import DistopError, InvalidArgument
+from distop.disk import open_fixed
+from distop.errors import DistopError, InvalidArgument, UnsafePath
+from distop.ownership import make_own
 from distop.store import ports
 
 if TYPE_CHECKING:
@@ -86,7 +88,8 @@ class EmbeddedEtcd:
     ``arguments`` are added to etcd's command line and win over ours. Use it as a (sync or async) context manager, or
     call ``start`` and ``stop``.
 
-    Raises DistopError when there is no etcd, or it ends or stays silent while starting: with the end of its log.
+    Raises InvalidArgument for a folder that somebody else can change (:mod:`distop.ownership`), DistopError when there
+    is no etcd, or it ends or stays silent while starting: with the end of its log.
     """
 
     def __init__(
@@ -253,11 +256,11 @@ class EmbeddedEtcd:
             self._folder = Path(tempfile.mkdtemp(prefix="distop-etcd-"))
             return
         try:
-            self._given.mkdir(parents=True, exist_ok=True)
-            # etcd wants its data folder to itself.
-            (self._given / "data").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(f"the folder {self._given} cannot be used for etcd: {error.strerror}") from error
+            make_own(self._given, "it")
+            make_own(self._given / "data", "it")  # etcd wants its data folder to itself
+        except (OSError, UnsafePath) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InvalidArgument(f"the folder {self._given} cannot be used for etcd: {why}") from error
         self._folder = self._given
 
     def _give_up_ports(self) -> None:
@@ -292,7 +295,7 @@ class EmbeddedEtcd:
         environment = {
             name: value for name, value in private.environment(os.environ).items() if not name.startswith("ETCD_")
         }
-        with self.log_file.open("wb") as output:
+        with self._new_log() as output:
             starting = _launching_thread().submit(
                 subprocess.Popen,
                 [*launcher, *command],
@@ -303,6 +306,13 @@ class EmbeddedEtcd:
                 start_new_session=True,  # Ctrl-C is for us, who then stop it in order
             )
             self._process = starting.result()
+
+    def _new_log(self) -> BinaryIO:
+        try:
+            file = open_fixed(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        except OSError as error:
+            raise InvalidArgument(f"the log {self.log_file} cannot be written: {error.strerror}") from None
+        return os.fdopen(file, "wb")
 
     def _wait(self) -> str:
         """Empty when it answers; else what went wrong."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
 
+from distop.errors import UnsafePath
 from distop.files import METADATA_BYTES, local_path, open_regular, read_whole
 from distop.storage_urls import check_paths
 
@@ -31,8 +32,8 @@ def bounded(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class BoundedIO(FileIO):
-    """Opens files as pyiceberg does by these properties. A file that has more than METADATA_BYTES (of a table's
-    metadata: PARSED_BYTES) raises TooLarge, one that lies where data may not send anybody InvalidArgument.
+    """Opens files as pyiceberg does by these properties, and removes none. A file that has more than METADATA_BYTES (of
+    a table's metadata: PARSED_BYTES) raises TooLarge, one that lies where data may not send anybody InvalidArgument.
     """
 
     def new_input(self, location: str) -> InputFile:
@@ -42,8 +43,9 @@ class BoundedIO(FileIO):
         return self._of(location).new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Raises UnsafePath: no file is removed because metadata name it."""
         where = location if isinstance(location, str) else location.location
-        self._of(where).delete(where)
+        raise UnsafePath(f"{where} is not removed: distop removes no file that the metadata of a table name")
 
     def _of(self, location: str) -> FileIO:
         check_paths((location,))

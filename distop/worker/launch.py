@@ -144,7 +144,7 @@ class Child:
         config = self._config
         self._path = logs.new_log(config.work_dir)
         self._control, control = socket.socketpair()
-        with control, self._path.open("ab") as log_file:
+        with control, logs.appended(self._path) as log_file:
             data, theirs = socket.socketpair()
             with theirs:
                 command = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from distop import private
+from distop.disk import open_fixed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,11 @@ def new_log(work_dir: Path) -> Path:
     return folder / f"child-{(numbers[-1] if numbers else 0) + 1}.log"
 
 
+def appended(path: Path) -> BinaryIO:
+    """The log file, open for a child to append to. Raises OSError."""
+    return os.fdopen(open_fixed(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
 def tail(path: Path, characters: int = TAIL) -> str:
     """The end of a log without secret values, or "" where it cannot be read."""
     try:
@@ -49,7 +55,9 @@ def bound(path: Path, limit: int = MAX_BYTES) -> None:
     """Start a log anew once it is too large. Its writers append, so truncating it under them is sound."""
     try:
         if path.stat().st_size > limit:
-            path.with_name(path.name + ".old").write_text(tail(path, 1_000_000))
+            kept = open_fixed(path.with_name(path.name + ".old"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with os.fdopen(kept, "w") as file:
+                file.write(tail(path, 1_000_000))
             os.truncate(path, 0)
     except OSError:
         pass

@@ -98,6 +98,20 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
             assert running.wait(LIMIT) == 0
 
 
+def test_hole_4_a_folder_that_somebody_else_has_planted_is_refused(
+    tmp_path: Path, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder such as /tmp whoever makes `.distop` first would own etcd's data and the work directory."""
+    planted = tmp_path / ".distop"
+    (planted / "executor").mkdir(parents=True)
+    planted.chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    ran = distop_command("dev")
+    assert (ran.code, ran.sentence.count("\n")) == (2, 0)
+    assert f"the folder {planted} cannot be used: {planted} is writable by its group or by others" in ran.sentence
+    assert [path.name for path in planted.rglob("*")] == ["executor"]
+
+
 def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
     import socket
 

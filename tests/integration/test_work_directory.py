@@ -67,6 +67,37 @@ def test_a_work_directory_that_cannot_be_written(group: Daemons, tmp_path: Path,
     assert not group.client.nodes()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+def test_hole_4_a_work_directory_that_others_can_write(group: Daemons, tmp_path: Path, mode: int) -> None:
+    """Whoever writes there exchanges the settings of the JVM, which are code."""
+    work = tmp_path / "work"
+    work.mkdir()
+    work.chmod(mode)
+    ann = group.spawn("ann", "--work-dir", str(work))
+    assert_refused(
+        ann,
+        2,
+        f"the work directory {work} cannot be used: {work} is writable by its group or by others (mode {mode:04o}): "
+        "whoever else can change it decides what runs here; give --work-dir a folder that only this user and root can "
+        "change or replace",
+    )
+    assert list(work.iterdir()) == []
+
+
+def test_an_executor_ends_where_its_work_directory_is_replaced_under_it(group: Daemons) -> None:
+    """Else a second daemon would take what the first one writes there for its own."""
+    (ann,) = group.start("ann")
+    group.eventually(lambda: "ready: " in ann.log.read_text(), "it has said so", "ann")
+    taken = group.folder / "ann"
+    taken.rename(group.folder / "aside")
+    bob = group.spawn("bob", "--work-dir", str(taken))
+    group.eventually(lambda: "ready: " in bob.log.read_text(), "the new directory is free", "bob")
+    assert ann.process.wait(60) == 0
+    assert f"the work directory {taken} was replaced while this executor used it: it ends" in ann.log.read_text()
+    assert group.client.start_operation("noop", TABLE, {"jobs": 2}).wait(60).state == "success", group.tails()
+    assert bob.process.poll() is None
+
+
 def test_a_work_directory_that_is_lost_is_named_until_it_is_there_again(
     group: Daemons, tmp_path: Path, sample_env: dict[str, str]
 ) -> None:

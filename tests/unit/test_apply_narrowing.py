@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from distop.deletion import Place
 from distop.errors import InvalidArgument, UnsafePath
 from distop.places import Attempt, stage_of
 from distop_behaviors.apply import narrowing, rewriting
-from distop_behaviors.apply.constraints import Narrowed, iceberg_type, wanted
+from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, wanted
 from distop_behaviors.apply.publishing import Narrowing
 from distop_behaviors.apply.report import Request, Staged
 from distop_behaviors.apply.rewriting import Stage
@@ -282,3 +283,29 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
     units = operation(layout, OPERATION, monkeypatch)._units(summary)
     assert [unit.files for unit in units] == [frozenset({"/t/0"})]
+
+
+@pytest.mark.parametrize(
+    "end", ["", " -- a comment", " -- a comment\\", " -- one\n-- two", " /* a comment */", " OR s = '--'"]
+)
+@pytest.mark.parametrize("null_is", ["pass", "fail"])
+def test_a_bracket_closes_behind_the_comment_of_a_condition(end: str, null_is: str) -> None:
+    """A comment ends with its line. A backslash at the line's end makes the next line part of it."""
+    made = certificate({"check": f"n > 0{end}"}, where=f"id > 0{end}", null_is=null_is)
+    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    code = re.sub(r"--(?:\\\n|[^\n])*|/\*.*?\*/", "", re.sub(r"'[^']*'", "''", sql))
+    assert code.count("(") == code.count(")") >= 3, sql
+    assert code.index("IS NOT TRUE") > code.index(")"), sql
+    assert f"id > 0{end}" in sql
+    assert f"n > 0{end}" in sql
+
+
+def test_a_condition_is_closed_where_it_stands_alone() -> None:
+    (sql,) = (json.loads(text)["sql"] for text in wanted(certificate({"check": "n > 0 -- why"})).properties.values())
+    assert sql == "(n > 0 -- why\n\n)"
+
+
+def test_a_condition_without_a_comment_keeps_its_line() -> None:
+    made = certificate({"check": "n > 0"}, where="id > 0", null_is="fail")
+    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    assert sql == "((id > 0) IS NOT TRUE) OR ((n > 0) IS TRUE)"

@@ -14,7 +14,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop import files
 from distop.core.model import TableRecord
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import TooLarge, read, read_whole
 from distop.tables import bounded, catalogs, check_table, guarded_catalogs, iceberg, plan_table
 from distop.tables.location import Location
@@ -132,7 +132,7 @@ def test_metadata_that_a_catalog_names_is_bounded(tmp_path: Path, monkeypatch: p
             pass
 
 
-def test_a_file_io_of_a_catalog_writes_and_deletes_as_before(tmp_path: Path) -> None:
+def test_a_file_io_of_a_catalog_writes_as_before_and_deletes_nothing(tmp_path: Path) -> None:
     made = guarded_catalogs.made("x", {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"})
     try:
         opened = made._load_file_io({}, str(tmp_path))
@@ -142,8 +142,10 @@ def test_a_file_io_of_a_catalog_writes_and_deletes_as_before(tmp_path: Path) -> 
             file.write(b"1")
         written = opened.new_input(f"{tmp_path}/f")
         assert (written.exists(), len(written), written.open().read()) == (True, 1, b"1")
-        opened.delete(f"{tmp_path}/f")
-        assert not written.exists()
+        for one in (f"{tmp_path}/f", written, opened.new_output(f"{tmp_path}/f")):
+            with pytest.raises(UnsafePath, match=r"/f is not removed: distop removes no file that the metadata of a"):
+                opened.delete(one)
+        assert written.exists()
     finally:
         made.close()
 

@@ -45,14 +45,21 @@ LOG = logging.getLogger("tests.deletion")
 REMOVES = {
     *("rmtree", "unlink", "rmdir", "remove", "removedirs", "delete_dir", "delete_dir_contents", "delete_file"),
     *("delete_root_dir_contents", "deleteFile", "deleteFiles", "dropTable", "drop_table", "purge_table", "move"),
+    *("delete", "delete_files", "delete_data_files", "rename", "renames", "replace", "truncate", "ftruncate"),
+    *("write_text", "write_bytes"),
 }
-"""Names of what removes files, in Python, pyarrow, pyiceberg and Iceberg's Java."""
+"""Names of what removes files, or takes away their content or their name, in Python, pyarrow, pyiceberg and Java."""
+ALSO_OF_VALUES = {"remove", "move", "replace"}
+"""Methods of lists, sets, texts and times have these names, too."""
 
 ALLOWED = {
     "distop/deletion.py": "the one function",
+    "distop/disk.py": "files that are written whole, by fixed names and those of runs, in the work directory",
     "distop/node/localjobs.py": "records of runs, by their own names, in a folder of the work directory",
     "distop/worker/logs.py": "logs of children, by their numbers, in the work directory",
     "distop/store/embedded.py": "the data folder that an embedded etcd has made for itself",
+    "distop/testing/simulation/points.py": "what a transaction of etcd does, in words: no file",
+    "distop/cli/page/writing.py": "the file that a person names with --html",
 }
 
 
@@ -65,17 +72,49 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def removals(tree: ast.Module) -> Iterator[int]:
-    """The lines that name something that removes files: a method of lists and sets is no such thing."""
+    """The lines that name something that removes files: a method of a value is no such thing."""
+    of_values = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not _of_a_path(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil"):
-            if any(alias.name in REMOVES for alias in node.names):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names} & REMOVES
+            if names - ({"replace"} if node.module == "dataclasses" else set()) and node.module != "distop.deletion":
                 yield node.lineno
         elif isinstance(node, ast.Attribute) and node.attr in REMOVES:
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            if node.attr not in ("remove", "move") or owner in ("os", "shutil"):
+            if owner in ("os", "shutil") or ((owner, node.attr) not in OURS and id(node) not in of_values):
                 yield node.lineno
-        elif isinstance(node, ast.Constant) and node.value in REMOVES - {"remove", "move"}:
+        elif isinstance(node, ast.Constant) and node.value in REMOVES - ALSO_OF_VALUES:
             yield node.lineno  # getattr(os, "unlink")
+
+
+OURS = {("deletion", "delete")}
+
+
+def _of_a_path(call: ast.Call) -> bool:
+    """Whether a call may be of a path or a file system: ``path.replace(target)``, but not ``text.replace(old, new)``
+    nor ``time.replace(tzinfo=UTC)``, and neither ``names.remove(name)`` nor ``names.move(…)``.
+    """
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method == "replace":
+        return len(call.args) == 1 and not call.keywords
+    return method not in ALSO_OF_VALUES
+
+
+@pytest.mark.parametrize(
+    ("line", "removes"),
+    [
+        *((line, True) for line in ("io.delete(x)", "self._of(x).delete(x)", "f = io.delete", "from os import rename")),
+        *((line, True) for line in ("path.rename(x)", "fs.rename(x, y)", "path.replace(x)", "os.replace(x, y)")),
+        *((line, True) for line in ("os.truncate(x, 0)", "file.truncate()", "path.write_text(x)", "x.write_bytes(y)")),
+        *((line, True) for line in ("map(path.replace, x)", "getattr(io, 'delete')", "os.remove(x)", "x.unlink()")),
+        *((line, True) for line in ("from pyiceberg.catalog import delete_files", "from other import delete")),
+        *((line, False) for line in ("deletion.delete(x, y)", "from distop.deletion import delete", "names.remove(x)")),
+        *((line, False) for line in ("text.replace(x, y)", "time.replace(tzinfo=x)", "replace(x, a=y)", "Delete(key)")),
+        *((line, False) for line in ("from dataclasses import replace", "x = 'replace'")),
+    ],
+)
+def test_which_lines_remove_something(line: str, removes: bool) -> None:
+    assert bool(list(removals(ast.parse(line)))) is removes
 
 
 def test_nothing_is_removed_but_through_the_one_function() -> None:

@@ -1,0 +1,105 @@
+"""Folders that nobody but this process's user and root can change.
+
+Whoever can write in a folder, or rename it, decides what is found there: settings of a JVM, or the data of an etcd. So
+the work directory, and the folder of ``distop dev``, are used only if
+
+- the folder belongs to this user or to root, and neither its group nor others may write there; and
+- each folder and link on the way to it, from the root on, belongs to this user or to root, and others may not write in
+  these folders, nor may a group, unless they are sticky (nobody renames what is ours there, as in ``/tmp``) or it is
+  the group of this user alone.
+
+Each is looked at after the one that holds it, so that nobody can replace it between the look and the use. Hard links,
+for which ``settings_file`` refuses sticky folders, too, are no danger here: folders have none.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from distop.errors import UnsafePath
+
+_LINKS = 40
+"""Links that are followed, as the kernel does."""
+
+
+def changeable(found: os.stat_result, *, sticky: bool = False, private_group: bool = False) -> str:
+    """By whom else a folder can be changed, as what follows "which"; "" by nobody. ``sticky``: that others may write is
+    fine where they cannot replace what is ours. ``private_group``: so is a group of this user alone.
+    """
+    if found.st_uid not in (0, os.geteuid()):
+        return _stranger(found)
+    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not writers or (sticky and found.st_mode & stat.S_ISVTX):
+        return ""
+    if private_group and writers == stat.S_IWGRP and _has_one_member(found.st_gid):
+        return ""
+    return f"is writable by its group or by others (mode {stat.S_IMODE(found.st_mode):04o})"
+
+
+def make_own(folder: Path, option: str) -> None:
+    """Make a folder (mode 0700) and those above it, where they are missing. ``option``: what names the folder. Raises
+    UnsafePath where somebody else can change or replace it, and OSError.
+    """
+
+    def check(*, last: bool) -> None:
+        if why := changeable(found, sticky=not last, private_group=not last):
+            raise _unsafe(str(place), why, option)
+
+    place, links = Path("/"), 0
+    rest = list(reversed(folder.absolute().parts[1:]))
+    found = place.lstat()
+    while rest:
+        check(last=False)
+        part = rest.pop()
+        here = place / part if part != ".." else place.parent
+        try:
+            found = here.lstat()
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                here.mkdir(0o755 if rest else 0o700)
+            found = here.lstat()
+        if not stat.S_ISLNK(found.st_mode):
+            place = here
+            continue
+        if found.st_uid not in (0, os.geteuid()):
+            raise _unsafe(f"the link {here}", _stranger(found), option)
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = here.readlink()
+        place = Path("/") if target.is_absolute() else place
+        rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    check(last=True)
+
+
+def _unsafe(what: str, why: str, option: str) -> UnsafePath:
+    return UnsafePath(
+        f"{what} {why}: whoever else can change it decides what runs here; give {option} a folder that only this user "
+        "and root can change or replace"
+    )
+
+
+def _stranger(found: os.stat_result) -> str:
+    return f"belongs to the user {found.st_uid}, and this process runs as {os.geteuid()}"
+
+
+def _has_one_member(gid: int) -> bool:
+    """Whether a group is the one of this user alone: it has the user's name and number, and no other member that this
+    machine knows of.
+    """
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if gid != user.pw_gid or group.gr_name != user.pw_name or set(group.gr_mem) - {user.pw_name}:
+        return False
+    return all(other.pw_uid == user.pw_uid for other in pwd.getpwall() if other.pw_gid == gid)
