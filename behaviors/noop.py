@@ -21,6 +21,10 @@ STEP = 0.02
 """Seconds between two looks at ``ctx.cancelled`` while a job sleeps."""
 
 
+_CHECKED_EVERY = 10_000
+"""Jobs between two looks at whether planning is to stop."""
+
+
 class NoopArg(BaseModel):
     """What the jobs shall do. Names are those of partitions: ``"0"`` … ``"<jobs - 1>"`` on a table, ``"all"`` on
     @cluster."""
@@ -40,7 +44,12 @@ class Noop(Behavior):
     failure_policy = "collect_all"
 
     def partitions(self, table: TableRecord, arg: NoopArg, ctx: JobContext) -> Planned:
-        return Planned([PartitionPlan(i, str(i)) for i in range(arg.jobs)])
+        partitions = []
+        for number in range(arg.jobs):
+            if number % _CHECKED_EVERY == 0:
+                ctx.check_cancelled()
+            partitions.append(PartitionPlan(number, str(number)))
+        return Planned(partitions)
 
     def start_or_resume_job(self, arg: NoopArg, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Raises InvalidArgument for what @cluster does not have."""

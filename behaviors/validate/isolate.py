@@ -196,6 +196,11 @@ class Isolated:
         If the total does not match the footers, each file is counted by a separate query, because ``where`` may skip
         rows.
         """
+        if strange := scanned.counts.keys() - {file[0] for file in group.files}:
+            # Its rows would count for none of the files that they were asked of.
+            for part in parts:
+                part.fail(f"Spark has read the file {min(strange)}, which was not planned")
+            return
         facts = []
         for part in parts:
             of_part = {file[0] for file in files[part.plan.partition]}
