@@ -200,10 +200,14 @@ async def _clock(client: Client) -> Finding:
         return Finding(
             "clock", "error", f"{newest[0].op} ended {future:.0f} s in this machine's future: set the clocks (NTP)"
         )
-    wrong = [node for node in (await client.nodes()).values() if node.clock]
+    nodes = sorted((await client.nodes()).values(), key=lambda node: node.executor)
+    wrong = [node for node in nodes if node.clock]
     if wrong:
         named = sorted(f"{node.executor}'s is {abs(node.clock)} s {_side(node.clock)} etcd's" for node in wrong)
         return Finding("clock", "error", f"wrong clocks: {', '.join(named)}; set the clocks (NTP)")
+    if blind := [f"{node.executor}'s ({node.clock_unknown})" for node in nodes if node.clock_unknown]:
+        text = "clocks of executors that cannot be compared with etcd's, so that these delete no history by age"
+        return Finding("clock", "warning", f"{text}: {', '.join(blind)}")
     if ahead is None:
         return Finding("clock", "skipped", f"it could not be compared with etcd's: {unknown}")
     return Finding("clock", "ok", f"within {_CLOCK_TOLERANCE:.0f} s of etcd's")

@@ -289,6 +289,8 @@ class Node:
     """
     serves: Serves = ALL
     """The types and tables that it works for (fields ``types`` and ``tables``)."""
+    clock_unknown: str = ""
+    """Why its clock cannot be compared with etcd's; "": it can, or another try is due."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -306,6 +308,7 @@ class Node:
                 **({"doing": dict(self.doing)} if self.doing else {}),
                 **({"refused": dict(self.refused)} if self.refused else {}),
                 **({"clock": self.clock} if self.clock else {}),
+                **({"clock_unknown": self.clock_unknown} if self.clock_unknown else {}),
                 **({"spark": self.spark} if self.spark else {}),
                 **({"failing": dict(self.failing)} if self.failing else {}),
                 **self.serves.to_json(),
@@ -332,6 +335,7 @@ class Node:
                 data.get("spark") or "",
                 data.get("failing") or {},
                 Serves.from_json(data),
+                data.get("clock_unknown") or "",
             )
         )
 

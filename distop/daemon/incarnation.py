@@ -375,13 +375,13 @@ class Incarnation(Context):
         doing, refused = self.doing.told, self.rejected_writes.told
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
-        clock, spark = self.clock.ahead, self.worker.trouble
+        clock, unknown, spark = self.clock.ahead, self.clock.unknown, self.worker.trouble
         said = (node.state, node.unable, node.doing, node.refused, node.clock, node.spark, node.failing)
-        if said == (state, unable, doing, refused, clock, spark, failing):
+        if (*said, node.clock_unknown) == (state, unable, doing, refused, clock, spark, failing, unknown):
             return node
         able = tuple(sorted(self.types - unable.keys()))
         told = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
-        return replace(told, refused=refused, clock=clock, spark=spark, failing={**failing})
+        return replace(told, refused=refused, clock=clock, clock_unknown=unknown, spark=spark, failing={**failing})
 
     async def _say(self) -> None:
         """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been
