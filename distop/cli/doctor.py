@@ -251,7 +251,8 @@ async def _writes(client: Client) -> Finding:
     refused = [f"{op} ({node.executor}): {text}" for node in live for op, text in sorted(node.refused.items())]
     if not refused:
         return Finding("writes", "ok", "etcd accepts all writes of the executors")
-    return _wrong("writes", [f"etcd rejects a write of {one}" for one in refused], "", LIMITS)
+    more = sum(node.refused_more for node in live)
+    return _wrong("writes", [f"etcd rejects a write of {one}" for one in refused], "", LIMITS, more)
 
 
 async def _keys(client: Client) -> list[Finding]:
@@ -271,8 +272,10 @@ async def _keys(client: Client) -> list[Finding]:
     ]
 
 
-def _wrong(name: str, wrong: list[str], fine: str, advice: str = "") -> Finding:
+def _wrong(name: str, wrong: list[str], fine: str, advice: str = "", unnamed: int = 0) -> Finding:
+    """``unnamed``: how many more are wrong than ``wrong`` names."""
     if not wrong:
         return Finding(name, "ok", fine)
-    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    left = max(0, len(wrong) - _SHOWN) + unnamed
+    more = f"; and {left} more" if left else ""
     return Finding(name, "error", "; ".join(wrong[:_SHOWN]) + more + (f": {advice}" if advice else ""))

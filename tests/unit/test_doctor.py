@@ -60,3 +60,11 @@ async def test_an_executor_whose_clock_cannot_be_compared_is_named() -> None:
         server_clock.reading.reset(reset)
     assert (found.name, found.status) == ("clock", "warning")
     assert found.text.endswith("delete no history by age: a's (no HTTP at etcd:2379: timed out)")
+
+
+async def test_operations_with_rejected_writes_that_no_record_names_are_counted() -> None:
+    refused = {f"t/noop/{n}": "reports: too large" for n in range(8)}
+    client: Any = Asked(Node("a", "h", 1, (), refused=refused, refused_more=4))
+    found = await doctor._writes(client)
+    assert (found.name, found.status) == ("writes", "error")
+    assert f"; and {12 - doctor._SHOWN} more: " in found.text
