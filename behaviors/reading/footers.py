@@ -10,7 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from operator import gt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
@@ -34,6 +34,8 @@ CHECKED_AFTER = 1.0
 LONGEST_READ = 300.0
 """Seconds for which a file is waited for. The clients of object stores give up before; a file system may never."""
 KEPT_FILES = 20_000
+
+T = TypeVar("T")
 
 PlannedFile = tuple[str, int, int]
 """Path, size in bytes, modification time in ns."""
@@ -93,7 +95,11 @@ def read_all(
     found: list[FileFacts | Unreadable | None] = []
     for n in range(0, len(files), CHECKED_EVERY):
         check()
-        found += [_remembered(f, wanted, immutable) for f in files[n : n + CHECKED_EVERY]]
+        found += [_kept.get((*f, wanted)) for f in files[n : n + CHECKED_EVERY]]
+    if not immutable:
+        remembered = [i for i, facts in enumerate(found) if facts is not None]
+        for i, why in zip(remembered, changed([files[i] for i in remembered], check), strict=True):
+            found[i] = why or found[i]
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
         schemas = _Schemas(wanted)
@@ -102,9 +108,9 @@ def read_all(
             while n < len(unread):
                 check()
                 page = unread[n : n + size]
-                reading = [pool.submit(_read, files[i], schemas, immutable) for i in page]
-                for i, one in zip(page, reading, strict=True):
-                    found[i] = _waited_for(files[i], one, check)
+                reading = [(i, pool.submit(_read, files[i], schemas, immutable)) for i in page]
+                for i, one in reading:
+                    found[i] = _waited_for(files[i][0], one, check)
                 if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
                     for i in unread[size:]:
                         found[i] = Unreadable(
@@ -115,10 +121,55 @@ def read_all(
     return [f for f in found if f is not None]
 
 
+def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> list[Unreadable | None]:
+    """For each file, in order: None where it is as it was planned, else what is wrong with it.
+
+    Raises TableUnavailable where a file does not answer, and what ``check`` raises.
+    """
+    found: list[Unreadable | None] = []
+    if not files:
+        return found
+    with _pool() as pool:
+        for n in range(0, len(files), CHECKED_EVERY):
+            check()
+            looks = [(file[0], pool.submit(_changed, file)) for file in files[n : n + CHECKED_EVERY]]
+            found += [_waited_for(path, look, check) for path, look in looks]
+    return found
+
+
+def _changed(file: PlannedFile) -> Unreadable | None:
+    try:
+        unchanged(*file)
+    except Unreadable as e:
+        return e
+    return None
+
+
+def check_unchanged(files: Sequence[PlannedFile], check: Callable[[], None]) -> None:
+    """Raises Unreadable for the first file that is not as it was planned, and what :func:`changed` raises."""
+    for why in changed(files, check):
+        if why is not None:
+            raise why
+
+
+def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable[[], None]) -> T:
+    """What ``read`` returns, or raises. It runs in a thread, and calls its argument after each part that it has read.
+
+    Raises TableUnavailable where a part takes too long, and what ``check`` raises.
+    """
+    last = [time.monotonic()]
+
+    def progress() -> None:
+        last[0] = time.monotonic()
+
+    with _pool(1) as pool:
+        return _waited_for(path, pool.submit(read, progress), check, lambda: last[0])
+
+
 @contextmanager
-def _pool() -> Iterator[ThreadPoolExecutor]:
+def _pool(threads: int = THREADS) -> Iterator[ThreadPoolExecutor]:
     """Threads that read. Those that hang when an error ends the reading are left to themselves."""
-    pool = ThreadPoolExecutor(THREADS, "footers")
+    pool = ThreadPoolExecutor(threads, "footers")
     try:
         yield pool
     except BaseException:
@@ -128,15 +179,18 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def _waited_for(
-    file: PlannedFile, reading: Future[FileFacts | Unreadable], check: Callable[[], None]
-) -> FileFacts | Unreadable:
-    """What comes of reading a file. Raises TableUnavailable where nothing does, and what ``check`` raises."""
+    path: str, reading: Future[T], check: Callable[[], None], progress: Callable[[], float] = lambda: 0.0
+) -> T:
+    """What comes of reading a file; ``progress``: when it last went on, by the monotonic clock.
+
+    Raises TableUnavailable where nothing comes of it, and what ``check`` raises.
+    """
     since = time.monotonic()
     while not reading.done() and not wait([reading], CHECKED_AFTER).done:
         check()
-        if time.monotonic() - since >= LONGEST_READ:
+        if time.monotonic() - max(since, progress()) >= LONGEST_READ:
             raise TableUnavailable(
-                f"the file {file[0]} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
+                f"the file {path} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
             )
     return reading.result()
 
@@ -151,17 +205,6 @@ def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
         for facts in found
     }
     return causes.pop() if len(found) > 1 and len(causes) == 1 else None
-
-
-def _remembered(file: PlannedFile, wanted: frozenset[str | int], immutable: bool) -> FileFacts | Unreadable | None:
-    facts = _kept.get((*file, wanted))
-    if facts is None or immutable:
-        return facts
-    try:
-        unchanged(*file)
-    except Unreadable as e:
-        return e
-    return facts
 
 
 def _read(file: PlannedFile, schemas: _Schemas, immutable: bool) -> FileFacts | Unreadable:

@@ -38,20 +38,28 @@ class _Torn(Exception):
     """The bytes end within a header, or are not a header."""
 
 
-def check(path: str, columns: Collection[str]) -> None:
-    """Check the pages of these top-level columns against the file's footer.
+def check(path: str, columns: Collection[str], progress: Callable[[], None] = lambda: None) -> None:
+    """Check the pages of these top-level columns against the file's footer; ``progress`` is called for each read.
 
     The footer must be one that :mod:`parquet_tail` reads. Raises Unreadable where a page does not fit, and OSError.
     """
+
+    def reporting(read: Reader) -> Reader:
+        def one(offset: int, count: int) -> bytes:
+            progress()
+            return read(offset, count)
+
+        return one
+
     metadata = parquet_tail.read(path).metadata
     if parquet_tail.is_remote(path):
         filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as file:
-            _check(path, metadata, columns, lambda offset, count: bytes(file.read_at(count, offset)))
+            _check(path, metadata, columns, reporting(lambda offset, count: bytes(file.read_at(count, offset))))
     else:
         with open_regular(path) as opened:
             descriptor = opened.fileno()
-            _check(path, metadata, columns, lambda offset, count: os.pread(descriptor, count, offset))
+            _check(path, metadata, columns, reporting(lambda offset, count: os.pread(descriptor, count, offset)))
 
 
 def _check(path: str, metadata: Any, columns: Collection[str], read: Reader) -> None:

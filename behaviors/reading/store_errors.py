@@ -21,6 +21,11 @@ CONNECTION = "the connection fails"
 NAME = "the name of the host cannot be resolved"
 SILENT = "there is no answer"
 FAILING = "the service reports an internal error"
+REDIRECTED = "the service redirects all requests: the bucket may be in another region"
+NOT_ACCEPTED = "the service does not accept the requests: a token may have expired, or the region may be wrong"
+PROXY = "a proxy asks for credentials"
+THROTTLED = "there are too many requests for the service"
+ANSWERS = "the service answers with HTTP status"
 SCHEME = "no file system for this kind of location is installed"
 
 PROBED = 3
@@ -60,9 +65,13 @@ _OF_JAVA = {
 }
 """Names of Java exception classes; subclasses count as well."""
 _SUPERCLASSES = 10
-_STATUS = re.compile(r"(?:\bstatus code:? |^|\", )(401|403)\b", re.IGNORECASE)
+_STATUS = re.compile(r"(?:\bstatus code:? |^|\", )([345][0-9]{2})\b", re.IGNORECASE)
 """The status of an answer as Amazon's, Google's and Microsoft's clients quote it, one after the other."""
-_OF_STATUS = {"401": CREDENTIALS, "403": DENIED}
+_PYARROW_STATUS = re.compile(r"AWS Error \w+ \(HTTP status ([345][0-9]{2})\)")
+"""How pyarrow quotes the status of an answer without a known code. Answers to HEAD never have a code."""
+_OF_STATUS = {400: NOT_ACCEPTED, 401: CREDENTIALS, 403: DENIED, 407: PROXY, 429: THROTTLED}
+_OF_ONE_FILE = frozenset({404, 410, 416})
+"""Statuses that concern a single file: not found, gone, too short for the range."""
 _SERVICE = re.compile(r"(?:software\.amazon|com\.amazonaws|com\.google\.cloud|org\.apache\.hadoop\.fs\.azurebfs)\.")
 _MISSING_CLASS = re.compile(r"(?:java\.lang\.ClassNotFoundException: )?Class \S+ not found")
 _OF_TASK = re.compile(
@@ -83,7 +92,6 @@ _OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"AWS Error ACCESS_DENIED|Status\(PERMISSION_DENIED|AuthorizationFailure"), DENIED),
     (re.compile(r"Status\(UNAUTHENTICATED|AuthenticationFailed|InvalidAuthenticationInfo"), CREDENTIALS),
     (re.compile(r"AWS Error NO_SUCH_BUCKET|ContainerNotFound"), BUCKET),
-    (re.compile(r"HTTP status 50[0234]"), FAILING),
     (re.compile(r"curlCode: 6\b|CURL error \[6\]|UnknownHostException"), NAME),
     (re.compile(r"curlCode: 28\b|CURL error \[28\]|SocketTimeoutException"), SILENT),
     (re.compile(r"AWS Error NETWORK_CONNECTION|CURL error \[(?:7|35|56)\]|ConnectException"), CONNECTION),
@@ -100,8 +108,9 @@ def cause_of_spark_error(error: Exception) -> str | None:
         for name in _classes(one):
             if name in _OF_JAVA:
                 return _OF_JAVA[name]
-            if _SERVICE.match(name) and (status := _STATUS.search(text)) is not None:
-                return _OF_STATUS[status[1]]
+            status = _STATUS.search(text) if _SERVICE.match(name) else None
+            if status is not None and (cause := _cause_of_status(int(status[1]))) is not None:
+                return cause
         if _MISSING_CLASS.match(text) and "FileSystem" in text:
             return SCHEME
         quoted = _OF_TASK.match(text)
@@ -126,7 +135,19 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
     if error.errno in _OF_ERRNO:
         return _OF_ERRNO[error.errno]
     text = str(error)
-    return next((cause for code, cause in _OF_CODES if code.search(text)), None)
+    found = next((cause for code, cause in _OF_CODES if code.search(text)), None)
+    if found is None and (status := _PYARROW_STATUS.search(text)) is not None:
+        return _cause_of_status(int(status[1]))
+    return found
+
+
+def _cause_of_status(status: int) -> str | None:
+    """The store's cause of an HTTP status; None where the status concerns a single file."""
+    if status in _OF_ONE_FILE:
+        return None
+    if status < 400:
+        return REDIRECTED
+    return FAILING if status >= 500 else _OF_STATUS.get(status, f"{ANSWERS} {status}")
 
 
 def evenly_spaced(files: Sequence[Any], count: int = PROBED) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled, TableUnavailable
@@ -270,18 +271,23 @@ class Batch:
         counts = isolated.count(active, files)
         if isolated.changed:
             self._ctx.check_reachable()
+        active = [p for p in active if not p.erred]
+        # Iceberg changes no file that it has written.
+        changed = self._changed(file for p in active if not p.plan.source for file in files[p.plan.partition])
+        if changed:
+            self._ctx.check_reachable()
         for part in active:
-            if part.erred:
-                continue
-            try:
-                # Iceberg changes no file that it has written.
-                for file in files[part.plan.partition] if not part.plan.source else ():
-                    footers.unchanged(*file)
-            except Unreadable as e:
-                self._ctx.check_reachable()
-                part.fail(str(e))
-                continue
-            self._apply(part, files[part.plan.partition], counts)
+            why = next((changed[file[0]] for file in files[part.plan.partition] if file[0] in changed), None)
+            if why is not None:
+                part.fail(str(why))
+            else:
+                self._apply(part, files[part.plan.partition], counts)
+
+    def _changed(self, files: Iterable[PlannedFile]) -> dict[str, Unreadable]:
+        """What is wrong with the files that are not as they were planned, by path."""
+        looked_at = list(files)
+        found = zip(looked_at, footers.changed(looked_at, self._stop), strict=True)
+        return {file[0]: why for file, why in found if why is not None}
 
     def _look_at_pages(self, parts: Sequence[Part]) -> None:
         """Mark files with a damaged page: one of them may have crashed the JVM."""
@@ -289,7 +295,7 @@ class Batch:
             for path, _, _ in self._files(part) if not part.plan.source else ():
                 self._stop()
                 try:
-                    page_headers.check(path, part.columns)
+                    footers.answered(path, partial(page_headers.check, path, part.columns), self._stop)
                 except Unreadable as e:
                     part.mark_unreadable(path, str(e))
                 except OSError:
@@ -324,23 +330,17 @@ class Batch:
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
             rows = fetch(self._reader(parts), self._group(parts[0], names, ()), wishes, self._where())
-            as_planned = {path: self._is_planned(*owner[path]) for path in dict.fromkeys(row.file for row in rows)}
+            # What was counted stands; the rows of a sample must be those that were counted.
+            owners = [owner[path] for path in dict.fromkeys(row.file for row in rows)]
+            changed = self._changed(file for part, file in owners if not part.plan.source)
+            for why in changed.values():
+                self._ctx.log.warning("no samples of it: %s", why)
             for row in rows:
-                if not as_planned[row.file]:
+                if row.file in changed:
                     continue
                 part, _ = owner[row.file]
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
                 part.tallies[row.check].samples.append(sample)
-
-    def _is_planned(self, part: Part, file: PlannedFile) -> bool:
-        """Whether the rows that were just read of a file are those that were counted. What was counted stands."""
-        try:
-            if not part.plan.source:
-                footers.unchanged(*file)
-        except Unreadable as e:
-            self._ctx.log.warning("no samples of it: %s", e)
-            return False
-        return True
 
     def _first(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
         """The first files that together hold as many violations of the check as are to be shown, with how many."""

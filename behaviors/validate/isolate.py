@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import iceberg, store_errors
+from distop_behaviors.reading import footers, iceberg, store_errors
 from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.footers import unchanged
 from distop_behaviors.validate import failures, rows_read, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
@@ -139,13 +138,15 @@ class Isolated:
         found = False
         # Of Iceberg's reader no words are known that only it would say: what it cannot read is found by splitting.
         broken = None if group.source else failures.broken_file(error, group.files)
+        of_parts = [file for part in parts for file in files[part.plan.partition]]
+        changed = {} if group.source else self._changed(of_parts)
         for part in parts:
             try:
                 for file in files[part.plan.partition]:
                     if group.source:
                         iceberg.check_there(self._session, group.source, file)
-                    else:
-                        unchanged(*file)
+                    elif file[0] in changed:
+                        raise changed[file[0]]
                     if file[0] == broken:
                         why = failures.why_unreadable(error)
                         part.mark_unreadable(broken, f"the file {broken} cannot be read: {why}")
@@ -162,6 +163,11 @@ class Isolated:
                 raise
             return False  # no condition's fault: the files cannot be read together
         return self._blame_conditions(parts, group, checks)
+
+    def _changed(self, files: Sequence[PlannedFile]) -> dict[str, Unreadable]:
+        """What is wrong with the files that are not as they were planned, by path."""
+        found = zip(files, footers.changed(files, self._check_stop), strict=True)
+        return {file[0]: why for file, why in found if why is not None}
 
     def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
         found = False
@@ -216,17 +222,14 @@ class Isolated:
             group = scan.of_files(group, [file for file in group.files if file[0] in asked])
             found = scan.rows_by_file(self._session, group) if asked else {}
         wrong = rows_read.misread_files(facts, found)
-        for part in parts:
-            for file in files[part.plan.partition]:
-                if file[0] not in wrong:
-                    continue
-                try:
-                    if not group.source:
-                        unchanged(*file)
-                    part.mark_unreadable(file[0], wrong[file[0]])
-                except Unreadable as e:
-                    part.fail(str(e))
-                    self.changed = True
+        misread = [(part, file) for part in parts for file in files[part.plan.partition] if file[0] in wrong]
+        changed = {} if group.source else self._changed([file for _, file in misread])
+        for part, file in misread:
+            if file[0] in changed:
+                part.fail(str(changed[file[0]]))
+                self.changed = True
+            else:
+                part.mark_unreadable(file[0], wrong[file[0]])
 
     def _mark_throwing(
         self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], counts: Mapping[str, Counts]

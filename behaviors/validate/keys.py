@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import page_headers
+from distop_behaviors.reading import footers, page_headers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, keyed, rows_read, scan
@@ -165,7 +166,8 @@ class KeyChecks:
             # The JVM may have died of one of their pages.
             for facts in files:
                 self._stop()
-                page_headers.check(facts.path, {target.path[0] for target in targets})
+                check = partial(page_headers.check, facts.path, {target.path[0] for target in targets})
+                footers.answered(facts.path, check, self._stop)
         return list(files)
 
     def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:

@@ -43,6 +43,7 @@ class Side:
         self.table = table
         self.source = planned.source
         self._spark = spark
+        self._stop = stop
         self._folders = planned.folders
         self._files = {file[0]: file for file in planned.files}
         types: Mapping[str, str] = (table.options.get("partition_types") or {}) if not self.source else {}
@@ -184,8 +185,7 @@ class Side:
         if self.source:
             return  # Iceberg changes no file that it has written
         try:
-            for facts in files:
-                footers.unchanged(*self._files[facts.path])
+            footers.check_unchanged([self._files[facts.path] for facts in files], self._stop)
         except Unreadable:
             self._check_reachable()
             raise

@@ -200,10 +200,14 @@ async def _clock(client: Client) -> Finding:
         return Finding(
             "clock", "error", f"{newest[0].op} ended {future:.0f} s in this machine's future: set the clocks (NTP)"
         )
-    wrong = [node for node in (await client.nodes()).values() if node.clock]
+    nodes = sorted((await client.nodes()).values(), key=lambda node: node.executor)
+    wrong = [node for node in nodes if node.clock]
     if wrong:
         named = sorted(f"{node.executor}'s is {abs(node.clock)} s {_side(node.clock)} etcd's" for node in wrong)
         return Finding("clock", "error", f"wrong clocks: {', '.join(named)}; set the clocks (NTP)")
+    if blind := [f"{node.executor}'s ({node.clock_unknown})" for node in nodes if node.clock_unknown]:
+        text = "clocks of executors that cannot be compared with etcd's, so that these delete no history by age"
+        return Finding("clock", "warning", f"{text}: {', '.join(blind)}")
     if ahead is None:
         return Finding("clock", "skipped", f"it could not be compared with etcd's: {unknown}")
     return Finding("clock", "ok", f"within {_CLOCK_TOLERANCE:.0f} s of etcd's")
@@ -247,7 +251,8 @@ async def _writes(client: Client) -> Finding:
     refused = [f"{op} ({node.executor}): {text}" for node in live for op, text in sorted(node.refused.items())]
     if not refused:
         return Finding("writes", "ok", "etcd accepts all writes of the executors")
-    return _wrong("writes", [f"etcd rejects a write of {one}" for one in refused], "", LIMITS)
+    more = sum(node.refused_more for node in live)
+    return _wrong("writes", [f"etcd rejects a write of {one}" for one in refused], "", LIMITS, more)
 
 
 async def _keys(client: Client) -> list[Finding]:
@@ -267,8 +272,10 @@ async def _keys(client: Client) -> list[Finding]:
     ]
 
 
-def _wrong(name: str, wrong: list[str], fine: str, advice: str = "") -> Finding:
+def _wrong(name: str, wrong: list[str], fine: str, advice: str = "", unnamed: int = 0) -> Finding:
+    """``unnamed``: how many more are wrong than ``wrong`` names."""
     if not wrong:
         return Finding(name, "ok", fine)
-    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    left = max(0, len(wrong) - _SHOWN) + unnamed
+    more = f"; and {left} more" if left else ""
     return Finding(name, "error", "; ".join(wrong[:_SHOWN]) + more + (f": {advice}" if advice else ""))

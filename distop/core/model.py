@@ -278,7 +278,8 @@ class Node:
     doing: Mapping[str, str] = field(default_factory=dict)
     """What its jobs say that they are doing, by operation: of those that have run for a while, for people alone."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Writes that etcd rejects as invalid, by operation, in etcd's words; this daemon retries them with back-off."""
+    """Writes that etcd rejects as invalid, by operation, in etcd's words; this daemon retries them with back-off. Of
+    some operations only; ``refused_more`` counts the others."""
     clock: int = 0
     """Seconds by which its clock is ahead of etcd's (negative: behind), if more than a minute."""
     spark: str = ""
@@ -289,6 +290,10 @@ class Node:
     """
     serves: Serves = ALL
     """The types and tables that it works for (fields ``types`` and ``tables``)."""
+    clock_unknown: str = ""
+    """Why its clock cannot be compared with etcd's; "": it can, or another try is due."""
+    refused_more: int = 0
+    """Operations with rejected writes that ``refused`` does not name."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -305,7 +310,9 @@ class Node:
                 **({"unable": dict(self.unable)} if self.unable else {}),
                 **({"doing": dict(self.doing)} if self.doing else {}),
                 **({"refused": dict(self.refused)} if self.refused else {}),
+                **({"refused_more": self.refused_more} if self.refused_more else {}),
                 **({"clock": self.clock} if self.clock else {}),
+                **({"clock_unknown": self.clock_unknown} if self.clock_unknown else {}),
                 **({"spark": self.spark} if self.spark else {}),
                 **({"failing": dict(self.failing)} if self.failing else {}),
                 **self.serves.to_json(),
@@ -332,6 +339,8 @@ class Node:
                 data.get("spark") or "",
                 data.get("failing") or {},
                 Serves.from_json(data),
+                data.get("clock_unknown") or "",
+                int(data.get("refused_more", 0)),
             )
         )
 

@@ -372,16 +372,20 @@ class Incarnation(Context):
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
         node, unable, failing = self._node, self.capability.unable, self.capability.failing
-        doing, refused = self.doing.told, self.rejected_writes.told
+        doing, refused, more = self.doing.told, self.rejected_writes.told, self.rejected_writes.more
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
-        clock, spark = self.clock.ahead, self.worker.trouble
-        said = (node.state, node.unable, node.doing, node.refused, node.clock, node.spark, node.failing)
-        if said == (state, unable, doing, refused, clock, spark, failing):
+        clock, unknown, spark = self.clock.ahead, self.clock.unknown, self.worker.trouble
+        said = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
+        if (*said, node.clock, node.clock_unknown) == (
+            *(state, unable, doing, refused, more, spark, failing),
+            *(clock, unknown),
+        ):
             return node
         able = tuple(sorted(self.types - unable.keys()))
         told = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
-        return replace(told, refused=refused, clock=clock, spark=spark, failing={**failing})
+        told = replace(told, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
+        return replace(told, spark=spark, failing={**failing})
 
     async def _say(self) -> None:
         """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been

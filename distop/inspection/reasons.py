@@ -201,6 +201,8 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
     if begins:
         yield Code.BEGIN, f"its coordinator to begin it, and what excludes it on {view.snapshot.ref.table} to end"
     yield from _work(view)
+    if not view.running:
+        yield from _refused_of_others(view)
 
 
 def _paused(view: View) -> tuple[Code, str]:
@@ -278,6 +280,17 @@ def _refused(view: View) -> Iterator[tuple[Code, str]]:
                 about = f" about {op}" if op in before else ""
                 write = f"a write of executor {node.executor}{about}, which retries with back-off"
                 yield Code.REFUSED, f"etcd to accept {write}: {text}"
+
+
+def _refused_of_others(view: View) -> Iterator[tuple[Code, str]]:
+    """An executor names some of the operations with rejected writes, and this one may be among the others."""
+    ref = str(view.snapshot.ref)
+    if any(ref in node.refused for node in view.nodes.values()):
+        return
+    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
+        if more := node.refused_more:
+            writes = f"writes of executor {node.executor} about {more} more operation{'s' if more > 1 else ''}"
+            yield Code.REFUSED, f"etcd to accept {writes}, if this is one of them (see the executor's log)"
 
 
 def _where(view: View) -> Mapping[str, str]:

@@ -214,10 +214,11 @@ class Reporter:
 
         A limit of etcd may be raised, or the write's fence may have gone.
         """
-        op = self._operation(write)
+        op, this = self._operation(write), object()  # one of several writes of the operation, or of its job
         try:
             while not self._lost.done():
-                await asyncio.wait([self._lost], timeout=self._rejected_writes.refused(op, self._what, error))
+                pause = self._rejected_writes.refused(op, self._what, error, this)
+                await asyncio.wait([self._lost], timeout=pause)
                 try:
                     applied = await self._applied([write])
                 except MalformedRequest as again:
@@ -230,7 +231,7 @@ class Reporter:
                     return
         finally:
             # Also where this role ends first: then another node sends the write.
-            self._rejected_writes.settled(op, self._what)
+            self._rejected_writes.settled(op, self._what, this)
 
     def _operation(self, write: Guarded) -> str:
         """The operation that a write concerns, or its key."""

@@ -15,14 +15,14 @@ import pytest
 from distop.behavior import JobCancelled, TableRecord, TableUnavailable
 from distop_behaviors.reading import footers as read
 from distop_behaviors.reading import parquet_tail
-from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.facts import FileFacts, Unreadable
 from distop_behaviors.validate import Validate
 from tests.support import footers
 from tests.support.context import FakeContext, run_operation
 from tests.support.damaged import CONTRADICTIONS, KINDS, ROWS, sound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from distop_behaviors.reading.footers import PlannedFile
@@ -272,6 +272,60 @@ def test_who_waits_for_a_file_can_be_stopped(hanging: PlannedFile, monkeypatch: 
 
     with pytest.raises(JobCancelled):
         read.read_all([hanging], frozenset({"id"}), check)
+
+
+@pytest.fixture
+def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile]:
+    """A file whose footer is remembered, and that no longer answers, as one on a lost network file system."""
+    sound(path)
+    status, over = path.stat(), threading.Event()
+    file = (str(path), status.st_size, status.st_mtime_ns)
+    assert isinstance(read.read_all([file], frozenset({"id"}))[0], FileFacts)
+
+    def unchanged(*_: Any) -> None:
+        over.wait()
+
+    monkeypatch.setattr(read, "unchanged", unchanged)
+    monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
+    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    yield file
+    over.set()
+
+
+@pytest.mark.timeout(30)
+def test_a_remembered_file_that_no_longer_answers_is_no_verdict(stalled: PlannedFile) -> None:
+    with pytest.raises(TableUnavailable, match=r"a\.parquet has not answered for 0\.2 s: check"):
+        read.read_all([stalled], frozenset({"id"}))
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_for_a_remembered_file_can_be_stopped(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "LONGEST_READ", 300.0)
+    looks: list[None] = []
+
+    def check() -> None:
+        looks.append(None)
+        if len(looks) > 3:
+            raise JobCancelled
+
+    with pytest.raises(JobCancelled):
+        read.read_all([stalled], frozenset({"id"}), check)
+
+
+@pytest.mark.timeout(30)
+def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the headers of all pages, each read counts by itself."""
+    monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
+    monkeypatch.setattr(read, "LONGEST_READ", 1.0)
+    step = threading.Event()
+
+    def parts(progress: Callable[[], None]) -> str:
+        for _ in range(8):
+            step.wait(0.2)
+            progress()
+        return "read"
+
+    assert read.answered("a.parquet", parts, lambda: None) == "read"
 
 
 def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:

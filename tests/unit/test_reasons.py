@@ -66,6 +66,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("refused-by-etcd", {"snapshot": replace(PENDING, predecessors=1, behind=("t/noop/9",)),
                          "nodes": {"i1": replace(NODE, refused={"t/noop/9": "ends of operations: too large"})}},
      "a write of executor e1 about t/noop/9, which retries with back-off: ends of operations: too large"),
+    ("refused-by-etcd", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, refused={"t/noop/9": "no"}, refused_more=3)}},
+     "writes of executor e1 about 3 more operations, if this is one of them"),
     ("paused", {"snapshot": PAUSED}, "resume"),
     ("pausing", {"snapshot": replace(PAUSED, claims={0: HELD})}, "1 job to finish"),
     ("no-executor", {"snapshot": OPEN, "nodes": {}}, "an executor that offers `noop`"),

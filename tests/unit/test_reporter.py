@@ -119,7 +119,8 @@ def test_a_rejected_write_is_set_aside_and_reported(
         await one.reporter.drain()
         assert sorted(one.answers) == [0, 1, 3, 4, 6, 7]
         assert all(one.answers.values())
-        assert dict(one.rejected_writes.told) == {"t/noop/1": "reports: the progress was refused: too large"}
+        said = "reports: the progress was refused: too large"
+        assert dict(one.rejected_writes.told) == {"t/noop/1": f"{said}; and 1 more write"}
         one.submit(8, 9)
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()
@@ -130,6 +131,24 @@ def test_a_rejected_write_is_set_aside_and_reported(
         assert sorted(one.answers) == list(range(10))
         assert all(one.answers.values())
         assert (one.rejected_writes.told, one.reporter._aside) == ({}, set())
+
+    asyncio.run(main())
+
+
+def test_a_rejected_write_stays_reported_when_another_one_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs of one operation: what was told of both was gone until the next retry of the second one."""
+
+    async def main() -> None:
+        one = Picky(monkeypatch, progress(2), progress(5))
+        one.submit(2, 5)
+        await one.reporter.drain()
+        told: list[Any] = []
+        one.rejected_writes._changed = lambda: told.append(one.rejected_writes.told)
+        one.refused.remove(progress(2))
+        await asyncio.wait(set(one.reporter._aside), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        assert list(one.answers) == [2]
+        assert told == [{"t/noop/1": "reports: the progress was refused: too large"}]
+        one.reporter.close()
 
     asyncio.run(main())
 

@@ -37,14 +37,29 @@ def parquet() -> bytes:
     return data.getvalue()
 
 
-@pytest.mark.parametrize("code", ["AccessDenied", "SignatureDoesNotMatch"])
-def test_a_few_files_show_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RefusingStore(code=code) as store:
+@pytest.mark.parametrize(
+    ("status", "code", "cause"),
+    [
+        (403, "AccessDenied", store_errors.DENIED),
+        (403, "SignatureDoesNotMatch", store_errors.DENIED),  # S3 says no more to HEAD
+        (301, "PermanentRedirect", store_errors.REDIRECTED),
+        (307, "TemporaryRedirect", store_errors.REDIRECTED),
+        (400, "ExpiredToken", store_errors.NOT_ACCEPTED),
+        (401, "Unauthorized", store_errors.DENIED),
+        (407, "ProxyAuthenticationRequired", store_errors.PROXY),
+        (418, "Teapot", f"{store_errors.ANSWERS} 418"),
+        (501, "NotImplemented", store_errors.FAILING),
+    ],
+)
+def test_a_few_files_show_that_all_are_refused(
+    status: int, code: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RefusingStore(status, code) as store:
         store.serve(monkeypatch)
         found = footers.read_all(planned(), frozenset({"a"}))
         asked = {line.partition("?")[0] for line in store.asked}
     assert all(isinstance(one, Unreadable) for one in found)
-    assert footers.refusal(found[: footers.THREADS]) == store_errors.DENIED  # S3 says no more to HEAD
+    assert footers.refusal(found[: footers.THREADS]) == cause
     assert len(found) == FILES
     assert len(asked) == footers.THREADS
 
@@ -55,6 +70,14 @@ SAID = {
     f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
     f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
     f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
+    # pyarrow retries these for up to a minute, so that no test asks a store for them.
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 429) during HeadObject operation: No response body.": (
+        store_errors.THROTTLED
+    ),
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 509) during HeadObject operation: No response body.": store_errors.FAILING,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName": None,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 410) during HeadObject operation: No response body.": None,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 416) during GetObject operation: No response body.": None,
     f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
         store_errors.CONNECTION
     ),
@@ -110,6 +133,12 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
     [
         (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_errors.DENIED),
         (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_errors.CREDENTIALS),
+        (_S3, "no (Service: S3, Status Code: 400, Request ID: 7)", store_errors.NOT_ACCEPTED),
+        (_S3, "no (Service: S3, Status Code: 301, Request ID: 7)", store_errors.REDIRECTED),
+        (_S3, "no (Service: S3, Status Code: 416, Request ID: 7)", None),
+        (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_errors.THROTTLED),
+        (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_errors.FAILING),
+        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.ANSWERS} 418"),
         (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
         (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_errors.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),

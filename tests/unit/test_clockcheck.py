@@ -1,0 +1,83 @@
+"""The comparison of this machine's clock with etcd's: what cannot be compared decides nothing, and is told."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import logs
+from distop.core.model import Node
+from distop.node.clockcheck import TOLD_AFTER, ClockCheck
+from distop.store import server_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.store.config import Endpoint, EtcdConfig
+
+WHY = "no HTTP at 127.0.0.1:2379: timed out"
+
+
+class Etcd:
+    """A member's clock: seconds by which ours is ahead of it, or None where it cannot be read."""
+
+    def __init__(self) -> None:
+        self.ahead: float | None = 0.0
+        self.changes = 0
+        member = SimpleNamespace(address="127.0.0.1:2379")
+        client: Any = SimpleNamespace(
+            transport=SimpleNamespace(address=member.address), config=SimpleNamespace(members=[member])
+        )
+        self.check = ClockCheck(client, logs.get("distop.test"), self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def read(self, config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
+        if self.ahead is None:
+            raise server_clock.Untold(WHY)
+        return self.ahead
+
+
+@pytest.fixture
+def etcd() -> Iterator[Etcd]:
+    etcd = Etcd()
+    reset = server_clock.reading.set(etcd.read)
+    yield etcd
+    server_clock.reading.reset(reset)
+
+
+async def test_a_clock_that_cannot_be_compared_counts_as_wrong(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
+    """Else history is deleted by the age that a wrong clock gives it."""
+    caplog.set_level(logging.WARNING, "distop.test")
+    assert await etcd.check.agrees()
+    etcd.ahead = None
+    assert not await etcd.check.agrees()
+    assert (etcd.check.unknown, caplog.text) == ("", ""), "a member may be away for a moment"
+    for _ in range(TOLD_AFTER):
+        assert not await etcd.check.agrees()
+    assert etcd.check.unknown == WHY
+    assert caplog.text.count(f"This machine's clock cannot be compared with etcd's: {WHY}. History is not deleted") == 1
+    assert etcd.changes == 1
+    etcd.ahead = 0.0
+    assert await etcd.check.agrees()
+    assert (etcd.check.unknown, etcd.changes) == ("", 2)
+    assert caplog.text.count("clock can be compared with etcd's again") == 1
+
+
+async def test_a_clock_that_was_wrong_is_wrong_until_it_is_compared_again(etcd: Etcd) -> None:
+    etcd.ahead = 7200.0
+    assert not await etcd.check.agrees()
+    etcd.ahead = None
+    for _ in range(TOLD_AFTER):
+        assert not await etcd.check.agrees()
+    assert (etcd.check.ahead, etcd.check.unknown) == (7200, WHY)
+
+
+def test_the_node_record_says_why_a_clock_cannot_be_compared() -> None:
+    node = Node("e", "host", 1, ("noop",), clock_unknown=WHY)
+    assert Node.decode(node.encode()) == node
+    assert b"clock_unknown" not in Node("e", "host", 1, ("noop",)).encode()
