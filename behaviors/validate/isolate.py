@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import iceberg, store_errors
+from distop_behaviors.reading import iceberg, rows_read, store_errors
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.footers import unchanged
-from distop_behaviors.validate import failures, rows_read, scan
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
 

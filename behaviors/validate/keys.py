@@ -6,10 +6,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import page_headers
+from distop_behaviors.reading import page_headers, rows_read
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import failures, keyed, rows_read, scan
+from distop_behaviors.validate import failures, keyed, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted

@@ -17,11 +17,11 @@ from urllib.parse import unquote
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
-from distop_behaviors.reading import iceberg
+from distop_behaviors.reading import iceberg, rows_read
 from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import onestage, rows_read
+from distop_behaviors.validate import onestage
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.facts import FileFacts
     from distop_behaviors.reading.footers import PlannedFile
-    from distop_behaviors.validate.rows_read import RowsRead
+    from distop_behaviors.reading.rows_read import RowsRead
 
 _log = logging.getLogger(__name__)
 
