@@ -105,13 +105,14 @@ def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list
 def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: str = "footer") -> dict[str, str]:
     """Files whose row count differs from their footer's (or manifest's: ``counted_by``), each with an error message.
 
-    ``found``: rows by file, as a reader counted them, without deleted rows.
+    ``found``: rows by file, as a reader counted them, without deleted rows. Of each file the deletes are known
+    (:func:`with_deletes`).
     """
     wrong = {}
     for facts in files:
         rows = found.get(facts.path, 0)
         most = _counted(facts)
-        if rows == most or (facts.deleted is None and rows < most):
+        if rows == most:
             continue
         why = facts.contradiction or _CAUSES[counted_by]
         wrong[facts.path] = (

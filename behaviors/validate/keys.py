@@ -260,7 +260,7 @@ class KeyChecks:
         for side, files in read:
             if files:
                 side.check_unchanged(files)  # else a file that was replaced is told to be damaged
-                wrong = rows_read.misread_files(files, scan.rows_by_file(session, side.group(files, self._absent)))
+                wrong = scan.misread_files(session, side.group(files, self._absent), files)
                 for why in wrong.values():
                     raise Unreadable(why)
 

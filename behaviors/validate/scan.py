@@ -333,6 +333,24 @@ def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
     return {path: found.rows or 0 for path, found in counts.items()}
 
 
+def misread_files(
+    session: SparkSession, group: Group, files: Sequence[FileFacts], found: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """Files of a group of which Spark does not find all rows, each with an error message.
+
+    ``found``: rows by file, if they are known; else a separate query counts them. Where manifests do not tell how many
+    rows are deleted, that query counts these as well. Raises what Spark raises.
+    """
+    if not files:
+        return {}
+    if not group.source:
+        return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found)
+    if any(facts.deleted is None for facts in files):
+        counts = iceberg.count_rows(session, group.source, group.files)
+        files, found = rows_read.with_deletes(files, counts.deleted), counts.kept
+    return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found, "manifest")
+
+
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
     try:
