@@ -87,7 +87,7 @@ class Narrowing(Applying):
         self._validate(metadata, io, plan.source, plan.files)
         ids = narrowing.new_ids(metadata, self._narrowed)
         self._ctx.stage_of(plan)  # made by this attempt
-        self.outcome.staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, stage)
+        self.outcome.staged = self._written_anew(plan.source, plan.files, ids, stage)
         self.outcome.verdict = "staged"
         return self.outcome
 
@@ -207,6 +207,14 @@ class Narrowing(Applying):
         paths = None if new is None else {path for path, _, _ in new}
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
+    def _written_anew(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
+        """What :func:`rewriting.stage` wrote. Raises JobFailed, with an outcome, where it is not all rows."""
+        try:
+            return rewriting.stage(self._ctx, source, files, self._narrowed, ids, stage)
+        except rewriting.RowsLost as error:
+            self.outcome.verdict = "error"
+            raise JobFailed(str(error), self.outcome) from error
+
     def _scratch(self) -> Stage:
         operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
         stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
@@ -230,7 +238,7 @@ class Narrowing(Applying):
             self._validate(metadata, io, head.source, rest)
             ids = narrowing.new_ids(metadata, self._narrowed)
             stage = self._scratch()
-            staged = rewriting.stage(self._ctx, head.source, rest, self._narrowed, ids, stage)
+            staged = self._written_anew(head.source, rest, ids, stage)
             kept.append(_Unit(staged, stage, frozenset(path for path, _, _ in rest), _snapshot(metadata)))
         return kept
 
@@ -377,6 +385,7 @@ class Narrowing(Applying):
         try:
             if not self.judge_files(view, late, _snapshot(metadata), current=head.source):
                 return False
+            staged = self._written_anew(view, late, ids, stage)
         except JobFailed as failed:
             self.outcome.changes = self._made(mark)
             if self._taken_back(head, metadata, io, mark, late):
@@ -386,7 +395,6 @@ class Narrowing(Applying):
                 f"the change stands, and the rows of {late[0][0]} are not in its new column, since {failed}",
                 self.outcome,
             ) from failed
-        staged = rewriting.stage(self._ctx, view, late, self._narrowed, ids, stage)
         paths = frozenset(path for path, _, _ in late)
         self._rewrite(head, Rewrite(None, [stage] if staged.files else [], paths, lambda _: {}))
         assert self.outcome.rewritten is not None

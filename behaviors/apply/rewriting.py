@@ -27,11 +27,12 @@ from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
-from distop_behaviors.reading import iceberg
+from distop_behaviors.reading import iceberg, manifests, rows_read
 from distop_behaviors.reading.facts import quote
 from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.iceberg import uri
 from distop_behaviors.reading.session import session_of
+from distop_behaviors.validate.report import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ _TABLE = "table"
 """The folder of the table in a stage."""
 _DATA = "data/distop-staged"
 """Below a table: the data files of all stages."""
+_NAMED = 10
+"""Further files that one error names."""
 _CATALOG = "spark.sql.catalog.default_iceberg"
 
 
@@ -93,6 +96,10 @@ class Stage:
         return True
 
 
+class RowsLost(Exception):
+    """Rows of a file were not written anew; the text names the file."""
+
+
 def raw_metadata(session: Any, source: str) -> dict[str, Any]:
     """A metadata file as Iceberg itself understands it. ``source``: as a plan names it."""
     jvm: Any = session._jvm
@@ -118,7 +125,7 @@ def stage(
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
     ``into``: its place is made before, its folder of data is made here. Nothing is left of it where that fails. Raises
-    what Spark raises, FileExistsError where that folder is there before, and UnsafePath.
+    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath.
     """
     if not files:
         return Staged()
@@ -141,17 +148,54 @@ def stage(
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:
             _write(session, source, files, schema, narrowed, location)
-        written = read_metadata(metadata_file(Location.of(location)))[0]
+        staged = _staged_in(location)
+        _check_complete(ctx, session, source, files, staged.rows)
     except BaseException:
         discard(into, frozenset(), ctx.log)
         raise
-    snapshot = written.current_snapshot()
+    return staged
+
+
+def _staged_in(location: str) -> Staged:
+    snapshot = read_metadata(metadata_file(Location.of(location)))[0].current_snapshot()
     summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
     return Staged(
         files=int(summary.get("added-data-files", 0)),
         rows=int(summary.get("added-records", 0)),
         bytes=int(summary.get("added-files-size", 0)),
     )
+
+
+def _check_complete(ctx: JobContext, session: Any, source: str, files: Sequence[PlannedFile], written: int) -> None:
+    """Raises RowsLost unless all rows of the files were written, but for deleted ones.
+
+    The reader silently skips rows of a file whose footer states wrong positions; the rewrite would remove them from the
+    table. The manifests count the rows of each file. If the total differs, or if they do not count the deleted rows, a
+    separate query counts each file.
+    """
+    known = manifests.snapshot_of(source, frozenset(), ctx.check_cancelled).files
+    facts = [known[path] for path, _, _ in files]
+    if written == rows_read.expected_rows(facts):
+        return
+    ctx.check_cancelled()
+    found = iceberg.count_rows(session, source, files)
+    wrong = rows_read.misread_files(rows_read.with_deletes(facts, found.deleted), found.kept, "manifest")
+    if wrong:
+        first, *others = wrong
+        more = ""
+        if others:
+            have = "has" if len(others) == 1 else "have"
+            names = ", ".join(others[:_NAMED])
+            more = f"; {counted(len(others), 'other file')} {have} the same fault: {names}"
+        raise RowsLost(
+            f"the table cannot be written anew: {wrong[first]}{more}; restore such files, or remove them from the table"
+        )
+    rows = sum(found.kept.values())
+    if written != rows:
+        raise RowsLost(
+            f"the table cannot be written anew: {written} rows were written, but Spark finds {rows} in the files, "
+            f"{files[0][0]} among them"
+        )
 
 
 def _write(

@@ -96,8 +96,8 @@ def _field_ids(path: str) -> dict[int | None, str]:
 
 
 def pieces(source: Source) -> Iterator[Piece]:
-    """All rows of the file. Raises Unreadable where its data cannot be read, Unindexable for values that an index
-    cannot hold, MemoryError as it is.
+    """All rows of the file. Raises Unreadable where its data cannot be read or has not as many rows as its footer
+    says, Unindexable for values that an index cannot hold, MemoryError as it is.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,16 +105,22 @@ def pieces(source: Source) -> Iterator[Piece]:
     wanted = [name for name in source.names if name is not None]
     try:
         with for_arrow(source.path) as opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
-            first = 0
+            first = end = 0
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
+                end += rows
                 if not wanted:
                     yield Piece(first, rows, tuple(None for _ in source.names))
-                    first += rows
+                    first = end
                     continue
                 for batch in file.iter_batches(_BATCH, [group], wanted, use_threads=False):
                     yield Piece(first, batch.num_rows, tuple(_arrays(batch, source)))
                     first += batch.num_rows
+                if first != end:
+                    raise Unreadable(
+                        f"the file {source.path} cannot be read: a row group has {rows + first - end} rows, and "
+                        f"{rows} by its footer"
+                    )
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]
         raise Unreadable(f"the file {source.path} cannot be read: {reason}") from e

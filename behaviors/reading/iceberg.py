@@ -27,7 +27,7 @@ from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.table_properties import for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 FILE, POSITION = "_file", "_pos"
 """Iceberg's metadata columns: the path of a row's file as the manifests have it, and its position in that."""
+_DELETED = "_deleted"
+"""The metadata column that is true of deleted rows. Where it is selected, the reader returns them as well."""
 LINEAGE = ("_row_id", "_last_updated_sequence_number")
 """Those by which a row is told, from version 3 of the table format on."""
 
@@ -77,6 +79,24 @@ def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, li
     # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
     size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
     return session.read.format("iceberg").option("split-size", str(size)).load(name)
+
+
+@frozen
+class RowCounts:
+    """Rows that the reader finds in each file, by path: those that no delete removes, and deleted ones."""
+
+    kept: Mapping[str, int]
+    deleted: Mapping[str, int]
+
+
+def count_rows(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> RowCounts:
+    """Count the rows of these files with a query of its own; files without rows are missing. Raises as :func:`read`."""
+    from pyspark.sql import functions as F
+
+    rows = read(session, source, files).select(FILE, _DELETED).groupBy(FILE)
+    kept, deleted = (F.count_if(condition) for condition in (~F.col(_DELETED), F.col(_DELETED)))
+    found = rows.agg(kept, deleted).collect()
+    return RowCounts({row[0]: row[1] for row in found}, {row[0]: row[2] for row in found})
 
 
 def split_size(sizes: Sequence[int], cores: int) -> int:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import footers, iceberg, store_errors
+from distop_behaviors.reading import footers, iceberg, rows_read, store_errors
 from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.validate import failures, rows_read, scan
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
 
@@ -200,7 +200,7 @@ class Isolated:
         """Mark files of which Spark did not read all rows.
 
         If the total does not match the footers, each file is counted by a separate query, because ``where`` may skip
-        rows.
+        rows, and because manifests do not count the rows that some deletes remove.
         """
         if strange := scanned.counts.keys() - {file[0] for file in group.files}:
             # Its rows would count for none of the files that they were asked of.
@@ -213,15 +213,10 @@ class Isolated:
             facts += [one for one in part.facts if one.path in of_part]
         if scanned.read is not None and scanned.read == rows_read.expected_rows(facts):
             return
+        found = None
         if group.all_rows and self._where is None:
             found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
-        else:
-            # For files with uncounted deletes, no number of rows is wrong.
-            facts = [one for one in facts if one.deleted is not None]
-            asked = {one.path for one in facts}
-            group = scan.of_files(group, [file for file in group.files if file[0] in asked])
-            found = scan.rows_by_file(self._session, group) if asked else {}
-        wrong = rows_read.misread_files(facts, found)
+        wrong = scan.misread_files(self._session, group, facts, found)
         misread = [(part, file) for part in parts for file in files[part.plan.partition] if file[0] in wrong]
         changed = {} if group.source else self._changed([file for _, file in misread])
         for part, file in misread:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footers, page_headers
+from distop_behaviors.reading import footers, page_headers, rows_read
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import failures, keyed, rows_read, scan
+from distop_behaviors.validate import failures, keyed, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted
@@ -262,7 +262,7 @@ class KeyChecks:
         for side, files in read:
             if files:
                 side.check_unchanged(files)  # else a file that was replaced is told to be damaged
-                wrong = rows_read.misread_files(files, scan.rows_by_file(session, side.group(files, self._absent)))
+                wrong = scan.misread_files(session, side.group(files, self._absent), files)
                 for why in wrong.values():
                     raise Unreadable(why)
 

@@ -17,11 +17,11 @@ from urllib.parse import unquote
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
-from distop_behaviors.reading import iceberg
+from distop_behaviors.reading import iceberg, rows_read
 from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import onestage, rows_read
+from distop_behaviors.validate import onestage
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.facts import FileFacts
     from distop_behaviors.reading.footers import PlannedFile
-    from distop_behaviors.validate.rows_read import RowsRead
+    from distop_behaviors.reading.rows_read import RowsRead
 
 _log = logging.getLogger(__name__)
 
@@ -331,6 +331,24 @@ def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
     """
     counts = count(session, replace(group, all_rows=True), {}, None, lasting=True).counts
     return {path: found.rows or 0 for path, found in counts.items()}
+
+
+def misread_files(
+    session: SparkSession, group: Group, files: Sequence[FileFacts], found: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """Files of a group of which Spark does not find all rows, each with an error message.
+
+    ``found``: rows by file, if they are known; else a separate query counts them. Where manifests do not tell how many
+    rows are deleted, that query counts these as well. Raises what Spark raises.
+    """
+    if not files:
+        return {}
+    if not group.source:
+        return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found)
+    if any(facts.deleted is None for facts in files):
+        counts = iceberg.count_rows(session, group.source, group.files)
+        files, found = rows_read.with_deletes(files, counts.deleted), counts.kept
+    return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found, "manifest")
 
 
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:

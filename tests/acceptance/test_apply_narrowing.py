@@ -22,6 +22,7 @@ from distop_behaviors.validate import Validate
 from tests.support.applying import At
 from tests.support.applying import Staging as Context
 from tests.support.context import Ran, presented, run_operation
+from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import DELETING, Lake
@@ -220,6 +221,89 @@ def test_types_that_hold_the_same_values(
     assert (ran.report["verdict"], bench.kind) == ("applied", iceberg), ran.message
     assert [str(row) for row in lake.rows(name).orderBy("id").collect()] == [str(row) for row in before]
     bench.clean()
+
+
+@pytest.mark.parametrize(
+    ("version", "deleted"),
+    [
+        (2, ""),
+        (2, "id in (2, 3)"),
+        pytest.param(2, "id = 3", marks=pytest.mark.slow),
+        pytest.param(3, "", marks=pytest.mark.slow),
+        (3, "id in (2, 3)"),
+    ],
+)
+def test_rows_that_spark_leaves_out_end_it_and_nothing_is_published(
+    lake: Lake, spark: SparkSession, tmp_path: Path, version: int, deleted: str
+) -> None:
+    """Statistics certify the column; a footer with wrong positions hides rows from the reader."""
+    name = f"lost_{version}_{len(deleted)}"
+    lake.create(name, COLUMNS, "partitioned by (k)", version)
+    lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a'), (3, null, 'b'), (4, 40, 'b'), (5, 50, 'c')")
+    if deleted:
+        lake.delete(name, deleted)
+        assert lake.delete_files(name) > 0
+    bench = Bench(lake, spark, tmp_path, name)
+    bad = hide_rows(next(str(f.location()) for f in lake.files(name) if "k=a" in str(f.location())))
+    certificate, before = bench.certificate(), bench.metadata
+    ran = bench.apply(certificate)
+    assert ran.report["verdict"] == "error", ran.message
+    assert str(bad) in ran.message
+    assert str(bad.parent.parent / "k=b") not in ran.message
+    assert [o.name for o in ran.outcomes if not o.success] == ["k=a"]
+    assert (bench.metadata.schema(), bench.metadata.current_snapshot_id) == (
+        before.schema(),
+        before.current_snapshot_id,
+    )
+    bench.clean()
+
+
+def test_rows_are_counted_beside_equality_deletes_and_every_file_that_hides_some_is_named(
+    lake: Lake, spark: SparkSession, tmp_path: Path
+) -> None:
+    for name in ("counted", "hidden"):
+        lake.create(name, COLUMNS, "", 2)
+        for n in range(1, 4):
+            lake.sql(f"insert into {{{name}}} values ({n}, {10 * n}, 'a'), ({10 * n}, {n}, 'b')")
+        lake.delete_equal(name, "k", "b")
+        bench = Bench(lake, spark, tmp_path / name, name)
+        bad = [hide_rows(str(file.location())) for file in lake.files(name)[1:]] if name == "hidden" else []
+        ran = bench.apply(bench.certificate())
+        if bad:
+            assert ran.report["verdict"] == "error", ran.message
+            assert all(str(path) in ran.message for path in bad), ran.message
+            assert f"{len(bad) - 1} other files have the same fault: " in ran.message
+            assert bench.kind == "long"
+        else:
+            assert (ran.report["verdict"], ran.report["rewritten"]["rows"]) == ("applied", 3), ran.message
+            assert bench.rows() == [(1, 10, "a"), (2, 20, "a"), (3, 30, "a")]
+        bench.clean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_rows_hidden_in_a_file_that_comes_meanwhile_stay_in_the_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before the commit, and after it, from one who began before."""
+    certificate, (file,) = bench.certificate(), appended(bench, (6, 60, "a"))
+    bad, before = hide_rows(str(file.location())), bench.metadata
+    at = At(HadoopTarget, "rewrite", 1, moment, lambda: bench.lake.append(bench.name, file))
+    monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"]) == ("error", moment == "after"), ran.message
+    assert str(bad) in ran.message
+    assert bench.metadata.schema() == before.schema()
+    assert bad in [Path(str(f.location()).removeprefix("file:")) for f in bench.lake.files(bench.name)]
+    bench.clean()
+
+
+def hide_rows(location: str) -> Path:
+    """Damage the footer of a data file so that Iceberg's reader silently skips its rows."""
+    path = Path(location.removeprefix("file:"))
+    misplaced(path, padded=True)
+    path.with_name(f".{path.name}.crc").unlink()  # Hadoop's checksum of the file as it was
+    return path
 
 
 def test_what_comes_meanwhile_is_validated_and_rewritten_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,32 @@ def test_rows_read_are_counted_without_asking_again_and_a_wrong_footer_is_named(
     assert [o.success for o in ran.outcomes].count(False) == 1
 
 
+@pytest.mark.parametrize("equality", [False, True])
+def test_rows_hidden_in_a_file_with_uncounted_deletes_are_an_error(
+    equality: bool, lake: Lake, run: Callable[..., Ran]
+) -> None:
+    """Manifests do not tell how many rows a position or equality delete removes."""
+    name = f"hidden{equality}"
+    lake.create(name, "id bigint, k int, c string", "" if equality else "partitioned by (k)", 2)
+    lake.fill(name)
+    if equality:
+        lake.delete_equal(name, "c", "7")
+    else:
+        lake.delete(name, "id in (0, 1, 5)")
+    checks: list[dict[str, Any]] = [{"check": "id >= 0", "name": "sql"}, {"unique": "id"}]
+    choices: list[dict[str, Any]] = [{}, {"where": "id >= 0"}]
+    for chosen in choices:
+        assert verdicts(run(name, *checks, statistics="never", **chosen)) == [("valid", 0, True)] * 2
+    bad, *_ = (Path(path) for p in plan_table(lake.record(name)).partitions for path, _, _ in p.files)
+    misplaced(bad, padded=True)
+    bad.with_name(f".{bad.name}.crc").unlink()
+    for chosen in choices:
+        ran = run(name, *checks, statistics="never", **chosen)
+        assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error"]
+        for check in ran.report["checks"]:
+            assert f"the file {bad} cannot be read: Spark finds 0 rows in it" in check["error"]
+
+
 def test_equality_deletes_are_honoured(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("equal", "id bigint, c string", "", 2)
     lake.fill("equal", "id, c")

@@ -24,6 +24,7 @@ from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import DropIndex, building, folder, postings, segments, summaries
 from distop_behaviors.index.finding import find
 from distop_behaviors.index.folder import Folder, Superseded
+from tests.support.footers import with_rows_of_groups, with_values
 from tests.support.indexed import Indexes, Operation, stopped
 from tests.support.killing import Killer
 from tests.support.lake import Folder as Lake
@@ -538,6 +539,18 @@ def test_files_that_cannot_be_read_are_named_and_left_to_lookups(indexes: Indexe
     assert "2.parquet cannot be read" in report.not_indexed[0].why
     found = find(indexes.record, "i", [7])
     assert ([Path(f[0]).stem for f in found.named], len(found.uncovered)) == (["0"], 3)
+
+
+@pytest.mark.parametrize("kind", ["posting", "skip"])
+def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: str, indexes: Indexes) -> None:
+    """pyarrow reads the rows that are there, and says nothing of the others."""
+    path = Path(indexes.record.location) / "2.parquet"
+    with_rows_of_groups(path, ROWS + 3)
+    with_values(path, ROWS + 3)
+    report = indexes.build(kind=kind, columns=["k"])
+    assert [f.file for f in report.not_indexed] == ["2.parquet"]
+    assert f"a row group has {ROWS + 2} rows, and {ROWS + 3} by its footer" in report.not_indexed[0].why
+    assert [Path(f[0]).stem for f in find(indexes.record, "i", [7]).uncovered] == ["2"]
 
 
 def test_an_index_that_is_damaged_is_read_past_and_made_anew(indexes: Indexes) -> None:

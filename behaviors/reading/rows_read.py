@@ -1,14 +1,15 @@
-"""Compares the number of rows that Spark has read with the counts in the footers.
+"""Compares the number of rows that Spark has read with the counts in the footers, or in Iceberg's manifests.
 
 A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
 has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
 
 The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
-for another. Each row group lies in one part at most, and :mod:`scan` refuses a listing that has a file twice.
+for another. Each row group lies in one part at most, and ``validate.scan`` refuses a listing that has a file twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ _log = logging.getLogger(__name__)
 _SCANS = ("FileSourceScanExec", "BatchScanExec")
 """Plan nodes that read files: Spark's own, and those of other sources."""
 _ROWS = "numOutputRows"
+_CAUSES = {
+    "footer": "the footer states wrong positions",
+    "manifest": "the footer states wrong positions, or the manifest a wrong count",
+}
 
 
 @frozen
@@ -90,19 +95,28 @@ def _counted(facts: FileFacts) -> int:
     return facts.rows + facts.missing - (facts.deleted or 0)
 
 
-def misread_files(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, str]:
-    """Files whose row count differs from their footer's, each with an error message.
+def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list[FileFacts]:
+    """The same files; where deletes are not known, with those that a reader counted (``deleted``, by file)."""
+    return [
+        one if one.deleted is not None else dataclasses.replace(one, deleted=deleted.get(one.path, 0)) for one in files
+    ]
 
-    ``found``: rows by file, as a reader counted them.
+
+def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: str = "footer") -> dict[str, str]:
+    """Files whose row count differs from their footer's (or manifest's: ``counted_by``), each with an error message.
+
+    ``found``: rows by file, as a reader counted them, without deleted rows. Of each file the deletes are known
+    (:func:`with_deletes`).
     """
     wrong = {}
     for facts in files:
         rows = found.get(facts.path, 0)
         most = _counted(facts)
-        if rows == most or (facts.deleted is None and rows < most):
+        if rows == most:
             continue
-        why = facts.contradiction or "the footer states wrong positions"
+        why = facts.contradiction or _CAUSES[counted_by]
         wrong[facts.path] = (
-            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its footer counts {most} ({why})"
+            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its {counted_by} counts {most} "
+            f"({why})"
         )
     return wrong
