@@ -143,6 +143,12 @@ def test_an_operation_that_waits_for_another_breaks_no_rule() -> None:
     assert audited(told).violations == []
 
 
+def test_a_request_id_of_a_caller_may_end_like_one_of_a_series() -> None:
+    told = life()
+    told.insert(TAKE, second(request_id="mine#next"))
+    assert audited(told).violations == []
+
+
 def test_a_series_with_an_id_breaks_no_rule() -> None:
     told = life()
     recurring(told)
