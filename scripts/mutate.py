@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class MutationRun:
     def run(self, items: Sequence[pytest.Item]) -> int:
         wanted, content, cached = self.wanted, fingerprint(), read_cache(self.cache)
         catalogue = self.catalogue(items, content, cached)
-        chosen = sorted(one for one in catalogue.mutants if not wanted.only or one.place.startswith(wanted.only))
+        chosen = sorted(one for one in catalogue.mutants if one.place.startswith(tuple(wanted.only)))
         chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
         if wanted.sample:
             chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and str(mutant) not in explained()]
@@ -98,9 +98,12 @@ class MutationRun:
         write_cache(self.cache, content, catalogue, known)
         for line in table(verdicts, catalogue):
             self.say(line)
-        judged = [one for one in verdicts if one.killed or one.mutant not in explained()]
-        found = sum(one.killed or bool(one.backed) for one in judged)
-        return 0 if found >= wanted.least * len(judged) else 1
+        share, unexplained = judged(verdicts, explained())
+        self.say(f"{100 * share:.1f} % of the mutants that are not in docs/mutants.md are killed or backed")
+        if not wanted.sample:
+            for name in unexplained:
+                self.say(f"survives unexplained: {name}")
+        return int(share < wanted.least if wanted.sample else bool(unexplained))
 
     def catalogue(self, items: Sequence[pytest.Item], content: str, cached: Any) -> Catalogue:
         wanted = self.wanted
@@ -217,6 +220,16 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
     yield f"labels of transactions that no schedule builds: {', '.join(never) or 'none'}"
 
 
+def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, list[str]]:
+    """The share that is killed or backed, without accepted survivors; and the survivors that nothing explains.
+
+    ``known``: the mutants that docs/mutants.md gives a reason for.
+    """
+    counted = [one for one in verdicts if one.killed or one.mutant not in known]
+    left = sorted(one.mutant for one in counted if not (one.killed or one.backed))
+    return 1 - len(left) / max(1, len(counted)), left
+
+
 def explained() -> set[str]:
     """The mutants that docs/mutants.md gives a reason for."""
     return set(EXPLAINED.findall((ROOT / "docs/mutants.md").read_text()))
@@ -265,7 +278,9 @@ def main(args: Sequence[str] | None = None) -> int:
         "--sample", type=int, default=0, metavar="N", help="run N of the mutants that are decisive (default: all)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
-    parser.add_argument("--only", default="", metavar="LABEL", help="run mutants whose label or module starts so")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], metavar="LABEL", help="run mutants whose label or module starts so"
+    )
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="kinds of mutants (default: all)")
     parser.add_argument("--list", action="store_true", help="list the mutants, and run none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
@@ -284,7 +299,13 @@ def main(args: Sequence[str] | None = None) -> int:
         help="places of each layer in which a mutant is run before it counts as a survivor (default 15 to 40)",
     )
     parser.add_argument("--again", action="store_true", help="run survivors again, even if no code has changed")
-    parser.add_argument("--least", type=float, default=0.95, help="share that must be killed or backed (default 0.95)")
+    parser.add_argument(
+        "--least",
+        type=float,
+        default=0.95,
+        help="share of a sample that must be killed or backed (default 0.95); without --sample, each mutant must be, "
+        "unless docs/mutants.md explains it",
+    )
     parser.add_argument("--verbose", action="store_true", help="print what killed each mutant")
     wanted = parser.parse_args(args)
     out = os.fdopen(os.dup(1), "w")

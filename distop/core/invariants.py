@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Requests
-from distop.core.codec import UNREADABLE, loads
+from distop.core.codec import UNREADABLE, loads, parse_time
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.joined import apart
-from distop.core.limit_invariants import freed_under_claim, limit_faults, orphaned_permit
+from distop.core.limit_invariants import freed_under_claim, limit_faults, orphaned_permit, unclaimed_permit
 from distop.core.links import Edge
 from distop.core.model import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
@@ -31,7 +31,7 @@ from distop.core.operation_invariants import (
 )
 from distop.core.plan import Gate
 from distop.core.seen import Change
-from distop.core.series import ON, Series, next_request
+from distop.core.series import Series, following, next_request
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.unique import holder_of
 from distop.core.violation import Violation
@@ -250,6 +250,10 @@ class Checker:
                 if had is not None and freed_under_claim(op, key.chunk, had):
                     text = f"it belongs to job {had}, whose claim with this permit goes on"
                     self._found(16, change.kv.key, text, op, op.jobs[had], [change])
+                if unclaimed_permit(op, key.chunk):
+                    named = op.permits[key.chunk]
+                    text = f"it names job {named}, which has no claim with this permit"
+                    self._found(16, change.kv.key, text, op, op.jobs.get(named), [change])
 
     def _at_most(self, op: OperationTrace, deltas: Mapping[int, JobDelta]) -> None:
         """What the claims of this revision make of the limits (16) and of the selector (17)."""
@@ -310,6 +314,9 @@ class Checker:
                     new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
             except UNREADABLE as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
+        if history is not None and op.given is not None and op.given.series is not None:
+            with suppress(*UNREADABLE):  # which is told elsewhere
+                op.finished = History.decode(history.kv.value).finished
         self._cluster.tally(ref, before in ACTIVE, op.active)
         if created and op.state is not None:
             started.setdefault((ref.table, ref.type), []).append(ref.instance)
@@ -576,7 +583,9 @@ class Checker:
         if spec is None or spec.series is None or self._requests.began_by(op.ref, request):
             return ""
         series = Series.from_json(spec.series)
-        if ended not in ON[series.on] or series.left == 0 or series.until:
+        finished = parse_time(op.finished)
+        unknown = series.until and not finished  # the record was written before the replay began, or is unreadable
+        if unknown or following(series, str(ref), ended, finished, finished, 0.0) is None:
             return ""
         same_table = ref.table == CLUSTER_TABLE or ref.table in cluster.tables
         same_type = 0 < cluster.declared.get(ref.type, 0) < op.began

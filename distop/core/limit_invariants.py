@@ -62,6 +62,19 @@ def orphaned_permit(op: OperationTrace, partition: int) -> int:
     return had if job.claim is None or job.claim.permit != had else -1
 
 
+def unclaimed_permit(op: OperationTrace, permit: int) -> bool:
+    """Whether a permit that this revision wrote names a job whose claim does not have it.
+
+    ``op`` is as after the revision. The claim is put by the same transaction. A job that waits has no permit: whatever
+    sets its claim to waiting gives the permit back.
+    """
+    partition = op.permits.get(permit)
+    if partition is None:
+        return False
+    claim = op.jobs[partition].claim if partition in op.jobs else None
+    return claim is None or claim.waiting or claim.permit != permit
+
+
 def freed_under_claim(op: OperationTrace, permit: int, partition: int) -> bool:
     """Whether a permit was taken from a job whose claim goes on with it.
 

@@ -77,6 +77,7 @@ class OperationTrace:
         "claims",
         "decision",
         "failed",
+        "finished",
         "gate",
         "given",
         "holders",
@@ -115,6 +116,8 @@ class OperationTrace:
         self.jobs: dict[int, JobTrace] = {}
         self.success = 0
         self.failed: set[int] = set()
+        self.finished = ""
+        """Of one of a series: when it ended, as its history record tells; "" before."""
         self.claims = 0
         self.holders: Counter[str] = Counter()
         """Incarnation → how many claims it has."""

@@ -57,23 +57,27 @@ class Reconnect:
 
 RECONNECT = Reconnect(0.1, 2.0, 1.0)
 
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
-    ("grpc.max_send_message_length", -1),  # the server says what is too large
-    # The server permits a ping every 5 s, and only while there is a stream or request (R4).
-    ("grpc.keepalive_time_ms", int(PING_EVERY * 1000)),
-    # Two limits for one answer: without the second, gRPC waits for a minute whatever the first says.
-    ("grpc.keepalive_timeout_ms", int(PING_LIMIT * 1000)),
-    ("grpc.http2.ping_timeout_ms", int(PING_LIMIT * 1000)),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", int(RECONNECT.first * 1000)),
-    ("grpc.min_reconnect_backoff_ms", int(RECONNECT.least * 1000)),
-    ("grpc.max_reconnect_backoff_ms", int(RECONNECT.longest * 1000)),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),  # a write is never repeated behind our back (T7)
-    ("grpc.enable_http_proxy", 0),
-)
+
+def channel_options() -> tuple[tuple[str, int | str], ...]:
+    """The options of each connection to etcd."""
+    return (
+        ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
+        ("grpc.max_send_message_length", -1),  # the server says what is too large
+        # The server permits a ping every 5 s, and only while there is a stream or request (R4).
+        ("grpc.keepalive_time_ms", int(PING_EVERY * 1000)),
+        # Two limits for one answer: without the second, gRPC waits for a minute whatever the first says.
+        ("grpc.keepalive_timeout_ms", int(PING_LIMIT * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(PING_LIMIT * 1000)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", int(RECONNECT.first * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(RECONNECT.least * 1000)),
+        ("grpc.max_reconnect_backoff_ms", int(RECONNECT.longest * 1000)),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),  # a write is never repeated behind our back (T7)
+        ("grpc.enable_http_proxy", 0),
+    )
+
 
 # A member that has no leader refuses at once, and ends its streams, instead of keeping us waiting (W8).
 _HAS_LEADER = ("hasleader", "true")
@@ -130,8 +134,8 @@ def being_cancelled() -> bool:
 
 def _grpc_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    return grpc.aio.secure_channel(address, credentials, options=channel_options())
 
 
 channels: ContextVar[Callable[[str, grpc.ChannelCredentials | None], grpc.aio.Channel]] = ContextVar(

@@ -28,6 +28,7 @@ OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
     operation_rules.history,
     operation_rules.request_ids,
     operation_rules.ids,
+    operation_rules.series,
     waiting_rules.beginning,
     waiting_rules.aborted,
     waiting_rules.inserted,
@@ -42,6 +43,7 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
     cluster_rules.running_operations,
     cluster_rules.elections,
     cluster_rules.request_keys,
+    cluster_rules.id_keys,
 )
 
 

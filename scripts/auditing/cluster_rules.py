@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from auditing.content import HISTORY, STATE, Finding
-from auditing.records import operation_name, record
+from auditing.operation_rules import keeps_id
+from auditing.records import id_key, operation_name, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -74,3 +75,27 @@ def request_keys(content: Content, touched: Mapping[OperationName, Changes]) -> 
         if not operation.record(HISTORY).get("void") and all(one.get("state") != "denied" for one in holds):
             text = f"named {former}, which is still known, and names {now or 'nothing'}"
             yield Finding("one request, one operation", key, text)
+
+
+def id_keys(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """The key of an id names an operation with this id that has not ended, and names it until its end.
+
+    An operation of a series keeps its id beyond its end.
+    """
+    for key, former in content.replaced.items():
+        now = content.others.get(key)
+        if not key.startswith("distOpUnique.") or now == former:
+            continue
+        if now is not None:
+            name = operation_name(now)
+            operation = content.operations.get(name)
+            if operation is None:
+                yield Finding("one of an id", key, f"names {now}, which was never started")
+            elif key != id_key(name, operation.spec.get("id") or ""):
+                yield Finding("one of an id", key, f"names {now}, which has not this id")
+            elif operation.ended and not keeps_id(operation):
+                yield Finding("one of an id", key, f"names {now}, which has ended")
+        elif former is not None:
+            gone = content.operations.get(operation_name(former))
+            if gone is not None and not gone.ended and gone.state is not None:
+                yield Finding("one of an id", key, f"no longer names {former}, which has not ended")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from auditing.content import ACTIONS, ARG, GATE, HISTORY, OPTIONS, PENDING, PLAN, SPEC, STATE, Finding
-from auditing.records import ACTIVE, TERMINAL, quoted, record
+from auditing.records import ACTIVE, TERMINAL, BadRecord, id_key, operation_name, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from auditing.content import Step
+    from auditing.content import Operation, Step
 
 HOUR = 3600.0
 """Seconds for which a history record is kept at least."""
@@ -158,6 +158,12 @@ def request_ids(step: Step) -> Iterator[Finding]:
     same.add(name)
 
 
+def keeps_id(operation: Operation) -> bool:
+    """An operation of a series that has ended keeps its id until the next one takes it, or its last key goes."""
+    known = operation.state is not None
+    return known and bool(operation.spec.get("series")) and operation.ended != "cancelled"
+
+
 def ids(step: Step) -> Iterator[Finding]:
     """Of one id at most one operation is active, and at most one is pending.
 
@@ -174,12 +180,39 @@ def ids(step: Step) -> Iterator[Finding]:
         if len(found) > 1:
             listed = ", ".join(map(str, found))
             yield Finding("one of an id", str(name), f"of id {identity!r}, {len(found)} are {what}: {listed}")
-    named = content.others.get(f"distOpUnique.{quoted(name.table)}.{name.type}.{quoted(identity)}")
+    named = content.others.get(id_key(name, identity))
     wanted = next(iter(pending or active), None)
-    # An operation of a series keeps the id until the next one takes it.
-    ended = bool(operation.ended) and not (operation.spec.get("series") and operation.ended != "cancelled")
+    ended = bool(operation.ended) and not keeps_id(operation)
     if wanted is not None and named != str(wanted):
         yield Finding("one of an id", str(name), f"the id {identity!r} names {named or 'nothing'} instead of {wanted}")
     elif wanted is None and ended and named == str(name):
         yield Finding("one of an id", str(name), f"has ended, and the id {identity!r} still names it")
     same -= {other for other in same if content.operations[other].ended}
+
+
+def series(step: Step) -> Iterator[Finding]:
+    """The next operation of a series is started while the one before it is cleaned up; none follows a cancel.
+
+    The next one's request id, ``<operation>#next``, is distop's own.
+    """
+    before, after = step.change(STATE)
+    former, _, suffix = str(step.operation.spec.get("request_id", "")).rpartition("#")
+    if before is not None or after is None or suffix != "next":
+        return
+    try:
+        known = step.content.operations.get(operation_name(former))
+    except BadRecord:
+        return  # a caller's request id that only ends like one of distop's own
+    if known is None:
+        return
+    wrong = ""
+    if not known.ended:
+        wrong = "which has not ended"
+    elif not known.spec.get("series"):
+        wrong = "which is of no series"
+    elif known.ended == "cancelled":
+        wrong = "which was cancelled"
+    elif known.state is None:
+        wrong = "whose keys are gone"
+    if wrong:
+        yield Finding("series", str(step.name), f"follows {former}, {wrong}")

@@ -82,6 +82,11 @@ def operation_name(text: str) -> OperationName:
     return OperationName(parts[0], parts[1], parts[2] if len(parts) == 4 else "", int(parts[-1]))
 
 
+def id_key(name: OperationName, identity: str) -> str:
+    """The key of an id, for operations of the same table and type as this one."""
+    return f"distOpUnique.{quoted(name.table)}.{name.type}.{quoted(identity)}"
+
+
 _JOB = re.compile(r"(\d{6})\.(state|outcome|progress)")
 
 

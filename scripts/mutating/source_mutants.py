@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from distop.core.limits import Limits
+from distop.core.limits import DEFAULT, Limits
 from mutating.transaction_mutants import Mutant
 
 AGE, NEVER, NOW, STEP, TASK, SLICE = "age", "never", "now", "step", "task", "slice"
@@ -27,15 +27,20 @@ background task do nothing; drop a slice's last element.
 """
 MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE)
 FOREVER = 1e9
+LIMITS = "distop.core.limits"
+"""The module whose times are the fields of ``Limits``."""
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("core", "coordinator", "daemon", "executor", "node", "claims", "submission", "store")
 """Packages of distop that coordinate; their times, loops, tasks and slices have mutants."""
+MODULES = ("backoff", "draining", "operation", "workers")
+"""Modules of distop itself that wait, poll or retry; those beside them have no times, or use this machine alone."""
 NOT_RUN = ("distop.store.embedded", "distop.store.diagnose", "distop.daemon.metrics", "distop.daemon.process")
 """Modules that use this machine's processes, sockets and files; unit tests and the simulator do not run them."""
 TEXTS = frozenset({"distop.core.codec", "distop.core.labels", "distop.core.records", "distop.core.trace"})
-"""Modules whose slices are of text for people."""
-TIMES_OF_CONFIG = frozenset({"poll"})
+"""Modules whose slices and numbers are of text for people."""
+TIMES_OF_OBJECTS = frozenset({"poll", "longest"})
+"""Attributes that are times, beside those of ``Limits``: of the configuration, and of a back-off."""
 _INVERTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt,
 }  # fmt: skip
@@ -61,6 +66,8 @@ def sites() -> dict[Mutant, Site]:
     """All source mutants."""
     found: dict[Mutant, Site] = {}
     compared: set[str] = set()
+    fields_read: set[str] = set()
+    fields_compared: set[str] = set()
     for name, tree in trees().items():
         for site in _Finder(name, tree).found:
             found[site.mutant] = site
@@ -71,6 +78,10 @@ def sites() -> dict[Mutant, Site]:
             for node in ast.walk(compare)
             if isinstance(node, ast.Name) and (owner := times_of(name).get(node.id))
         }
+        fields_read |= _attributes(tree)
+        fields_compared |= {
+            one for compare in ast.walk(tree) if isinstance(compare, ast.Compare) for one in _attributes(compare)
+        }
     read = _read_in_functions()
     for module in trees():
         for name, owner in times_of(module).items():
@@ -78,7 +89,16 @@ def sites() -> dict[Mutant, Site]:
                 for mode in (NEVER, NOW):
                     mutant = Mutant(module, mode, name)
                     found[mutant] = Site(mutant, module, "", name=name)
+    for name in sorted(_times_of_limits() & fields_read - fields_compared):
+        for mode in (NEVER, NOW):
+            mutant = Mutant(LIMITS, mode, name)
+            found[mutant] = Site(mutant, LIMITS, "", name=name)
     return found
+
+
+def _attributes(tree: ast.AST) -> set[str]:
+    """The attributes that a part of a module names."""
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
 def _read_in_functions() -> set[str]:
@@ -101,11 +121,11 @@ def _read_in_functions() -> set[str]:
 def trees() -> dict[str, ast.Module]:
     """The syntax trees of the modules that have mutants."""
     found = {}
-    for folder in FOLDERS:
-        for path in sorted((ROOT / "distop" / folder).glob("*.py")):
-            name = f"distop.{folder}.{path.stem}" if path.stem != "__init__" else f"distop.{folder}"
-            if name not in NOT_RUN:
-                found[name] = ast.parse(path.read_text(), str(path))
+    own = [ROOT / "distop" / f"{name}.py" for name in MODULES]
+    for path in (*own, *(one for folder in FOLDERS for one in sorted((ROOT / "distop" / folder).glob("*.py")))):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if name not in NOT_RUN:
+            found[name] = ast.parse(path.read_text(), str(path))
     return found
 
 
@@ -120,9 +140,9 @@ def times_of(module: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.module in trees():
             owned = times_of(node.module)
             found.update({(a.asname or a.name): owned[a.name] for a in node.names if a.name in owned})
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and module not in TEXTS:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
+            for target in (one for each in targets for one in (each.elts if isinstance(each, ast.Tuple) else [each])):
                 if isinstance(target, ast.Name) and target.id.isupper():
                     value = getattr(importlib.import_module(module), target.id, None)
                     if _is_time(value):
@@ -137,8 +157,8 @@ def _is_time(value: object) -> bool:
 
 
 @functools.cache
-def _time_fields() -> frozenset[str]:
-    return TIMES_OF_CONFIG | {one.name for one in fields(Limits) if isinstance(one.default, float)}
+def _times_of_limits() -> frozenset[str]:
+    return frozenset(one.name for one in fields(Limits) if isinstance(one.default, float))
 
 
 class _Finder(ast.NodeVisitor):
@@ -210,11 +230,11 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _names_a_time(self, node: ast.Compare) -> bool:
-        times, of_config = times_of(self.module), _time_fields()
+        times, of_objects = times_of(self.module), TIMES_OF_OBJECTS | _times_of_limits()
         for one in ast.walk(node):
             if isinstance(one, ast.Name) and one.id in times:
                 return True
-            if isinstance(one, ast.Attribute) and one.attr in of_config:
+            if isinstance(one, ast.Attribute) and one.attr in of_objects:
                 return True
         return False
 
@@ -277,6 +297,9 @@ class _Changer(ast.NodeTransformer):
 def change(mutant: Mutant) -> None:
     """Change the code of this process into that of the mutant."""
     site = sites()[mutant]
+    if site.module == LIMITS:
+        _relimit(site.name, FOREVER if mutant.mode == NEVER else 0.0)
+        return
     if site.name:
         _retime(site.name, getattr(sys.modules[site.module], site.name), FOREVER if mutant.mode == NEVER else 0.0)
         return
@@ -291,6 +314,9 @@ def changed(mutant: Mutant) -> tuple[types.FunctionType, types.CodeType]:
     one live function.
     """
     site = sites()[mutant]
+    if site.module == LIMITS:
+        assert site.name in _times_of_limits(), mutant
+        return change, change.__code__  # type: ignore[return-value]
     if site.name:
         assert _is_time(getattr(importlib.import_module(site.module), site.name)), mutant
         return change, change.__code__  # type: ignore[return-value]
@@ -311,6 +337,16 @@ def _retime(name: str, former: Any, seconds: float) -> None:
             for alias, one in list(vars(module).items()):
                 if one is former and alias == name:
                     setattr(module, alias, value)
+
+
+def _relimit(name: str, seconds: float) -> None:
+    """Change the default of a limit: in the limits that most have, and in those that are made from now on."""
+    setattr(DEFAULT, name, seconds)
+    names = [one.name for one in fields(Limits)]
+    values = Limits.__init__.__defaults__ or ()
+    Limits.__init__.__defaults__ = tuple(
+        seconds if one == name else value for one, value in zip(names, values, strict=True)
+    )
 
 
 def _parsed(module: str) -> ast.Module:
@@ -361,9 +397,16 @@ def _functions(module: str) -> dict[str, types.FunctionType]:
 class _Marker(ast.NodeTransformer):
     """Puts a call before each statement that holds a mutant."""
 
-    def __init__(self, numbers: dict[tuple[int, int], list[int]], names: dict[str, list[int]]) -> None:
+    def __init__(
+        self,
+        numbers: dict[tuple[int, int], list[int]],
+        names: dict[str, list[int]],
+        limits: dict[str, list[int]],
+    ) -> None:
         self.numbers = numbers
         self.names = names
+        self.limits = limits
+        """Field of ``Limits`` → its mutants."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -384,6 +427,8 @@ class _Marker(ast.NodeTransformer):
     def _of(self, node: ast.AST) -> list[int]:
         if isinstance(node, ast.Name):
             return self.names.get(node.id, [])
+        if isinstance(node, ast.Attribute) and node.attr in self.limits:
+            return [*self.limits[node.attr], *self.numbers.get((node.lineno, node.col_offset), [])]
         if isinstance(node, ast.expr | ast.stmt):
             return self.numbers.get((node.lineno, node.col_offset), [])
         return []
@@ -408,18 +453,21 @@ def mark(reached: Callable[[Mutant], None]) -> None:
     listed = list(sites())
     places: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     names: defaultdict[str, list[int]] = defaultdict(list)
+    limits: defaultdict[str, list[int]] = defaultdict(list)
     for n, mutant in enumerate(listed):
         site = sites()[mutant]
-        if site.name:
+        if site.module == LIMITS:
+            limits[site.name].append(n)
+        elif site.name:
             names[f"{site.module}.{site.name}"].append(n)
         else:
             places[site.module][site.line, site.column].append(n)
     setattr(builtins, _REACHED, lambda n: reached(listed[n]))
     for module in trees():
         here = {name: names[f"{owner}.{name}"] for name, owner in times_of(module).items()}
-        if module in places or any(here.values()):
+        if module in places or any(here.values()) or _attributes(trees()[module]) & limits.keys():
             importlib.import_module(module)
-            tree = _Marker(places[module], here).visit(_parsed(module))
+            tree = _Marker(places[module], here, limits).visit(_parsed(module))
             _replace(module, tree, set(_functions(module)))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from distop.core import finishing as f
 from distop.core import waiting as w
 from distop.core.keys import Keys
+from distop.core.model import OperationRef
+from distop.core.txn import Delete, Operation
 from distop.core.user_transaction import CallerTransaction
 from distop.submission import duplicates, submit
 from distop.submission.duplicates import Asked
@@ -39,6 +41,12 @@ def of_one_id(wanted: Scenario) -> Scenario:
         for n in range(4)
     ]
     return replace(wanted, wishes=tuple(wishes))
+
+
+def series_of_one_id(wanted: Scenario) -> Scenario:
+    """An operation comes again twice, soon after each end, and all have one id."""
+    model = of_one_id(wanted).wishes[0]
+    return replace(wanted, wishes=(replace(model, acts=(), on_duplicate="join", every=0.1, times=3),))
 
 
 def at_one_time(wanted: Scenario) -> Scenario:
@@ -77,6 +85,14 @@ def what_shall_follow_begins_at_once(patch: Patch) -> None:
         return replace(asked, request=given.wanted)
 
     wrap(patch, duplicates, "_behind", beside)
+
+
+@bug("invariant 18", shape=series_of_one_id)
+def the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along(patch: Patch) -> None:
+    def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+        return (Delete(keys.unique(ref.table, ref.type, id_)),) if id_ else ()
+
+    substitute(patch, f, "released", released)
 
 
 @bug("progress", shape=at_one_time)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distop.core import keys as K
-from distop.core.limits import Limits
+from distop.core.limits import DEFAULT, Limits
 from distop.core.model import Node
 from distop.core.txn import Put, Txn
 from distop.testing.simulation import Scenario, Simulation, scenario
@@ -64,6 +64,36 @@ def test_a_watermark_that_etcd_applies_late_makes_nothing_old_that_was_written_m
         done = sim.run()
     assert list(map(str, done.breaches)) == []
     assert done.courses["forgotten history"] >= 10
+
+
+def test_a_record_is_kept_for_an_hour() -> None:
+    """By default, whatever ``distop.core.limits`` says: docs/contract.md promises it."""
+    assert DEFAULT.history_kept >= 3600.0
+    assert Limits().history_kept >= 3600.0
+    granted: list[int] = []
+    with quietly():
+        sim = Simulation(replace(plain(1, 2, wishes(16, 1.0)), history_limit=1, limits=Limits(prune_every=0.5)))
+
+        def sending(process: Process, path: str, asked: object) -> float:
+            puts = [op for op in asked.success if isinstance(op, Put)] if isinstance(asked, Txn) else []
+            young = [put for put in puts if sim.keys.parse(put.key).name == "young"]
+            granted.extend(sim.etcd.leases[put.lease].ttl for put in young)
+            return 0.0
+
+        sim.network.sending = sending
+        done = sim.run()
+    assert list(map(str, done.breaches)) == []
+    assert granted
+    assert set(granted) == {3600}
+
+
+def test_records_that_go_within_the_hour_are_a_breach_whatever_the_limits_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors that forget after a second by default are found: the judge has an hour of its own."""
+    monkeypatch.setattr(DEFAULT, "history_kept", 1.0)
+    limits = replace(DEFAULT, prune_every=0.5)
+    with quietly():
+        done = Simulation(replace(plain(1, 2, wishes(16, 1.0)), history_limit=1, limits=limits)).run()
+    assert {breach.kind for breach in done.breaches} == {"forgotten"}
 
 
 def test_a_daemon_whose_clock_is_wrong_says_so_in_its_node_record() -> None:

@@ -6,6 +6,7 @@ It finds planted bugs.
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,7 @@ VISIBLE = {
     "a_report_that_keeps_its_permit": 1,
     "an_end_keeps_the_id": 1,
     "what_shall_follow_begins_at_once": 1,
+    "the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along": 1,
 }
 """Planted bugs of all kinds of rules, whose effect stands in etcd's history. Each has its first seed: a cheap one that
 shows the bug. The search continues through the other seeds.
@@ -83,3 +85,8 @@ def test_a_planted_bug_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch)
                 require_recorded(name, seed, looked, "VISIBLE")
                 return
     pytest.fail(f"{name} breaks no rule in {LOOKED_AT} schedules")
+
+
+def test_the_documentation_tells_how_many_are_planted() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs/architecture.md").read_text().split())
+    assert f"plants {len(VISIBLE)} of the simulator's {len(BUGS)} bugs" in text

@@ -10,6 +10,7 @@ from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.actions import NO_ACTIONS, Action
+from distop.core.codec import parse_time, rfc3339
 from distop.core.declaration import Declaration, Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.due import ended_waiting
@@ -581,6 +582,26 @@ def a_permit_that_nobody_gave_back(world: World, ref: OperationRef) -> None:
 
 
 @plant(16)
+def a_permit_of_a_job_that_never_had_a_claim(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=2)
+    world.tamper(Put(world.keys.permit(ref, 0), b"1"))
+
+
+@plant(16)
+def a_permit_of_a_job_whose_claim_has_another(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=2)
+    had = world.claim_of(ref, 0).permit
+    world.tamper(Put(world.keys.permit(ref, 1 - had), b"0"))
+
+
+@plant(16)
+def a_permit_of_a_job_that_waits(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=2)
+    world.do(world.wait_again(ref, 0, failed=False))
+    world.tamper(Put(world.keys.permit(ref, 0), b"0"))
+
+
+@plant(16)
 def a_permit_is_freed_under_its_claim(world: World, ref: OperationRef) -> None:
     _limited(world, ref, max_jobs=1)
     world.tamper(Put(world.keys.permit(ref, world.claim_of(ref, 0).permit), FREE))
@@ -717,12 +738,12 @@ def a_request_outlives_the_history(world: World, ref: OperationRef) -> None:
     world.tamper(Delete(world.keys.history(forgotten)))
 
 
-@plant(19)
-def a_series_ends_without_its_next_operation(world: World, ref: OperationRef) -> None:
+def end_in_series(world: World, series: Series) -> None:
+    """An operation of a series that ends at ``TIME`` and is cleaned up, and no next one is started."""
     world.tamper(Put(world.keys.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode()))
     world.tamper(Put(world.keys.behavior(TYPE), Declaration(TYPE).encode()))
     one = world.next_ref()
-    new = t.NewOperation(one, replace(world.spec(one), series=Series(60.0, left=2).to_json()), b"{}", named=True)
+    new = t.NewOperation(one, replace(world.spec(one), series=series.to_json()), b"{}", named=True)
     world.do(t.starts(world.keys, world.counters(), [new]))
     world.do(world.plan(one, 1))
     world.do(world.claim(one, "a", [0]))
@@ -730,6 +751,22 @@ def a_series_ends_without_its_next_operation(world: World, ref: OperationRef) ->
     world.do(world.decide(one))
     world.do(world.finish(one))
     world.do(world.end(one))
+
+
+@plant(19)
+def a_series_ends_without_its_next_operation(world: World, ref: OperationRef) -> None:
+    end_in_series(world, Series(60.0, left=2))
+
+
+@plant(19)
+def a_series_ends_before_its_last_time(world: World, ref: OperationRef) -> None:
+    end_in_series(world, Series(60.0, until=rfc3339(parse_time(TIME) + 60.0)))
+
+
+@plant(19)
+def a_series_on_a_grid_ends_before_its_last_time(world: World, ref: OperationRef) -> None:
+    due = parse_time(TIME) - 90.0
+    end_in_series(world, Series(60.0, since="start", due=rfc3339(due), until=rfc3339(due + 61.0)))
 
 
 @plant(14)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
 from distop.core import keys as K
 from distop.core.draining import Drain, NodeState, node_state, put_drain
 from distop.core.keys import Keys
 from distop.core.model import Node
 from distop.core.seen import Change
 from distop.core.view import ClusterView
+from distop.draining import drain
 from distop.testing import ModelStore
+from tests.support.modelclient import ModelClient
+from tests.support.world import World
 
 
 def test_a_late_copy_of_a_request_does_not_come_back_after_it_was_undone() -> None:
@@ -59,3 +67,22 @@ def test_what_a_node_says_of_itself() -> None:
     told = Node("e", "h", 1, (), state=NodeState.DRAINED)
     assert Node.decode(told.encode()) == told
     assert Node.decode(b'{"executor":"e"}').state is NodeState.ACTIVE
+
+
+async def test_who_waits_for_a_drain_looks_again_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, client, slept, sleep = World(), ModelClient(), list[float](), asyncio.sleep
+    client.store = world.store
+    world.join("a")
+
+    async def short(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+        if len(slept) == 3 and "a" in world.leases:
+            world.die("a")
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", short)
+    etcd: Any = client
+    assert await drain(etcd, world.keys, "ex-a", wait=True) is NodeState.DRAINED
+    assert len(slept) == 3
+    assert all(0.05 <= seconds <= 1.0 for seconds in slept)

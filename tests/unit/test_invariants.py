@@ -9,16 +9,19 @@ import pytest
 
 from distop.core import finishing as f
 from distop.core import keys as K
+from distop.core.codec import parse_time, rfc3339
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
 from distop.core.jobs import JobState
 from distop.core.model import Cancel, OperationRef, State, TableRecord
+from distop.core.options import Options
+from distop.core.series import Series
 from distop.core.txn import Delete, Put
 from distop.core.violation import NUMBERS
 from tests.support.hours import pass_an_hour
-from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, opened
+from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, end_in_series, opened
 from tests.support.starting import Etcd, run
-from tests.support.world import TABLE, World
+from tests.support.world import TABLE, TIME, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,6 +132,36 @@ def test_one_at_a_time_and_a_plan_of_its_own_are_clean() -> None:
     world.do(world.report(ref, 0, JobState.SUCCESS))
     world.do(world.elect("a"))
     world.do(world.finish_at_once(ref))
+    assert found(world) == []
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        Series(60.0, until=rfc3339(parse_time(TIME) + 59.0)),
+        Series(60.0, since="start", due=rfc3339(parse_time(TIME) - 90.0), until=rfc3339(parse_time(TIME) - 31.0)),
+        Series(60.0, on="failure"),
+        Series(60.0, left=0),
+    ],
+)
+def test_a_series_that_is_over_has_no_next_operation(series: Series) -> None:
+    """Its last time has passed by the end that the history tells, or nothing follows such an end."""
+    world, _ = opened()
+    end_in_series(world, series)
+    assert found(world) == []
+
+
+def test_a_permit_that_a_takeover_keeps_is_clean() -> None:
+    world, ref = opened(3)
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.do(world.wait_again(ref, 1, failed=True))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.claim(ref, "b", [0, 1]))
+    assert world.claim_of(ref, 0).permit >= 0
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    world.do(world.claim(ref, "b", [2]))
     assert found(world) == []
 
 

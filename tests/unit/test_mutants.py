@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutate import judged
 from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place
 from mutating.child_processes import Steps, in_children
 from mutating.hooks import Observed, observing, plant
+from mutating.search import Verdict
 from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant, all_mutants, decisive, kind_of_key, without
 
 from distop.core import claiming, waiting
 from distop.core import finishing as f
 from distop.core.jobs import Claim, JobState
 from distop.core.keys import Keys
+from distop.core.limits import DEFAULT, Limits
 from distop.core.links import Hold
 from distop.core.model import OperationRef
 from distop.core.txn import Compare, Delete, Put, Txn, absent, unchanged, value_is
@@ -181,6 +184,38 @@ def test_a_hanging_child_is_reported_as_hung(monkeypatch: pytest.MonkeyPatch) ->
     ended = {one.work: one for one in in_children(["loops", "fails"], 2, do)}
     assert (ended["loops"].hung, ended["loops"].step) == (True, "loops")
     assert (ended["fails"].hung, ended["fails"].error) == (False, "ValueError: fails")
+
+
+def test_one_survivor_without_a_reason_is_reported_however_many_are_killed() -> None:
+    killed = [Verdict(f"claim: guard {n}", layer="unit") for n in range(198)]
+    backed, listed = Verdict("end: guard a", backed="guard b"), Verdict("end: guard c")
+    assert judged([*killed, backed, listed], {"end: guard c"}) == (1.0, [])
+    share, left = judged([*killed, backed, listed, Verdict("end: guard d")], {"end: guard c", "claim: guard 1"})
+    assert left == ["end: guard d"]
+    assert share == pytest.approx(0.995)
+
+
+def test_times_that_share_an_assignment_and_limits_have_mutants() -> None:
+    listed = {str(one) for one in source_mutants.sites()}
+    times = ("distop.daemon.capability: {} LONGEST_PAUSE", "distop.store.transport: {} PING_EVERY",
+             "distop.core.limits: {} history_kept", "distop.operation: {} _POLL")  # fmt: skip
+    assert {name.format(mode) for name in times for mode in ("never", "now")} <= listed
+    assert "distop.backoff.Backoff.pause: age whole < self.longest" in listed
+    assert not {name for name in listed if "distop.core.codec" in name}, "its numbers are the bounds of text"
+
+
+def test_a_changed_limit_is_the_default_of_all_that_leave_it_out() -> None:
+    """In a process of its own: this one's limits stay as they are."""
+
+    def do(work: str, steps: Steps) -> Any:
+        steps.begin(work)
+        plant(Mutant(source_mutants.LIMITS, source_mutants.NOW, "history_kept"))
+        made = Limits(prune_every=7.0)
+        return [DEFAULT.history_kept, made.history_kept, made.prune_every, made.pruned, scenario(1).limits.history_kept]
+
+    (ended,) = in_children(["limits"], 1, do)
+    assert ended.answer == [0.0, 0.0, 7.0, DEFAULT.pruned, 0.0]
+    assert DEFAULT.history_kept == Limits().history_kept == 3600.0
 
 
 def test_documented_source_mutants_exist() -> None:

@@ -91,6 +91,26 @@ def waiting(on: str = "success") -> dict[str, Any]:
     }
 
 
+def again() -> dict[str, Any]:
+    """The start of the next operation of a series."""
+    root = "distOp.t.noop.2"
+    return {
+        NEXT: 3,
+        UNIQUE: "t/noop/2",
+        f"{root}.arg": {},
+        f"{root}.spec": {"request_id": "t/noop/1#next", "id": "nightly", "series": {"interval": 60.0}},
+        f"{root}.state": "pending",
+        "distOpPending.t.noop.2": "waiting",
+    }
+
+
+def recurring(told: Life) -> None:
+    """Make the operation one of a series: it keeps its id until the next one takes it, and is cleaned up then."""
+    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0}}
+    del told[FINISH][UNIQUE]
+    told.insert(CLEAN, again())
+
+
 BEGUN = {
     "distOp.t.other.1.state": "running",
     "distOpPending.t.other.1": "planning",
@@ -120,6 +140,18 @@ def test_an_operation_that_waits_for_another_breaks_no_rule() -> None:
     told = life()
     told.insert(START + 1, waiting())
     told.insert(FINISH + 2, INFORMED)
+    assert audited(told).violations == []
+
+
+def test_a_request_id_of_a_caller_may_end_like_one_of_a_series() -> None:
+    told = life()
+    told.insert(TAKE, second(request_id="mine#next"))
+    assert audited(told).violations == []
+
+
+def test_a_series_with_an_id_breaks_no_rule() -> None:
+    told = life()
+    recurring(told)
     assert audited(told).violations == []
 
 
@@ -184,6 +216,19 @@ BROKEN: list[tuple[str, str, Break]] = [
     })),
     ("one of an id", "still names it", at(FINISH)({UNIQUE: ...})),
     ("one of an id", "names nothing instead of", at(START)({UNIQUE: ...})),
+    ("one of an id", "names t/noop/1, which has ended", beside(CLEAN, {UNIQUE: "t/noop/1"})),
+    ("one of an id", "names t/noop/7, which was never started", beside(TAKE, {UNIQUE: "t/noop/7"})),
+    ("one of an id", "names t/noop/1, which has not this id", beside(TAKE, {f"{UNIQUE}-2": "t/noop/1"})),
+    ("one of an id", "no longer names t/noop/1, which has not ended", beside(TAKE, {UNIQUE: None}, {
+        UNIQUE: "t/noop/1"})),
+    ("one of an id", "has ended, and the id 'nightly' still names it", lambda told: (
+        recurring(told), told.pop(CLEAN), None)[-1]),
+    ("series", "follows t/noop/1, which has not ended", beside(TAKE, again())),
+    ("series", "follows t/noop/1, which is of no series", beside(CLEAN, again())),
+    ("series", "follows t/noop/1, which was cancelled", lambda told: (
+        recurring(told), told[FINISH].update({f"{ROOT}.state": "cancelled"}), None)[-1]),
+    ("series", "follows t/noop/1, whose keys are gone", lambda told: (
+        recurring(told), told.append(told.pop(CLEAN)), None)[-1]),
     ("edges", "still waited for 1 others", beside(TAKE, waiting(), BEGUN)),
     ("edges", "no other end", at(START)({f"{ROOT}.next.e": {"op": "t/other/1", "on": "end"}})),
     ("edges", "which had ended", beside(CLEAN, waiting())),

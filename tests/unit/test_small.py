@@ -92,7 +92,7 @@ def test_how_many_go_together_is_learned_from_what_they_take(clock: StandingCloc
         sizes.append(len(chosen))
         one.ran("noop", [JobEnded(0, "success", started=0.0, finished=0.001) for _ in chosen])
     assert sizes == [1, 2, 4, 8, 16, 32, TOGETHER], "at first nobody knows"
-    one.ran("noop", [JobEnded(0, "success", started=0.0, finished=DEFAULT.moment / 3)])
+    one.ran("noop", [JobEnded(0, "success", started=0.0, finished=0.1 / 3)])
     assert len(one.choose(1, now)[0]) == 3
     one.took_long("noop")
     assert len(one.choose(1, now)[0]) == 1

@@ -8,12 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from distop.core.keys import ParsedKey
     from distop.core.seen import Change
+
+
+HOUR = 3600.0
+"""Seconds for which docs/contract.md promises a record; deliberately not read from :class:`Limits`."""
+
+
+def promised(limits: Limits) -> float:
+    """The seconds for which records are kept in a scenario with these limits: the hour, unless it sets another time."""
+    return HOUR if limits.history_kept == DEFAULT.history_kept else limits.history_kept
 
 
 class HistoryRetention:

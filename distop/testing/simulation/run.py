@@ -34,7 +34,7 @@ from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faultkinds import LOSING
 from distop.testing.simulation.faults import Injector
-from distop.testing.simulation.history_retention import HistoryRetention
+from distop.testing.simulation.history_retention import HistoryRetention, promised
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
@@ -168,7 +168,7 @@ class Simulation:
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
-        self._retention = HistoryRetention(wanted.limits.history_kept, lambda: self.loop.now, self._found)
+        self._retention = HistoryRetention(promised(wanted.limits), lambda: self.loop.now, self._found)
         self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
         self._prepared = Prepared()
