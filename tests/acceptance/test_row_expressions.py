@@ -39,7 +39,7 @@ def only_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distop_behaviors.reading.row_expressions.refusal", lambda text, functions: None)
 
 
-def test_a_check_runs_no_shell_command(table: Table, tmp_path: Path, only_the_tree: None) -> None:
+def test_hole_1_a_check_runs_no_shell_command(table: Table, tmp_path: Path, only_the_tree: None) -> None:
     table.add("a.parquet", {"a": [1, 2]})
     made = tmp_path / "made by a check"
     command = f'id > "{made}"; cat'
@@ -55,7 +55,7 @@ def test_a_check_runs_no_shell_command(table: Table, tmp_path: Path, only_the_tr
 
 
 @pytest.mark.parametrize("kind", ["text", "csv", "binaryFile", "parquet"])
-def test_a_check_reads_no_file(table: Table, tmp_path: Path, kind: str, only_the_tree: None) -> None:
+def test_hole_1_a_check_reads_no_file(table: Table, tmp_path: Path, kind: str, only_the_tree: None) -> None:
     table.add("a.parquet", {"a": [1, 2]})
     secret = tmp_path / "secret"
     secret.write_text("the secret")
@@ -189,7 +189,7 @@ TRICKS = {
 
 
 @pytest.mark.parametrize("text", TRICKS)
-def test_a_trick_of_spelling_is_found_in_the_tree(spark: SparkSession, text: str, only_the_tree: None) -> None:
+def test_hole_1_a_trick_of_spelling_is_found_in_the_tree(spark: SparkSession, text: str, only_the_tree: None) -> None:
     why = why_refused(spark, text)
     assert why is not None
     assert TRICKS[text] in why or why == "no expression"
@@ -209,7 +209,7 @@ def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
         assert "which depends on the time: write the date with digits" in ran.report["checks"][0]["error"]
 
 
-def test_each_function_of_the_session_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
+def test_hole_1_each_function_of_the_session_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
     """Without arguments, with some, and in back quotes. Some names are also words of the grammar, such as NOT(a)."""
     names = [row[0] for row in session_of(spark).sql("SHOW FUNCTIONS").collect()]
     assert len(names) > 400

@@ -100,7 +100,7 @@ def holding(folder: Path) -> list[str]:
     return found
 
 
-def test_secrets_stand_nowhere_during_a_whole_life(
+def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     group: Daemons,
     etcd: EmbeddedEtcd,
     sample_env: dict[str, str],  # noqa: F811

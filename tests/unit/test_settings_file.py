@@ -167,7 +167,7 @@ def test_the_command_line_says_which_file_it_uses(
     assert distop_command("ls", "--config", "none.toml").code == 2
 
 
-def test_no_password_goes_to_the_server_of_an_untrusted_file(
+def test_hole_4_no_password_goes_to_the_server_of_an_untrusted_file(
     folder: Path, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file was another user's: it named a server, a user, and the file to send as a password."""
@@ -182,7 +182,7 @@ def test_no_password_goes_to_the_server_of_an_untrusted_file(
 
 
 @pytest.mark.parametrize("start", [("-m", "distop.cli"), ("-c", "from distop.cli.main import main; main()")])
-def test_no_module_of_the_current_folder_is_imported(tmp_path: Path, start: tuple[str, str]) -> None:
+def test_hole_4_no_module_of_the_current_folder_is_imported(tmp_path: Path, start: tuple[str, str]) -> None:
     """``python -c`` is the caller's own; ``-m distop.cli`` is ours."""
     for name in ("typer", "ctypes", "json", "grpc"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
