@@ -209,7 +209,7 @@ def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
         assert "which depends on the time: write the date with digits" in ran.report["checks"][0]["error"]
 
 
-def test_hole_1_each_function_of_the_session_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
+def test_hole_1_each_function_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
     """Without arguments, with some, and in back quotes. Some names are also words of the grammar, such as NOT(a)."""
     names = [row[0] for row in session_of(spark).sql("SHOW FUNCTIONS").collect()]
     assert len(names) > 400
