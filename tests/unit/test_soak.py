@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from soaking import comparing, follower, memory, tables
+from soaking import comparing, follower, memory, tables, workflows
 from soaking.board import Board
 from soaking.cluster import NAMES, SPARK, STEADY, leftovers
 from soaking.executors import ExecutorFaults
@@ -107,6 +107,46 @@ def test_operations_leave_something_fail_fast_run_alone_and_are_followed(tmp_pat
         assert {wish.policy for wish in drawn if wish.kind == kind} == {"fail_fast", "collect_all"}, kind
     assert {wish.arg["object"] for wish in drawn if wish.type == "lone"} == set(OBJECTS)
     assert any(wish.then and wish.arg["then"] == wish.name for wish in drawn)
+
+
+@pytest.mark.parametrize("lane", workflows.KINDS)
+def test_each_workflow_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[workflows.Workflow]:
+        return [workflows.draw(seed, lane, number, tmp_path) for number in range(40)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    kinds = workflows.KINDS[lane]
+    assert sorted(one.kind for one in drawn(3)[: len(kinds)]) == sorted(kinds)
+    for one in drawn(3):
+        for part in one.parts:
+            json.dumps(part.arg)
+
+
+def test_workflows_meet_what_they_are_for(tmp_path: Path) -> None:
+    """Several failures of one table at once, each policy in a race, limits that are removed and set again, compares
+    that change, and series of each end are drawn.
+    """
+
+    def drawn(lane: str) -> list[workflows.Workflow]:
+        return [workflows.draw(3, lane, number, tmp_path) for number in range(100)]
+
+    def failing(one: workflows.Workflow) -> int:
+        return one.copies * sum(part.table == "@cluster" and "fail" in part.arg for part in one.parts)
+
+    graphs = drawn("graph")
+    assert max(map(failing, graphs)) >= 4
+    assert {one.kind for one in graphs if any("fail" in part.arg for part in one.parts)} == {
+        *("chord fails", "chord fails at once", "chord wide", "chain fails", "after fails", "after end")
+    }
+    assert any(one.steps for one in graphs)
+    mixed = [one for one in drawn("id") if one.kind == "mixed"]
+    assert {part.options["on_duplicate"] for one in mixed for part in one.parts} == set(workflows.POLICIES)
+    limits = [[step for _, step in one.steps] for one in drawn("limit") if one.kind == "limit removed"]
+    assert any(steps[0] == "limit 0" and steps[1] != "limit 0" for steps in limits)
+    assert all(one.steps for one in drawn("transaction") if one.kind.startswith("turns"))
+    series = [one.parts[0].options["every"] for one in drawn("series")]
+    assert {(every["since"], every["on"]) for every in series} >= {("start", "any"), ("end", "any"), ("end", "success")}
 
 
 # ------------------------------------------------------------------- comparing
