@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from soaking import comparing, follower, memory, tables, workflows
+from soaking import comparing, follower, judging, memory, tables, workflows
+from soaking.actor import Returned
 from soaking.board import Board
+from soaking.clients import Told
 from soaking.cluster import NAMES, SPARK, STEADY, leftovers
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
@@ -147,6 +149,146 @@ def test_workflows_meet_what_they_are_for(tmp_path: Path) -> None:
     assert all(one.steps for one in drawn("transaction") if one.kind.startswith("turns"))
     series = [one.parts[0].options["every"] for one in drawn("series")]
     assert {(every["since"], every["on"]) for every in series} >= {("start", "any"), ("end", "any"), ("end", "success")}
+
+
+# ------------------------------------------------------------------- workflows
+
+
+class Ran:
+    """A workflow of a kind, whose operations all succeeded, and what its clients were told."""
+
+    def __init__(self, lane: str, kind: str) -> None:
+        draws = (workflows.draw(3, lane, number, Path("/nowhere")) for number in range(200))
+        self.workflow = next(one for one in draws if one.kind == kind and (lane != "graph" or not one.steps))
+        self.told = Told(self.workflow)
+        self.specs: dict[OperationRef, dict[str, Any]] = {}
+        self.args: dict[OperationRef, Any] = {}
+        self.records: dict[OperationRef, dict[str, Any]] = {}
+        self.outcomes: dict[OperationRef, dict[int, list[str]]] = {}
+        self.written: dict[str, tuple[str, int]] = {}
+        self.returned: list[Returned] = []
+
+    def op(self, request: str, state: str = "success", **cancel: str) -> str:
+        """An operation that was started by a request and ended so; its client was told both."""
+        ref = OperationRef("t", "noop", "", len(self.specs) + 1)
+        self.specs[ref] = {"request_id": request}
+        self.args[ref] = {"files": ["file-0"]}
+        self.records[ref] = {"state": state, **({"cancel": cancel} if cancel else {})}
+        self.told.starts[request] = str(ref)
+        self.told.ends[str(ref)] = state
+        return str(ref)
+
+    def graph(self, last: str = "success", **cancel: str) -> str:
+        """One copy of it, whose parts end as they should; but the last one ends so."""
+        *parts, _ = self.workflow.parts
+        states = list[str]()
+        for n, part in enumerate(parts):
+            before = judging.predecessors(self.workflow.kind, n, len(parts) + 1)
+            aborted = any(states[m] != "success" for m in before)
+            states.append("cancelled" if aborted else "failed" if "fail" in part.arg else "success")
+            self.op(f"{self.workflow.request}0#{n}", states[-1], **({"reason": "aborted"} if aborted else {}))
+        return self.op(f"{self.workflow.request}0#last", last, **cancel)
+
+    def problems(self) -> list[str]:
+        history = judging.History(self.specs, self.args, self.records, self.outcomes, self.written)
+        return judging.judge([self.told], history, self.returned)
+
+
+def test_a_request_starts_one_operation_which_its_client_is_told() -> None:
+    ran = Ran("limit", "limited")
+    ref = ran.op("r")
+    assert ran.problems() == []
+    ran.told.starts["r"] = None
+    assert "its client was told a refusal" in ran.problems()[0]
+    ran.op("r")
+    assert "the request r started t/noop/1 and t/noop/2" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    ran.told.starts["s"] = ref
+    assert "started nothing" in ran.problems()[0]
+    ran.told.joined.add("s")
+    assert "which never was" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    ran.told.ends[ran.op("r")] = "failed"
+    assert "told that t/noop/1 ended as failed" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    del ran.records[OperationRef.parse(ran.op("r"))]
+    assert ran.problems()[0] == "t/noop/1 does not end"
+
+
+@pytest.mark.parametrize("kind", workflows.KINDS["graph"])
+def test_what_waits_for_a_failure_is_aborted_and_nothing_else_is(kind: str) -> None:
+    aborts = kind not in ("chord", "chain", "after", "after end")
+    ran = Ran("graph", kind)
+    ran.graph("cancelled", reason="aborted")
+    assert len(ran.problems()) == (not aborts)
+    ran = Ran("graph", kind)
+    ran.graph()
+    assert len(ran.problems()) == aborts
+
+
+def test_who_takes_the_place_of_another_one_was_told_to() -> None:
+    for kind, files, wrong in (("replace", [], 0), ("combine", ["file-0", "file-1"], 0), ("combine", [], 1)):
+        ran = Ran("id", kind)
+        by = OperationRef("t", "noop", "", 2)
+        ran.op(f"{ran.workflow.request}0", "cancelled", reason="aborted", replaced_by=str(by))
+        ran.op(f"{ran.workflow.request}5")
+        ran.args[by] = {"files": [*files, "file-5"]}
+        assert len(ran.problems()) == wrong, (kind, files)
+        ran.specs[by] = {"request_id": "another"}
+        assert any("though nothing may take its place" in text for text in ran.problems())
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "started", "written", "wrong"),
+    [
+        ("turns", [True, True], True, ("success", 1), 0),
+        ("turns", [False, False], False, ("failure", 1), 0),
+        ("turns", [True, True], True, ("success", 2), 1),
+        ("turns", [True, True], False, ("failure", 1), 2),
+        ("turns", [False, True], True, ("success", 1), 1),
+        ("turns and reads", [False, True], True, ("success", 1), 0),
+        ("turns and reads", [True, False], True, ("success", 1), 3),
+        ("turns and reads", [False, False], False, None, 0),
+        ("holds", [False, False], False, ("failure", 1), 1),
+        ("fails", [False, False], False, ("failure", 1), 0),
+    ],
+)
+def test_one_branch_of_a_transaction_is_applied_once_and_told(
+    kind: str, told: list[bool], started: bool, written: tuple[str, int] | None, wrong: int
+) -> None:
+    ran = Ran("transaction", kind)
+    if started:
+        ran.op(f"{ran.workflow.request}0")
+    if written:
+        ran.written[judging.ran(ran.workflow.name)] = written
+    ran.told.committed = told
+    assert len(ran.problems()) == wrong
+
+
+def test_a_series_goes_on_as_often_as_it_should() -> None:
+    for kind, states, wrong in (
+        ("series", ["success"] * 3, 0),
+        ("series", ["success"] * 2, 1),
+        ("series", ["success"] * 4, 1),
+        ("series fails", ["failed"] * 3, 0),
+        ("series ended", ["success", "cancelled"], 0),
+        ("series ended", ["cancelled", "cancelled"], 1),
+    ):
+        ran = Ran("series", kind)
+        first = previous = ran.op("first", states[0])
+        for state in states[1:]:
+            previous = ran.op(f"{previous}#next", state)
+        ran.told.starts = {"first": first}
+        assert len(ran.problems()) == wrong, (kind, states)
+
+
+def test_what_the_actor_is_told_of_a_job_is_what_its_outcome_says() -> None:
+    ran = Ran("limit", "by hand")
+    ref = OperationRef.parse(ran.op("r"))
+    for by, void, wrong in (("a", False, 0), ("b", False, 1), ("a", True, 1), ("b", True, 0)):
+        ran.outcomes[ref] = {0: [json.dumps({"result": {"by": by}})]}
+        ran.returned = [Returned(str(ref), 0, "a", void)]
+        assert len(ran.problems()) == wrong, (by, void)
 
 
 # ------------------------------------------------------------------- comparing
