@@ -54,6 +54,9 @@ TOKENS = 4
 SETTLED = 120.0
 """Seconds within which what has ended is cleaned up, and the audit has seen all."""
 
+REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn request")
+"""What an executor logs of a transaction that etcd refuses by its form."""
+
 _PLAIN = """\
 writing = tests.support.writing:Writing
 rough = tests.support.rough:Rough
@@ -71,6 +74,12 @@ def leftovers(work_dir: Path) -> list[str]:
     """The runs that are written down in the work directory of an executor, and the private directories in it."""
     runs = [f"{path} is left of a run" for path in sorted(work_dir.glob("runs/*"))]
     return runs + [f"{work_dir} still has a directory of {ref}" for ref in RunFiles(work_dir).operations()]
+
+
+def rejected(log: Path) -> list[str]:
+    """What is wrong where an executor's log names a write that etcd rejected as invalid: there must be none."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if any(text in line for text in REJECTED)]
+    return [f"{log.stem} has logged {len(lines)} times that etcd rejected a write: {lines[0]}"] if lines else []
 
 
 class SoakCluster:
@@ -190,6 +199,7 @@ class SoakCluster:
         self.actor.kill()
         for daemon in self.daemons.values():
             daemon.close()
+            problems += rejected(daemon.log)
         last = asyncio.run(self._write_last())
         deadline = time.monotonic() + SETTLED
         follower, second = self.follower, self.second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from collections import defaultdict
@@ -16,7 +17,7 @@ from soaking import comparing, follower, judging, memory, tables, workflows
 from soaking.actor import Returned
 from soaking.board import Board
 from soaking.clients import Told
-from soaking.cluster import NAMES, SPARK, STEADY, leftovers
+from soaking.cluster import NAMES, SPARK, STEADY, leftovers, rejected
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
 from soaking.members import MemberFaults
@@ -32,6 +33,9 @@ from distop.core.keys import Keys
 from distop.core.model import Attempts, Decision, OperationRef, State
 from distop.core.seen import Change
 from distop.core.txn import KeyValue
+from distop.errors import MalformedRequest
+from distop.logs import ContextLogger
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.history import Beginning, CaughtUp, Revision
 from distop.worker.guardian import boottime
 from tests.support.stumbling import NO_PLAN, NO_REPORT
@@ -659,6 +663,16 @@ def test_what_is_left_in_a_work_directory_is_told(tmp_path: Path) -> None:
     run, directory = leftovers(tmp_path)
     assert "abc-1.json" in run
     assert directory.endswith(str(REF))
+
+
+def test_a_write_that_etcd_rejects_as_invalid_is_a_problem(tmp_path: Path) -> None:
+    log, logger = tmp_path / "ann.log", logging.Logger("ann")
+    logger.addHandler(logging.FileHandler(log))
+    logger.info("etcd answers again")
+    assert rejected(log) == []
+    RejectedWrites(ContextLogger(logger, {}), lambda: None).refused(str(REF), "end", MalformedRequest("a key twice"))
+    (problem,) = rejected(log)
+    assert "a key twice" in problem
 
 
 # ---------------------------------------------------------------------- memory
