@@ -1,18 +1,19 @@
 """All kinds of faults at random, for as long as it is told: ``scripts/soak --minutes N --seed S``.
 
-Three members of etcd with users, four executors (Spark in one of them) and a stream of operations of every kind, with
-commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
-they meet depends on the machine as well. As it grows, etcd's history is audited by ``distop audit`` and by the second
-auditor (``scripts/auditing``), which shares no code with distop; at the end everything is healed, every
-operation has to end and to leave nothing behind, in etcd and in the work directories, and what was written is compared
-with what the outcomes name. In the second half two executors, the one with Spark and another, are spared by the faults,
-and the latter by operations that cost a child its life, so that the memory of their daemons and of its child can be
-followed.
+Three members of etcd with users, four executors (Spark in one of them), an actor, a stream of operations of every
+kind, with commands to them, and workflows of clients (graphs, races for an id, limits, transactions, series). The plan
+of faults depends on the seed alone, and so does each operation and workflow, and what is done to it; what they meet
+depends on the machine as well. As it grows, etcd's history is audited by ``distop audit`` and by the second auditor
+(``scripts/auditing``), which shares no code with distop; at the end everything is healed, every operation has to end
+and to leave nothing behind, in etcd and in the work directories, what was written is compared with what the outcomes
+name, and what clients were told with what stands in the history. In the second half two executors, the one with Spark
+and another, are spared by the faults, and the latter by operations that cost a child its life, so that the memory of
+their daemons and of its child can be followed.
 
-Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on what a
-cleanup left behind, on an operation that does not end, or on memory that grows; from 10 minutes on also where no
-daemon's memory could be judged, no job went on from a checkpoint, or no planning or completion that failed on one node
-was done by another.
+Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on an answer
+to a client that the history contradicts, on what a cleanup left behind, on an operation that does not end, or on memory
+that grows; from 10 minutes on also where no daemon's memory could be judged, no job went on from a checkpoint, no
+planning or completion that failed on one node was done by another, or what the workflows are for was never met.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
+from soaking import workflows
+from soaking.clients import Clients
 from soaking.cluster import SoakCluster
 from soaking.faults import Faults
 from soaking.memory import LONG, unjudged
@@ -67,14 +70,25 @@ def main() -> int:
         ):
             acts = [f"{what} after {seconds:.1f} s" for seconds, what in wish.acts]
             print(f"  operation {wish.name}: {wish.kind} {wish.arg} {wish.policy or ''}", *acts, sep="; ")
+        for lane, kinds in workflows.KINDS.items():
+            for number in range(2 * len(kinds)):
+                one = workflows.draw(given.seed, lane, number, folder)
+                steps = [f"{what} after {seconds:.1f} s" for seconds, what in one.steps]
+                print(f"  workflow {one.name}: {one.kind} × {one.copies} {[*map(str, one.parts)]}", *steps, sep="; ")
         return 0
     say(f"seed {given.seed}, {given.minutes:g} minutes, etcd {servers.use().name}, logs in {folder}")
     with cluster:
         stream = Stream(cluster, given.seed, say)
-        problems = soak(cluster, stream, faults, given.minutes * 60)
+        clients = Clients(cluster, given.seed, say)
+        problems = soak(cluster, stream, clients, faults, given.minutes * 60)
         say("the end: all that was started has to end")
         problems += stream.finish()
+        problems += clients.finish()
         problems += cluster.finish()
+        problems += clients.judge()
+        if given.minutes * 60 >= LONG:
+            problems += clients.missing()
+        workflow_report = clients.report()
         problems += stream.left([daemon.log for daemon in cluster.daemons.values()])
     memory = cluster.memory.judge()
     problems += [judged.problem for judged in memory if judged.problem] + unjudged(memory, given.minutes * 60)
@@ -83,6 +97,7 @@ def main() -> int:
     if given.minutes * 60 >= LONG and not stream.recovered:
         problems.append("nothing that failed on one node was planned or completed by another")
     report(cluster, stream, faults)
+    print(*workflow_report, sep="\n")
     for judged in memory:
         print(f"memory: {judged.text}")
     for problem in problems:
@@ -93,11 +108,12 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def soak(cluster: SoakCluster, stream: Stream, faults: Faults, seconds: float) -> list[str]:
-    """Faults and operations for so long, and the healing after them; what could not be healed."""
+def soak(cluster: SoakCluster, stream: Stream, clients: Clients, faults: Faults, seconds: float) -> list[str]:
+    """Faults, operations and workflows for so long, and the healing after them; what could not be healed."""
     follower = cluster.follower
     end = time.monotonic() + seconds
     stream.begin(seconds)
+    clients.begin()
     faults.begin()
     second = cluster.second
     while time.monotonic() < end and follower.audit.violation is None and follower.failure is None:
@@ -110,6 +126,7 @@ def soak(cluster: SoakCluster, stream: Stream, faults: Faults, seconds: float) -
         time.sleep(0.1)
     say("healing everything")
     problems = faults.heal()
+    clients.stop()
     stream.stop()
     return problems
 

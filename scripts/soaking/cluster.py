@@ -13,6 +13,7 @@ from auditing.follower import SecondFollower
 
 from distop.blocking import Client, connect
 from distop.core import keys as K
+from distop.core.declaration import Retry
 from distop.core.keys import Keys
 from distop.core.model import TableRecord
 from distop.core.orphans import orphans
@@ -20,15 +21,18 @@ from distop.errors import EtcdUnavailable
 from distop.node.localjobs import RunFiles
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
+from soaking.actor import Actor
 from soaking.follower import Follower
+from soaking.judging import CALLERS
 from soaking.memory import Memory
 from soaking.standstills import Standstills
 from soaking.tables import TABLES, make_table
+from soaking.workflows import BY_HAND, LIMITED
 from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
 from tests.support.etcd import EtcdCluster
 from tests.support.proxy import ThreadedProxy
-from tests.support.users import ROOT, WORKER, enable_users
+from tests.support.users import ROOT, WORKER, enable_users, grant
 
 if TYPE_CHECKING:
     from typing import Self
@@ -50,9 +54,14 @@ TOKENS = 4
 SETTLED = 120.0
 """Seconds within which what has ended is cleaned up, and the audit has seen all."""
 
+REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn request")
+"""What an executor logs of a transaction that etcd refuses by its form."""
+
 _PLAIN = """\
 writing = tests.support.writing:Writing
 rough = tests.support.rough:Rough
+limited = tests.support.limited:Limited
+purge = tests.support.purging:Purge
 stepwriting = tests.support.stepwriting:StepWriting
 lone = tests.support.stepwriting:Lone
 following = tests.support.stepwriting:Following
@@ -65,6 +74,12 @@ def leftovers(work_dir: Path) -> list[str]:
     """The runs that are written down in the work directory of an executor, and the private directories in it."""
     runs = [f"{path} is left of a run" for path in sorted(work_dir.glob("runs/*"))]
     return runs + [f"{work_dir} still has a directory of {ref}" for ref in RunFiles(work_dir).operations()]
+
+
+def rejected(log: Path) -> list[str]:
+    """What is wrong where an executor's log names a write that etcd rejected as invalid: there must be none."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if any(text in line for text in REJECTED)]
+    return [f"{log.stem} has logged {len(lines)} times that etcd rejected a write: {lines[0]}"] if lines else []
 
 
 class SoakCluster:
@@ -87,6 +102,7 @@ class SoakCluster:
         try:
             self._stack.enter_context(self.etcd)
             asyncio.run(enable_users(self.etcd.endpoints[0], K.OP, K.OP[:-1] + chr(ord(K.OP[-1]) + 1)))
+            asyncio.run(self._grant_own_keys())
             self.proxies = [self._stack.enter_context(ThreadedProxy(m.port)) for m in self.etcd.members]
             self.client = self._connect()
             self.version = asyncio.run(self._ask_version())
@@ -98,6 +114,9 @@ class SoakCluster:
             for name in NAMES:
                 self.daemons[name] = self._spawn(name)
                 self._stack.callback(self.daemons[name].close)
+            self.client.register_type(BY_HAND, retry=Retry(attempts=8, initial=0.1, maximum=1.0))
+            env = {"PYTHONPATH": str(PROJECT), "DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
+            self.actor = self._stack.enter_context(Actor(self._proxied, (LIMITED, BY_HAND), self.folder, env))
             eventually(lambda: len(self.client.nodes()) == len(NAMES), "all executors are ready", seconds=60)
         except BaseException:
             self._stack.close()
@@ -129,13 +148,26 @@ class SoakCluster:
         """A client that may do no more than an executor."""
         return self._stack.enter_context(connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
 
+    @property
+    def _proxied(self) -> list[str]:
+        return [proxy.endpoint for proxy in self.proxies]
+
+    def proxied_client(self) -> Client:
+        """A client whose connections are cut as those of some executors are; its user closes it."""
+        return connect(self._proxied, **WORKER)
+
+    async def _grant_own_keys(self) -> None:
+        """Let clients write keys of their own."""
+        async with EtcdClient(self.as_root()) as root:
+            await grant(root, CALLERS, f"{CALLERS[:-1]}0")
+
     async def _ask_version(self) -> str:
         async with EtcdClient(self.as_root()) as client:
             return (await client.status()).version
 
     def _spawn(self, name: str) -> Daemon:
         direct = ",".join(self.etcd.endpoints)
-        endpoints = ",".join(p.endpoint for p in self.proxies) if name in PROXIED else direct
+        endpoints = ",".join(self._proxied) if name in PROXIED else direct
         has_spark = self.spark and name == SPARK
         site = self.folder / f"site-{name}"
         info = site / "distop_soak-1.dist-info"
@@ -162,8 +194,12 @@ class SoakCluster:
     def finish(self) -> list[str]:
         """After all operations ended: what is left of them, and whether the audit has seen everything."""
         problems = self._left() + self._left_on_disks()
+        if not self.actor.running:
+            problems.append(f"the actor ended by itself: {self.actor.log.read_text()[-2000:]}")
+        self.actor.kill()
         for daemon in self.daemons.values():
             daemon.close()
+            problems += rejected(daemon.log)
         last = asyncio.run(self._write_last())
         deadline = time.monotonic() + SETTLED
         follower, second = self.follower, self.second

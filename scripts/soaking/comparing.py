@@ -60,11 +60,11 @@ def compare(
     if wish.kind in TRIPS:
         problems += _tripped(wish, record, outcomes, counted)
     if wish.kind in SOUND:
-        problems += _failed_by_itself(record, outcomes)
+        problems += failed_by_itself(record, outcomes)
     return [f"{ref} ({wish.kind}): {text}" for text in problems]
 
 
-def _failed_by_itself(record: Mapping[str, Any], outcomes: Mapping[int, Sequence[str]]) -> Iterator[str]:
+def failed_by_itself(record: Mapping[str, Any], outcomes: Mapping[int, Sequence[str]]) -> Iterator[str]:
     """What went wrong with an operation in which nothing should, but for executors and children that died."""
     ends = [json.loads(found[-1]) for found in outcomes.values()]
     texts = [text for end in ends for text in (end.get("error"), *(one["text"] for one in end.get("errors") or ()))]

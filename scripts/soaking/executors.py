@@ -37,6 +37,7 @@ class ExecutorFaults:
             "suspend a machine": self._suspend,
             "kill a child": self._kill_child,
             "kill one process of a child": self._kill_process,
+            "kill the actor": self._kill_actor,
             "cut connections": self._cut,
             "swallow everything": lambda chance, gentle: self._proxy(chance, Mode.BLACK_HOLE, 8.0),
             "lose answers": lambda chance, gentle: self._proxy(chance, Mode.DROP_ANSWERS, 2.0),
@@ -126,6 +127,14 @@ class ExecutorFaults:
             return None
         signal_all([chance.choice(found[1])], signal.SIGKILL)
         return f"{found[0]}, of {len(found[1])}"
+
+    def _kill_actor(self, chance: random.Random, gentle: bool) -> str | None:
+        actor, seconds = self._cluster.actor, chance.uniform(0.0, 6.0)
+        if not self._board.free(actor.name):
+            return None
+        actor.kill()
+        self._board.later(seconds, actor.start, actor.name)
+        return f"started again after {seconds:.1f} s"
 
     # ------------------------------------------------------------ connections
 

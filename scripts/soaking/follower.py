@@ -55,6 +55,12 @@ class Follower:
         """Operation → the failed attempts at its planning and completion, in order."""
         self.held: dict[OperationRef, dict[tuple[int, int], str]] = defaultdict(dict)
         """Operation → (job, attempt) → the executor that held its claim."""
+        self.specs: dict[OperationRef, dict[str, Any]] = {}
+        """Operation → its spec."""
+        self.args: dict[OperationRef, Any] = {}
+        """Operation → its argument."""
+        self.started: dict[str, list[OperationRef]] = defaultdict(list)
+        """Request id → the operations that it has started."""
         self._config = config
         self._loop = asyncio.new_event_loop()
         self._following = self._loop.create_task(self._follow())
@@ -97,8 +103,8 @@ class Follower:
             key = Keys().parse(change.kv.key)
             assert key.ref is not None
             self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
-        elif change.kv.key.endswith(".arg") and (ref := Keys().parse(change.kv.key).ref) and ref.type == FOLLOWING:
-            self.followers[json.loads(change.kv.value)["of"]].append(ref)
+        elif change.kv.key.startswith(f"{K.OP}.") and change.kv.key.endswith((".arg", ".spec")):
+            self._note_start(change)
         elif change.kv.key.startswith(f"{K.CLAIM}."):
             key, claim = Keys().parse(change.kv.key), Claim.decode(change.kv.value)
             if not claim.waiting:
@@ -110,6 +116,19 @@ class Follower:
             key = Keys().parse(change.kv.key)
             if key.ref is not None and not key.name and key.chunk < 0:
                 self.records[key.ref] = json.loads(change.kv.value)
+
+    def _note_start(self, change: Change) -> None:
+        key, value = Keys().parse(change.kv.key), json.loads(change.kv.value)
+        if key.ref is None or key.name not in ("arg", "spec"):
+            return
+        if key.name == "spec":
+            if key.ref not in self.specs:
+                self.started[value.get("request_id", "")].append(key.ref)
+            self.specs[key.ref] = value
+        else:
+            self.args[key.ref] = value
+            if key.ref.type == FOLLOWING:
+                self.followers[value["of"]].append(key.ref)
 
     def _count(self, change: Change) -> None:
         key = Keys().parse(change.kv.key)

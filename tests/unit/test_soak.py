@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from collections import defaultdict
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from soaking import comparing, follower, memory, tables
+from soaking import comparing, follower, judging, memory, tables, workflows
+from soaking.actor import Returned
 from soaking.board import Board
-from soaking.cluster import NAMES, SPARK, STEADY, leftovers
+from soaking.clients import Told
+from soaking.cluster import NAMES, SPARK, STEADY, leftovers, rejected
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
 from soaking.members import MemberFaults
@@ -30,6 +33,9 @@ from distop.core.keys import Keys
 from distop.core.model import Attempts, Decision, OperationRef, State
 from distop.core.seen import Change
 from distop.core.txn import KeyValue
+from distop.errors import MalformedRequest
+from distop.logs import ContextLogger
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.history import Beginning, CaughtUp, Revision
 from distop.worker.guardian import boottime
 from tests.support.stumbling import NO_PLAN, NO_REPORT
@@ -107,6 +113,186 @@ def test_operations_leave_something_fail_fast_run_alone_and_are_followed(tmp_pat
         assert {wish.policy for wish in drawn if wish.kind == kind} == {"fail_fast", "collect_all"}, kind
     assert {wish.arg["object"] for wish in drawn if wish.type == "lone"} == set(OBJECTS)
     assert any(wish.then and wish.arg["then"] == wish.name for wish in drawn)
+
+
+@pytest.mark.parametrize("lane", workflows.KINDS)
+def test_each_workflow_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[workflows.Workflow]:
+        return [workflows.draw(seed, lane, number, tmp_path) for number in range(40)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    kinds = workflows.KINDS[lane]
+    assert sorted(one.kind for one in drawn(3)[: len(kinds)]) == sorted(kinds)
+    for one in drawn(3):
+        for part in one.parts:
+            json.dumps(part.arg)
+
+
+def test_workflows_meet_what_they_are_for(tmp_path: Path) -> None:
+    """Several failures of one table at once, each policy in a race, limits that are removed and set again, compares
+    that change, and series of each end are drawn.
+    """
+
+    def drawn(lane: str) -> list[workflows.Workflow]:
+        return [workflows.draw(3, lane, number, tmp_path) for number in range(100)]
+
+    def failing(one: workflows.Workflow) -> int:
+        return one.copies * sum(part.table == "@cluster" and "fail" in part.arg for part in one.parts)
+
+    graphs = drawn("graph")
+    assert max(map(failing, graphs)) >= 4
+    assert {one.kind for one in graphs if any("fail" in part.arg for part in one.parts)} == {
+        *("chord fails", "chord fails at once", "chord wide", "chain fails", "after fails", "after end")
+    }
+    assert any(one.steps for one in graphs)
+    mixed = [one for one in drawn("id") if one.kind == "mixed"]
+    assert {part.options["on_duplicate"] for one in mixed for part in one.parts} == set(workflows.POLICIES)
+    limits = [[step for _, step in one.steps] for one in drawn("limit") if one.kind == "limit removed"]
+    assert any(steps[0] == "limit 0" and steps[1] != "limit 0" for steps in limits)
+    assert all(one.steps for one in drawn("transaction") if one.kind.startswith("turns"))
+    series = [one.parts[0].options["every"] for one in drawn("series")]
+    assert {(every["since"], every["on"]) for every in series} >= {("start", "any"), ("end", "any"), ("end", "success")}
+
+
+# ------------------------------------------------------------------- workflows
+
+
+class Ran:
+    """A workflow of a kind, whose operations all succeeded, and what its clients were told."""
+
+    def __init__(self, lane: str, kind: str) -> None:
+        draws = (workflows.draw(3, lane, number, Path("/nowhere")) for number in range(200))
+        self.workflow = next(one for one in draws if one.kind == kind and (lane != "graph" or not one.steps))
+        self.told = Told(self.workflow)
+        self.specs: dict[OperationRef, dict[str, Any]] = {}
+        self.args: dict[OperationRef, Any] = {}
+        self.records: dict[OperationRef, dict[str, Any]] = {}
+        self.outcomes: dict[OperationRef, dict[int, list[str]]] = {}
+        self.written: dict[str, tuple[str, int]] = {}
+        self.returned: list[Returned] = []
+
+    def op(self, request: str, state: str = "success", **cancel: str) -> str:
+        """An operation that was started by a request and ended so; its client was told both."""
+        ref = OperationRef("t", "noop", "", len(self.specs) + 1)
+        self.specs[ref] = {"request_id": request}
+        self.args[ref] = {"files": ["file-0"]}
+        self.records[ref] = {"state": state, **({"cancel": cancel} if cancel else {})}
+        self.told.starts[request] = str(ref)
+        self.told.ends[str(ref)] = state
+        return str(ref)
+
+    def graph(self, last: str = "success", **cancel: str) -> str:
+        """One copy of it, whose parts end as they should; but the last one ends so."""
+        *parts, _ = self.workflow.parts
+        states = list[str]()
+        for n, part in enumerate(parts):
+            before = judging.predecessors(self.workflow.kind, n, len(parts) + 1)
+            aborted = any(states[m] != "success" for m in before)
+            states.append("cancelled" if aborted else "failed" if "fail" in part.arg else "success")
+            self.op(f"{self.workflow.request}0#{n}", states[-1], **({"reason": "aborted"} if aborted else {}))
+        return self.op(f"{self.workflow.request}0#last", last, **cancel)
+
+    def problems(self) -> list[str]:
+        history = judging.History(self.specs, self.args, self.records, self.outcomes, self.written)
+        return judging.judge([self.told], history, self.returned)
+
+
+def test_a_request_starts_one_operation_which_its_client_is_told() -> None:
+    ran = Ran("limit", "limited")
+    ref = ran.op("r")
+    assert ran.problems() == []
+    ran.told.starts["r"] = None
+    assert "its client was told a refusal" in ran.problems()[0]
+    ran.op("r")
+    assert "the request r started t/noop/1 and t/noop/2" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    ran.told.starts["s"] = ref
+    assert "started nothing" in ran.problems()[0]
+    ran.told.joined.add("s")
+    assert "which never was" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    ran.told.ends[ran.op("r")] = "failed"
+    assert "told that t/noop/1 ended as failed" in ran.problems()[0]
+    ran = Ran("limit", "limited")
+    del ran.records[OperationRef.parse(ran.op("r"))]
+    assert ran.problems()[0] == "t/noop/1 does not end"
+
+
+@pytest.mark.parametrize("kind", workflows.KINDS["graph"])
+def test_what_waits_for_a_failure_is_aborted_and_nothing_else_is(kind: str) -> None:
+    aborts = kind not in ("chord", "chain", "after", "after end")
+    ran = Ran("graph", kind)
+    ran.graph("cancelled", reason="aborted")
+    assert len(ran.problems()) == (not aborts)
+    ran = Ran("graph", kind)
+    ran.graph()
+    assert len(ran.problems()) == aborts
+
+
+def test_who_takes_the_place_of_another_one_was_told_to() -> None:
+    for kind, files, wrong in (("replace", [], 0), ("combine", ["file-0", "file-1"], 0), ("combine", [], 1)):
+        ran = Ran("id", kind)
+        by = OperationRef("t", "noop", "", 2)
+        ran.op(f"{ran.workflow.request}0", "cancelled", reason="aborted", replaced_by=str(by))
+        ran.op(f"{ran.workflow.request}5")
+        ran.args[by] = {"files": [*files, "file-5"]}
+        assert len(ran.problems()) == wrong, (kind, files)
+        ran.specs[by] = {"request_id": "another"}
+        assert any("though nothing may take its place" in text for text in ran.problems())
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "started", "written", "wrong"),
+    [
+        ("turns", [True, True], True, ("success", 1), 0),
+        ("turns", [False, False], False, ("failure", 1), 0),
+        ("turns", [True, True], True, ("success", 2), 1),
+        ("turns", [True, True], False, ("failure", 1), 2),
+        ("turns", [False, True], True, ("success", 1), 1),
+        ("turns and reads", [False, True], True, ("success", 1), 0),
+        ("turns and reads", [True, False], True, ("success", 1), 3),
+        ("turns and reads", [False, False], False, None, 0),
+        ("holds", [False, False], False, ("failure", 1), 1),
+        ("fails", [False, False], False, ("failure", 1), 0),
+    ],
+)
+def test_one_branch_of_a_transaction_is_applied_once_and_told(
+    kind: str, told: list[bool], started: bool, written: tuple[str, int] | None, wrong: int
+) -> None:
+    ran = Ran("transaction", kind)
+    if started:
+        ran.op(f"{ran.workflow.request}0")
+    if written:
+        ran.written[judging.ran(ran.workflow.name)] = written
+    ran.told.committed = told
+    assert len(ran.problems()) == wrong
+
+
+def test_a_series_goes_on_as_often_as_it_should() -> None:
+    for kind, states, wrong in (
+        ("series", ["success"] * 3, 0),
+        ("series", ["success"] * 2, 1),
+        ("series", ["success"] * 4, 1),
+        ("series fails", ["failed"] * 3, 0),
+        ("series ended", ["success", "cancelled"], 0),
+        ("series ended", ["cancelled", "cancelled"], 1),
+    ):
+        ran = Ran("series", kind)
+        first = previous = ran.op("first", states[0])
+        for state in states[1:]:
+            previous = ran.op(f"{previous}#next", state)
+        ran.told.starts = {"first": first}
+        assert len(ran.problems()) == wrong, (kind, states)
+
+
+def test_what_the_actor_is_told_of_a_job_is_what_its_outcome_says() -> None:
+    ran = Ran("limit", "by hand")
+    ref = OperationRef.parse(ran.op("r"))
+    for by, void, wrong in (("a", False, 0), ("b", False, 1), ("a", True, 1), ("b", True, 0)):
+        ran.outcomes[ref] = {0: [json.dumps({"result": {"by": by}})]}
+        ran.returned = [Returned(str(ref), 0, "a", void)]
+        assert len(ran.problems()) == wrong, (by, void)
 
 
 # ------------------------------------------------------------------- comparing
@@ -477,6 +663,16 @@ def test_what_is_left_in_a_work_directory_is_told(tmp_path: Path) -> None:
     run, directory = leftovers(tmp_path)
     assert "abc-1.json" in run
     assert directory.endswith(str(REF))
+
+
+def test_a_write_that_etcd_rejects_as_invalid_is_a_problem(tmp_path: Path) -> None:
+    log, logger = tmp_path / "ann.log", logging.Logger("ann")
+    logger.addHandler(logging.FileHandler(log))
+    logger.info("etcd answers again")
+    assert rejected(log) == []
+    RejectedWrites(ContextLogger(logger, {}), lambda: None).refused(str(REF), "end", MalformedRequest("a key twice"))
+    (problem,) = rejected(log)
+    assert "a key twice" in problem
 
 
 # ---------------------------------------------------------------------- memory
