@@ -43,7 +43,7 @@ from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
 from distop.submission import prepared, series
-from distop.submission.options import changes
+from distop.submission.options import changes, refuse_unowned
 from distop.submission.prepared import never_ran
 from distop.submission.request import acting, seconds
 from distop.submission.request import text as check_text
@@ -436,7 +436,7 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            terms, _ = await self._terms()
+            terms, _, _ = await self._terms()
             return t.resume(self._keys, self._ref, mod, planned, terms, await self._with("resume"))
 
         await self._command("resumed", step)
@@ -464,7 +464,9 @@ class Operation:
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state not in t.ALTERABLE:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
-            terms, opened = await self._terms()
+            terms, opened, code = await self._terms()
+            if not code:
+                refuse_unowned(self._ref.type, DEFAULT.altered(wanted))
             new = terms.options.altered(wanted)
             if new == terms.options:
                 return None
@@ -474,19 +476,22 @@ class Operation:
 
         await self._command("altered", step)
 
-    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
-        """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None, bool]:
+        """What is said of it; its gate with the mod revision, where it is open; whether executors may have code for it.
+
+        Raises _Ended.
+        """
         keys, ref = self._keys, self._ref
         spec, said, gate, plan = await self._etcd.read(
             Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref)), Get(keys.of(ref, "plan"))
         )
         if spec.kv is None:
             raise _Ended
-        where = read(Spec.decode, spec.kv).where
+        written = read(Spec.decode, spec.kv)
         options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
         opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
         beside = read(Plan.decode, plan.kv).beside if plan.kv is not None else ()
-        return Terms(options, mod, where, beside), opened
+        return Terms(options, mod, written.where, beside), opened, written.rules.code
 
     async def rerun(
         self,

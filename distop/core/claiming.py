@@ -315,6 +315,12 @@ def revoke(
 
     It comes before the cleanup, which no transaction guards: of a holder that seems gone a report may still arrive.
     """
+    return Txn(_cancelling(keys, ref, election, state_mod), _set_waiting(keys, ref, claims, released), (), "revoke")
+
+
+def _set_waiting(
+    keys: Keys, ref: OperationRef, claims: Sequence[tuple[int, int, Claim]], released: Callable[[Claim], Claim]
+) -> tuple[Txn, ...]:
     parts = []
     for p, mod, claim in claims:
         key = keys.claim(ref, p)
@@ -324,7 +330,24 @@ def revoke(
         if not claim.waiting:
             puts = [Put(key, released(claim).encode()), *gives_back(keys, ref, claim)]
         parts.append(Txn(tuple(guards), tuple(puts), ()))
-    return Txn(_cancelling(keys, ref, election, state_mod), tuple(parts), (), "revoke")
+    return tuple(parts)
+
+
+def revoke_lost(
+    keys: Keys,
+    ref: OperationRef,
+    gate_mod: int,
+    incarnation: str,
+    claims: Sequence[tuple[int, int, Claim]],
+    released: Callable[[Claim], Claim],
+) -> Txn:
+    """Behind a gate with a limit: set claims whose holder is gone to waiting, each decided alone.
+
+    A takeover needs a permit, and lost claims that no claim compares leave none. This needs none. ``claims`` and
+    ``released`` as in :func:`revoke`; incarnation: mine.
+    """
+    mine = unchanged(keys.gate(ref), gate_mod), exists(keys.node(incarnation))
+    return Txn(mine, _set_waiting(keys, ref, claims, released), (), "revoke_lost")
 
 
 def reap(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int]]) -> Txn:

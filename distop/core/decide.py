@@ -21,6 +21,7 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
 from distop.core.model import Cancel, Decision, State
 from distop.core.options import allowance
+from distop.core.seen import Seen
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from distop.core.declaration import Rules
     from distop.core.keys import Keys
     from distop.core.operationview import OperationView
-    from distop.core.seen import Seen
     from distop.core.txn import Compare, Txn
 
 # ----------------------------------------------------------------- coordinator
@@ -516,6 +516,12 @@ def revoked(claim: Claim) -> Claim:
     lost = Tried(claim.attempt, claim.executor, EXPIRED if claim.actor else LOST)
     # Without its story: many of these are written at once (T2), and nobody runs the job again.
     return Claim(claim.executor, "", claim.attempt, claim.failures, losses=claim.losses, tried=(lost,))
+
+
+def revoked_lost(claim: Claim, rules: Rules) -> Claim:
+    """The waiting claim of a job whose holder is gone. It counts the loss as a takeover does."""
+    after, _, _ = claim_for(Seen(claim, 0), claim.executor, "", True, rules)
+    return replace(after, attempt=claim.attempt)
 
 
 def given_back(claim: Claim) -> frozenset[str]:

@@ -129,7 +129,7 @@ def _claim_faults(
     if new.failures and op.rules.at_limit(new.failures) and not _only_ends(op, old, new):
         yield 10, key, f"{new.failures} failures, where the job fails at {op.rules.retry.attempts}"
     if new.waiting:
-        yield from _waiting_faults(key, old, new, live)
+        yield from _waiting_faults(op, key, old, new, live)
         return
     if new.actor and old is not None and old.grant == new.grant:
         yield from _extension_faults(op, key, old, new)
@@ -155,11 +155,16 @@ def _claim_faults(
 
 
 def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
-    """An executor has claimed a lost job to clean up and fail it; or such a claim is released, or lost."""
+    """An executor has claimed a lost job to clean up and fail it; or such a claim is released, or lost.
+
+    Or the job waits to be claimed for that.
+    """
     if old is None or new.actor:
         return False
     if new.waiting:
-        return new.failures == old.failures and decide.only_ends(old, op.rules)
+        if new.failures == old.failures:
+            return decide.only_ends(old, op.rules)
+        return new == decide.revoked_lost(old, op.rules) and decide.only_ends(new, op.rules)
     return decide.only_ends(new, op.rules)
 
 
@@ -172,7 +177,9 @@ def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> I
         yield 10, key, f"extending changed the failures from {old.failures} to {new.failures}"
 
 
-def _waiting_faults(key: str, old: Claim | None, new: Claim, live: Collection[str]) -> Iterator[Fault]:
+def _waiting_faults(
+    op: OperationTrace, key: str, old: Claim | None, new: Claim, live: Collection[str]
+) -> Iterator[Fault]:
     if old is None or old.waiting:
         yield 3, key, "a claim was set to waiting by somebody who did not hold it"
         return
@@ -183,7 +190,7 @@ def _waiting_faults(key: str, old: Claim | None, new: Claim, live: Collection[st
             f"set to waiting by {new.executor} (attempt {new.attempt}) while {old.executor} "
             f"(attempt {old.attempt}) held it",
         )
-    if old.incarnation in live and new == decide.revoked(old):
+    if old.incarnation in live and new in (decide.revoked(old), decide.revoked_lost(old, op.rules)):
         yield 2, key, f"revoked as lost from {old.incarnation}, which was alive"
     if new.failures not in (old.failures, old.failures + 1):
         yield 10, key, f"the failures went from {old.failures} to {new.failures}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distop.core import claiming, finishing, together, transitions, waiting
+from distop.core import claiming, finishing, permits, together, transitions, waiting
 from distop.core.frozen import frozen
 from distop.core.txn import MAX_OPERATIONS
 
@@ -31,6 +31,9 @@ class Limits:
     finish_room: int = MAX_OPERATIONS
     """Entries in the longest list of a transaction that finishes several operations."""
     reaped: int = claiming.CLAIMS_PER_REAP
+    gone: int = permits.MAX_GONE
+    overdue: int = permits.MAX_OVERDUE
+    """Lost incarnations, and overdue claims by actors, that a claim behind a limit of jobs compares."""
     cleaned: int = finishing.ORDINALS_PER_CLEAN
     """Ordinals whose keys one page of the cleanup deletes."""
     outcomes: int = 500

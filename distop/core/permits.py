@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 FREE = b"free"
 MAX_OVERDUE = 20
-"""Claims by actors that are overdue and not counted: each is compared in each claim. Others count until they are taken
-over."""
+"""Claims by actors that are overdue and not counted: each is compared in each claim. Executors set all others to
+waiting (``claiming.revoke_lost``)."""
 MAX_GONE = 40
-"""Incarnations that are gone and whose claims are not counted: each is compared in each claim. Claims of others count
-as if they lived, until those are taken over."""
+"""Incarnations that are gone and whose claims are not counted: each is compared in each claim. Executors set the claims
+of all others to waiting: these count as live until then, and a takeover could need a permit that none of them leaves.
+"""
 
 
 @frozen
@@ -57,6 +58,7 @@ def permits(
     keyed: Mapping[int, tuple[bytes, int]],
     live: Collection[str],
     overdue: Sequence[tuple[int, int]] = (),
+    most_gone: int = MAX_GONE,
 ) -> Permits:
     """What may be taken where at most ``most`` jobs run at once. ``claims``: all of the operation's, read after the
     gate; ``keyed``: the permits' keys, (value, mod revision), read before or after. ``live``: the incarnations with a
@@ -64,7 +66,7 @@ def permits(
     """
     # Whether an actor is gone tells no key.
     dead = sorted({c.incarnation for c in claims if c.incarnation and c.incarnation not in live})
-    gone = frozenset(dead[:MAX_GONE])
+    gone = frozenset(dead[:most_gone])
     held: dict[int, int] = {}
     without = 0
     for claim in claims:

@@ -161,6 +161,8 @@ class JobEvent(StrEnum):
     RELEASE = "release"
     FAIL_LOST = "fail_lost"
     REVOKE = "revoke"
+    REVOKE_LOST = "revoke_lost"
+    """Behind a gate with a limit; REVOKE: while cancelling."""
     REAP = "reap"
 
 
@@ -175,11 +177,12 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
         JobEvent.RELEASE: JobStage.WAITING,
         JobEvent.FAIL_LOST: JobStage.FAILED,
         JobEvent.REVOKE: JobStage.WAITING,
+        JobEvent.REVOKE_LOST: JobStage.WAITING,
     },
     JobStage.WAITING: {JobEvent.RECLAIM: JobStage.CLAIMED, JobEvent.REAP: JobStage.FREE},
     JobStage.SUCCESS: {},
     JobStage.FAILED: {},
 }
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REVOKE need its incarnation to be gone; of one that an actor
-has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
+"""Where each event leads a job. TAKE_OVER, FAIL_LOST, REVOKE and REVOKE_LOST need its incarnation to be gone; of one
+that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
 """

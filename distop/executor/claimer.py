@@ -119,6 +119,32 @@ class Claimer:
                 given.append(replace(want, claim=claim, permit_mod=known.free.pop(number), former=old))
         return given
 
+    async def revoke_lost(self, op: OpenOperation) -> None:
+        """Set lost claims that no claim compares to waiting, and fail the jobs that were lost once too often.
+
+        Neither needs a permit. Refused where the gate, this node or the claims are not as they were seen.
+        """
+        ctx, rules, gate_mod = self._ctx, op.spec.rules, op.gate_mod
+        over: list[tuple[int, Seen[Claim], Claim]] = []
+        lost: list[tuple[int, int, Claim]] = []
+        for p, seen in op.uncompared.items():
+            claim, mod, at_limit = decide.claim_for(seen, ctx.executor_id, ctx.incarnation, True, rules)
+            if at_limit and not decide.only_ends(claim, rules):
+                over.append((p, seen, claim))
+            else:
+                lost.append((p, mod, seen.value))
+        if over:
+            await self._fail_lost(op, over, Won())
+        size = min(ctx.limits.reaped, ctx.limits.claims)
+        for n in range(0, len(lost), size):
+            page = lost[n : n + size]
+            await ctx.commit(
+                claiming.revoke_lost(
+                    *(ctx.keys, op.ref, gate_mod, ctx.incarnation, page),
+                    lambda claim: decide.revoked_lost(claim, rules),
+                )
+            )
+
     async def claim_unread(
         self, ref: OperationRef, gate: Seen[Gate], ordinals: Sequence[int]
     ) -> tuple[OpenOperation, Won] | None:

@@ -488,7 +488,10 @@ class Executor:
         ctx = self._ctx
         others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
         patience = op.spec.rules.retry.maximum
-        await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience)
+        await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
+        if op.uncompared:
+            await self._claimer.revoke_lost(op)
+            await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:
         self._track(asyncio.ensure_future(self._run(op, block)))

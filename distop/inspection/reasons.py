@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import coordinator_ranking
 from distop.core.codec import SCHEMA_VERSION, parse_time, rfc3339
+from distop.core.decide import abandoned_in
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH
@@ -72,6 +73,7 @@ class Code(StrEnum):
     SLOTS = "slots"
     UNCLAIMED = "unclaimed"
     NO_WORKER = "no-worker"
+    CLAIM_OVERDUE = "claim-overdue"
     RETRY = "retry"
     JOB_LIMIT = "job-limit"
     NO_CORES = "no-cores"
@@ -109,8 +111,9 @@ ADVICE: Mapping[Code, str] = {
     Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that has them",
     Code.UNCLAIMED: "look at the logs of the executors that offer `{type}`: they leave alone for a while what failed "
     "or could not be read there; else `distop doctor`",
-    Code.NO_WORKER: "start a worker that owns jobs of `{type}` (distop.Worker, own_jobs()): no executor has code for "
-    "it",
+    Code.NO_WORKER: "{no_worker}",
+    Code.CLAIM_OVERDUE: "nothing, if these workers live: each extends its claims in time; else others take the jobs "
+    "over: see that {takers} runs",
     Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
     Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
     Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
@@ -172,8 +175,10 @@ def reasons(view: View) -> tuple[Reason, ...]:
         "or_cancel": f"; or {command('cancel', str(ref))}" if view.stage in CANCELLABLE else "",
         "resume": command("resume", str(ref)),
         "halt": command("pause", str(ref), "--now"),
+        "no_worker": _for_a_worker(view),
+        "takers": "an executor" if _unowned(view) else "an executor or a worker" if _has_code(view) else "a worker",
     }
-    slowing = (Code.JOB_LIMIT, Code.PARTLY_DRAINED, Code.PARTLY_NO_CORES)
+    slowing = (Code.JOB_LIMIT, Code.CLAIM_OVERDUE, Code.PARTLY_DRAINED, Code.PARTLY_NO_CORES)
     return tuple(Reason(code, text, ADVICE[code].format(**fields), code not in slowing) for code, text in _judge(view))
 
 
@@ -358,6 +363,7 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
         if 0 < view.job_limit <= view.running and (left is None or left > view.running):
             yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
         yield from _cores(view)
+        yield from _overdue(view)
         return
     # One that was only released waits for an executor, as if it had never been claimed.
     delayed = [claim for claim in claims.values() if claim.waiting and claim.retry_at]
@@ -386,6 +392,40 @@ def _lost(lost: list[Claim]) -> str:
     executors = sorted({claim.executor for claim in lost})
     sessions = "whose session has" if len(executors) == 1 else "whose sessions have"
     return f"{_jobs(len(lost))} to be taken over from {_some(executors)}, {sessions} ended"
+
+
+def _overdue(view: View) -> Iterator[tuple[Code, str]]:
+    """Claims by actors that are overdue unless they were extended.
+
+    A claim tells when it was granted. When it was extended last, no record tells.
+    """
+    found = [
+        claim
+        for claim in view.snapshot.claims.values()
+        if claim.actor and (granted := parse_time(claim.since)) and granted + abandoned_in(claim, 0.0) < view.now
+    ]
+    if found:
+        first = min(found, key=lambda claim: claim.since)
+        held = f"granted {first.since} for {first.duration:g} s" if len(found) == 1 else f"the first {first.since}"
+        names = _some(sorted({claim.executor for claim in found}))
+        text = f"{_jobs(len(found))} of {names}, whose claims are overdue unless they were extended ({held})"
+        yield Code.CLAIM_OVERDUE, text
+
+
+def _unowned(view: View) -> bool:
+    """Actors and workers leave its jobs to executors."""
+    return view.snapshot.options.limited or bool(_where(view))
+
+
+def _for_a_worker(view: View) -> str:
+    type_name, ref = view.snapshot.ref.type, str(view.snapshot.ref)
+    if _has_code(view) or not _unowned(view):
+        what = f"start a worker that owns jobs of `{type_name}` (distop.Worker, own_jobs())"
+        return f"{what}: no executor has code for it"
+    drop = command("cancel", ref)
+    lift = command("alter", ref, "--max-jobs", "0", "--max-jobs-per-executor", "0")
+    what = drop if _where(view) else f"{lift}, and start a worker; or {drop}"
+    return f"{what}: workers own no jobs of operations with a limit or with labels, and no executor has code for it"
 
 
 def _slots(view: View) -> tuple[Code, str]:

@@ -16,8 +16,9 @@ from distop.core.codec import SCHEMA_VERSION, loads
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
+from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE, OperationRef, Spec
-from distop.core.permits import MAX_OVERDUE, Permits, permits
+from distop.core.permits import Permits, permits
 from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals, whole_plan
 from distop.core.records import read
 from distop.core.seen import Seen
@@ -91,6 +92,8 @@ class OpenOperation:
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
         self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
         """Those of them that are to run alone in an executor."""
+        self.uncompared: dict[int, Seen[Claim]] = {}
+        """Lost claims beyond those that each claim compares: they count as live until they are set to waiting."""
         self._chunks = list(chunks)
         self._starts = list(starts)
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
@@ -247,6 +250,7 @@ class OpenOperation:
         self.free.clear()
         self.again.clear()
         self.suspects.clear()
+        self.uncompared.clear()
         self.permits = None
         self.mine = 0
 
@@ -264,6 +268,7 @@ class OpenOperation:
         executor: str,
         others: Sequence[str],
         patience: float,
+        limits: Limits = DEFAULT,
     ) -> None:
         """List the operation's job states and claims, and sort what may be claimed now."""
         first, after = keys.claims_range(self.ref)
@@ -291,32 +296,37 @@ class OpenOperation:
         keyed = (await client.list(*keys.permits_range(self.ref))).kvs if most else []
         if self.gate_mod != gate_mod:
             # What limits it is something else by now.
-            await self.look(client, keys, live, executor, others, patience)
+            await self.look(client, keys, live, executor, others, patience, limits)
             return
         homes = others if self.spec.rules.resumable else ()
         found = decide.claimable(
             self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
         )
+        self.uncompared = {}
         if most:
-            overdue = {p: claims[p].mod for p in sorted(found.lost) if claims[p].value.actor}
-            overdue = dict(list(overdue.items())[:MAX_OVERDUE])
+            by_actors = [(p, claims[p].mod) for p in sorted(found.lost) if claims[p].value.actor]
+            overdue = dict(by_actors[: limits.overdue])
             self.permits = permits(
                 most,
                 [seen.value for p, seen in claims.items() if p not in overdue],
                 {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
                 live,
                 list(overdue.items()),
+                limits.gone,
             )
+            compared = self.permits.gone
+            others_lost = (p for p in found.lost if p not in overdue and claims[p].value.incarnation not in compared)
+            self.uncompared = {p: claims[p] for p in others_lost}
         # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
         self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
-        self.again |= {p: (claims[p], True) for p in found.lost}
+        self.again |= {p: (claims[p], True) for p in found.lost if p not in self.uncompared}
         rules = self.spec.rules
         self.suspects = {p: old for p, old in self.again.items() if decide.suspect(old[0].value, old[1], rules)}
         for p in self.suspects:
             del self.again[p]
         self.next_due = None if found.next_due is None else clock + found.next_due - now
-        self.exhausted = not self.open_jobs and not self.suspects
+        self.exhausted = not self.open_jobs and not self.suspects and not self.uncompared
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
         listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from distop.core.options import MAX_LIMIT, MOST_URGENT
+from distop.core.options import MAX_LIMIT, MOST_URGENT, Options
 from distop.core.texts import check_encodable, shown
 from distop.errors import InvalidArgument
 
@@ -37,6 +37,19 @@ def changes(
     if max_failed is not None:
         found["max_failed"] = _budget(max_failed)
     return found
+
+
+def refuse_unowned(type_name: str, options: Options, where: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidArgument for limits and labels of executors, where a type has no code.
+
+    Actors and workers own no job of such an operation, and executors have no code for it: it would never end.
+    """
+    given = {"max_jobs": options.max_jobs, "max_jobs_per_executor": options.max_jobs_per_executor, "where": where}
+    if named := [name for name, value in given.items() if value]:
+        raise InvalidArgument(
+            f"{type_name} has no code that executors run, and workers own no jobs of operations with limits or labels: "
+            f"leave out {' and '.join(named)}"
+        )
 
 
 def _whole(value: Any, what: str, least: int, most: int) -> int:

@@ -331,9 +331,14 @@ def _series(every: Every | float | None, due: str) -> Series | None:
     one = every if isinstance(every, Every) else Every(seconds(every, "the interval of a series"))
     interval, jitter = seconds(one.seconds, "the interval of a series"), seconds(one.jitter, "the jitter of a series")
     if not SHORTEST_INTERVAL <= interval <= LONGEST_DELAY:
-        raise InvalidArgument(f"the interval of a series is {SHORTEST_INTERVAL:g} s at least, not {interval:g} s")
+        raise InvalidArgument(
+            f"the interval of a series must be from {SHORTEST_INTERVAL:g} s to a hundred years "
+            f"({LONGEST_DELAY:.0f} s), not {interval:g} s"
+        )
     if not 0 <= jitter <= LONGEST_DELAY:
-        raise InvalidArgument(f"the jitter of a series is a number of seconds from 0 on, not {jitter:g}")
+        raise InvalidArgument(
+            f"the jitter of a series must be from 0 s to a hundred years ({LONGEST_DELAY:.0f} s), not {jitter:g} s"
+        )
     for value, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
         if value not in allowed:
             raise InvalidArgument(f"{what} is {shown(value)}, and must be one of {', '.join(allowed)}")

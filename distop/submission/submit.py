@@ -33,6 +33,7 @@ from distop.errors import (
 )
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, excluding, find_earlier, is_of, running_refs
+from distop.submission.options import refuse_unowned
 from distop.submission.waiting import predecessors, standings
 from distop.suggest import command
 
@@ -638,6 +639,8 @@ def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = 
             f"{wanted.type} has no code that executors run, so its jobs have no time limit: whoever owns a job says "
             "how long (duration)"
         )
+    if not declaration.code:
+        refuse_unowned(wanted.type, wanted.options, wanted.where)
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg, steps=steps or MAX_STEPS)
     if declaration.object_field is None:
         return ""

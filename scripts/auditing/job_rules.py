@@ -84,13 +84,13 @@ def _released(step: Step, partition: int, before: dict[str, Any] | None, after: 
         text = f"was released with attempt {after.get('attempt')} of another claim"
         yield Finding("claims", _job(step, partition), text)
     elif (owner := before.get("incarnation")) and step.content.node_lived(owner) and _revoked(before, after):
-        yield Finding("claims", _job(step, partition), f"was taken from {owner}, which is alive, in a cancel")
+        yield Finding("claims", _job(step, partition), f"was taken from {owner}, which is alive")
 
 
 def _revoked(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """A coordinator has set the claim to waiting, and says that its holder is lost."""
-    told, retried = after.get("errors", []), after.get("failures") != before.get("failures")
-    said = not retried and told != before.get("errors", [])
+    """Another executor has set the claim to waiting, and says that its holder is lost."""
+    told = after.get("errors", [])
+    said = bool(told) and told != before.get("errors", [])
     return said and told[-1]["text"] == "the executor was lost while it ran the job"
 
 

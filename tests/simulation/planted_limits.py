@@ -90,6 +90,22 @@ def a_lost_job_that_an_actor_takes_over_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
 
 
+def losses_that_no_claim_compares(wanted: Scenario) -> Scenario:
+    """A limit of one job comes while several run, under claims by executors that die and actors that forget them."""
+    changed = limits_come_and_go_beside_actors(wanted)
+    return replace(changed, limits=replace(changed.limits, gone=0, overdue=0))
+
+
+@bug("liveness", shape=losses_that_no_claim_compares, focus=("crash",))
+def lost_claims_that_count_until_they_are_taken_over(patch: Patch) -> None:
+    """For that there is no permit."""
+
+    async def nothing(self: Claimer, op: OpenOperation) -> None:
+        return
+
+    substitute(patch, Claimer, "revoke_lost", nothing)
+
+
 def gates_change_at_once(wanted: Scenario) -> Scenario:
     """Small operations that are claimed unread, and altered as soon as they open.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distop.core.jobs import Claim
+from distop.core.limits import Limits
 from distop.testing.simulation import Scenario, Simulation, scenario
 from distop.testing.simulation.bounds import altered
 from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
@@ -29,6 +30,20 @@ def test_a_job_that_is_to_run_alone_and_has_the_last_permit_does_run(seed: int) 
     crash = Fault("crash", 0.8 + 0.12 * seed, 0.8, (0.1, 0.9, 0.5, 0.8))
     wanted = plain(seed, 1, (wish(trouble=1.0, max_jobs=1),), crash, ttl=2)
     assert breaches(wanted) == []
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_L35_lost_claims_that_no_claim_compares_do_not_block_a_lowered_limit(gone: int) -> None:
+    """They counted as live until somebody took them over, and left no permit for that: nothing moved any more.
+
+    Six jobs run when the limit becomes one, and all executors die.
+    """
+    slow = replace(wish(jobs=8, acts=(Act(1.0, "alter max_jobs=1"),)), options={})
+    slow = replace(slow, arg={**slow.arg, "pace": 2.0})
+    crashes = (Fault("crash", 2.5, 1.0, (aim, 0.0, 0.0, 0.0)) for aim in (0.1, 0.5, 0.9))
+    report = Simulation(replace(plain(1, 3, (slow,), *crashes, ttl=2), limits=Limits(gone=gone))).run()
+    assert list(map(str, report.breaches)) == []
+    assert report.courses["revoked within a limit"] > 0
 
 
 @pytest.mark.parametrize("seed", [1190])

@@ -56,7 +56,8 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "own own own extend extend "
-    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast revoke reap reap "
+    "report_failed retry release revoke_lost checkpoint die join elect elect pause resume resume cancel fail_fast "
+    "revoke reap reap "
     "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
     "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once "
     "finish_and_end clean end resign"
@@ -106,7 +107,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     ref = rng.choice(operations_)
     op = world.op(ref)
     stage = op.stage
-    if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "checkpoint"):
+    if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "revoke_lost", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
     if elected is None and name not in ("pause", "pause_now", "resume", "cancel", "alter"):
         return None
@@ -174,6 +175,10 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
         return world.own(ref, rng.choice("vw"), p) if name == "own" else _claim(world, ref, rng.choice(live), p)
     if claim is None or claim.waiting:
         return None
+    if name == "revoke_lost":
+        lost = claim.incarnation not in live and not (claim.actor and chance(rng)) and op.stage is Stage.OPEN
+        ends = world.rules.at_limit(claim.failures + 1)
+        return world.revoke_lost(ref, rng.choice(live), p) if lost and live and not ends else None
     if name == "extend":
         extends = claim.actor and op.stage is not Stage.CANCELLING
         return world.extend(ref, p, rng.choice([1.0, 5.0])) if extends else None

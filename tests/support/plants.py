@@ -444,6 +444,14 @@ def a_claim_revoked_from_the_living(world: World, ref: OperationRef) -> None:
     world.tamper(Put(world.keys.claim(ref, 0), decide.revoked(claim).encode()))
 
 
+@plant(2)
+def a_claim_revoked_from_the_living_behind_its_gate(world: World, ref: OperationRef) -> None:
+    world.do(world.claim(ref, "a", [0]))
+    claim = world.claim_of(ref, 0)
+    assert claim is not None
+    world.tamper(Put(world.keys.claim(ref, 0), decide.revoked_lost(claim, world.rules).encode()))
+
+
 @plant(10)
 def a_failure_forgotten(world: World, ref: OperationRef) -> None:
     world.do(world.claim(ref, "a", [0]))

@@ -297,6 +297,15 @@ class World:
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
         return claiming.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, decide.revoked)
 
+    def revoke_lost(self, ref: OperationRef, incarnation: str, *partitions: int) -> Txn:
+        """Set these jobs' claims as they stand now to waiting (of none: job 0's), behind the gate."""
+        nobody = Claim("ex-a", "a", 1, 0)
+        claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
+        gate = self.store.mod(self.keys.gate(ref)) or 1
+        return claiming.revoke_lost(
+            *(self.keys, ref, gate, incarnation, claims), lambda claim: decide.revoked_lost(claim, self.rules)
+        )
+
     def verdict(self, ref: OperationRef) -> Decision:
         op = self.op(ref)
         count = op.plan.count if op.plan else 0

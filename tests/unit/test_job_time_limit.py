@@ -39,6 +39,16 @@ def test_of_several_time_limits_the_shortest_holds_and_none_below_0() -> None:
     assert shortest(0.0) == 0.0
 
 
+@pytest.mark.parametrize("given", [{"max_jobs": 1}, {"max_jobs_per_executor": 2}, {"where": {"zone": "a"}}])
+def test_a_type_without_code_takes_no_limits_and_no_labels(given: dict[str, Any]) -> None:
+    """Nobody would own its jobs."""
+    plain = Declaration("copy", code=False)
+    with pytest.raises(InvalidArgument, match=f"copy has no code .*: leave out {next(iter(given))}$"):
+        object_of(plain, wanted(**given))
+    object_of(plain, wanted(max_jobs=0, max_jobs_per_executor=0, where={}, priority=3, max_failed="5%"))
+    object_of(Declaration("copy"), wanted(**given))
+
+
 def test_a_type_without_code_takes_no_time_limit() -> None:
     with pytest.raises(InvalidArgument, match="no time limit"):
         object_of(Declaration("copy", code=False), wanted(time_limit=5))

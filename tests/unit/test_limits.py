@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,7 @@ from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, f
 from distop.core.permits import MAX_GONE, Permits, permits
 from distop.core.plan import Gate
 from distop.core.seen import Seen
-from distop.core.txn import MAX_OPERATIONS, operations
+from distop.core.txn import MAX_OPERATIONS, Put, operations
 from distop.errors import InvalidArgument
 from distop.executor.claimer import Claimer
 from distop.executor.turns import Turns
@@ -140,6 +141,51 @@ def test_a_holder_that_only_seems_to_be_gone_is_counted_by_the_compare() -> None
     want = claiming.Want(2, Claim("ex-a", "a", 1, 0, permit=0), permit_mod=world.store.mod(world.keys.permit(ref, 0)))
     gate = world.store.mod(world.keys.gate(ref))
     assert not world.store.apply(claiming.claim(world.keys, ref, gate, "a", [want], (), behind.gone)).succeeded
+
+
+def test_L35_lost_claims_give_their_permits_back_without_taking_any() -> None:
+    world, ref = limited(6)
+    world.do(world.claim(ref, "b", range(5)))
+    world.do(world.claim(ref, "a", [5]))
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    early = world.revoke_lost(ref, "a", *range(6))
+    before = world.store.listing()
+    world.store.apply(early)
+    assert world.store.listing() == before, "all holders live"
+    world.die("b")
+    assert permits(2, [seen.value for seen in world.op(ref).claims.values()], {}, {"a"}, most_gone=0).below == 0
+    world.do(world.revoke_lost(ref, "a", *range(6)))
+    assert held(world, ref) == [5], "the living keep theirs"
+    waiting = world.claim_of(ref, 0)
+    assert waiting is not None
+    assert (waiting.attempt, waiting.failures, waiting.losses, waiting.permit) == (1, 1, 1, -1)
+    assert [one.text for one in waiting.tried] == [decide.LOST]
+    world.do(world.claim(ref, "a", range(5)))
+    assert len(held(world, ref)) == 2
+    after = world.store.listing()
+    world.store.apply(early)
+    assert world.store.listing() == after, "a copy that comes late is dead (T9)"
+    assert check(world.keys, world.store.history) == []
+
+
+@pytest.mark.parametrize(("lost", "attempts"), [("retry", 1), ("fail", 3)])
+def test_a_job_lost_once_too_often_may_wait_for_its_cleanup(lost: str, attempts: int) -> None:
+    world, ref = limited(1, attempts=attempts)
+    world.rules = replace(world.rules, lost=lost)
+    world.tamper(Put(world.keys.of(ref, "spec"), replace(world.own_spec(ref), rules=world.rules).encode()))
+    seen = len(check(world.keys, world.store.history))
+    world.do(world.claim(ref, "b", [0]))
+    world.die("b")
+    world.do(world.revoke_lost(ref, "a", 0))
+    waiting = world.claim_of(ref, 0)
+    assert waiting is not None
+    assert decide.only_ends(waiting, world.rules)
+    claim, mod, over = decide.claim_for(Seen(waiting, world.fence(ref, 0)), "ex-a", "a", False, world.rules)
+    assert (claim.attempt, over, decide.only_ends(claim, world.rules)) == (2, False, True)
+    gate = world.store.mod(world.keys.gate(ref))
+    want = claiming.Want(0, replace(claim, permit=0), mod, world.store.mod(world.keys.permit(ref, 0)))
+    world.do(claiming.claim(world.keys, ref, gate, "a", [want]))
+    assert len(check(world.keys, world.store.history)) == seen
 
 
 def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -> None:

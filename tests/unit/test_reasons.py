@@ -49,6 +49,7 @@ HELD = Claim("e1", "i1", 1, 0)
 HELD_TOO = Claim("e2", "i2", 1, 0)
 LOST = Claim("e9", "i9", 1, 0)
 RELEASED = Claim("e1", "", 2, 0)
+OWNED = Claim("w", "", 1, 0, actor="w", duration=10.0, grant="0" * 16, since=rfc3339(NOW - 60))
 AGAIN = Claim("e1", "", 2, 1, rfc3339(NOW + 50), "disk full")
 
 
@@ -130,6 +131,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("unclaimed", {"snapshot": replace(OPEN, success=3, claims={3: RELEASED}), "elsewhere": {}},
      "an executor to claim its jobs"),
     ("no-worker", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False)))}, "owns jobs of `noop`"),
+    ("claim-overdue", {"snapshot": replace(OPEN, claims={0: OWNED, 1: replace(OWNED, since=rfc3339(NOW - 5))})},
+     f"1 job of w, whose claims are overdue unless they were extended (granted {rfc3339(NOW - 60)} for 10 s)"),
     ("no-coordinator", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": {}},
      "an executor, any, to be elected"),
     ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})},
@@ -152,6 +155,22 @@ def test_L27_every_reason_has_a_case_advice_and_a_line_in_the_documents() -> Non
     assert {case[0] for case in CASES} == {str(code) for code in Code} == {str(code) for code in ADVICE}
     documents = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
     assert [str(code) for code in Code if f"| `{code}` |" not in documents] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"options": Options(max_jobs=1)}, "`distop alter t/noop/1 --max-jobs 0 --max-jobs-per-executor 0`, and start"),
+        ({"spec": replace(SPEC, rules=Rules(code=False), where={"zone": "a"})}, "`distop cancel t/noop/1`: workers"),
+        ({}, "start a worker that owns jobs of `noop`"),
+    ],
+)
+def test_an_operation_that_nobody_may_run_says_what_to_do(given: dict[str, Any], advice: str) -> None:
+    """Releases before took limits and labels for types without code."""
+    snapshot = replace(OPEN, **{"spec": replace(SPEC, rules=Rules(code=False)), **given})
+    (reason,) = reasons(view_of(snapshot, CAPABLE, NOW))
+    assert reason.code is Code.NO_WORKER
+    assert reason.advice.startswith(advice)
 
 
 def test_what_has_to_go_first_comes_first() -> None:

@@ -67,7 +67,9 @@ def test_it_reads_back() -> None:
 @pytest.mark.parametrize(
     ("every", "sentence"),
     [
-        (0, "interval of a series is 0.1 s at least"),
+        (0, "interval of a series must be from 0.1 s to a hundred years"),
+        (1e11, r"to a hundred years \(3155760000 s\), not 1e\+11 s"),
+        (Every(5, jitter=1e11), r"jitter of a series must be from 0 s to a hundred years"),
         ("daily", "a number of seconds"),
         (Every(60, jitter=-1), "jitter"),
         (Every(60, since="middle"), "since is 'middle'"),

@@ -337,6 +337,8 @@ def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
         return world.claim(ref, "b", [0])
     if event is JobEvent.REVOKE:
         return world.revoke(ref, 0)
+    if event is JobEvent.REVOKE_LOST:
+        return world.revoke_lost(ref, "b", 0)
     if event is JobEvent.REAP:
         return world.reap(ref, 0)
     if event is JobEvent.EXTEND:
@@ -370,6 +372,7 @@ JOB_ABOUT = {
     JobEvent.RELEASE: JobStage.CLAIMED,
     JobEvent.FAIL_LOST: JobStage.CLAIMED,
     JobEvent.REVOKE: JobStage.CLAIMED,
+    JobEvent.REVOKE_LOST: JobStage.CLAIMED,
     JobEvent.REAP: JobStage.WAITING,
 }
 """What each event's sender has seen: its transaction pins the claim of that stage by its mod revision."""
@@ -383,7 +386,7 @@ def test_job_table(stage: JobStage, event: JobEvent, actor: str) -> None:
         actor = "w"
     world, ref = job_at(stage, actor)
     leads_to = states.JOB_TABLE[stage].get(event)
-    gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST)
+    gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST, JobEvent.REVOKE_LOST)
     if gone:
         world.die("a")
     if event in (JobEvent.REVOKE, JobEvent.REAP):
@@ -506,6 +509,7 @@ def test_the_living_keep_their_claims() -> None:
     before = world.store.listing()
     for txn in (world.claim(ref, "b", [0]), world.fail_lost(ref, "b", 0)):
         assert not world.store.apply(txn).succeeded
+    world.store.apply(world.revoke_lost(ref, "b", 0))
     world.store.apply(world.cancel(ref))
     world.store.apply(world.revoke(ref, 0))
     assert [kv for kv in before if "Claim" in kv.key] == [kv for kv in world.store.listing() if "Claim" in kv.key]
@@ -807,6 +811,7 @@ def test_the_largest_transactions_fit() -> None:
         claiming.one_by_one(reports),
         claiming.fail_lost(keys, ref, 1, "a", "b", lost),
         claiming.revoke(keys, ref, election, 1, held, decide.revoked),
+        claiming.revoke_lost(keys, ref, 1, "a", held, decide.revoked),
         claiming.reap(keys, ref, election, 1, [(p, 7) for p in range(claiming.CLAIMS_PER_REAP)]),
         t.write_plan(keys, ref, election, plan, mods),
         t.write_plan(keys, ref, election, plan, mods[:100], [b"[]"] * 100),

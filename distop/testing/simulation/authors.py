@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.checkpoint import to_go_on_from
 from distop.core.codec import loads
+from distop.core.decide import EXPIRED, LOST
 from distop.core.jobs import Claim, Outcome
 from distop.core.model import Cancel, History, State
 
@@ -100,6 +101,8 @@ class Authors:
                 if ref in self._cancelling and held is not None and held[0].incarnation not in self._nodes:
                     self._elected(ref, change, sender)  # it revokes
                     return
+                if held is not None and self._lost(held[0], new):
+                    return
                 self._wrong(
                     ref, key, change, f"{sender} released a claim of {held[0].incarnation if held else 'nobody'}"
                 )
@@ -112,6 +115,11 @@ class Authors:
                 self._progress(ref, key, change, held[1])
         elif key.name == "outcome" and held is not None:
             self._report(ref, key, change, sender, *held)
+
+    def _lost(self, held: Claim, new: Claim) -> bool:
+        """An executor has set the claim of a lost holder to waiting, for whom there is no permit."""
+        gone = not held.waiting and held.incarnation not in self._nodes
+        return gone and bool(new.tried) and new.tried[-1].text in (LOST, EXPIRED) and new.failures == held.failures + 1
 
     def _patience(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
         """What an actor has claimed, nobody else touches before its duration is over: here time is the same for all."""

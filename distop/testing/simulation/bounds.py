@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation.scenario import Act, Fault
 
 if TYPE_CHECKING:
     import random
@@ -53,6 +53,20 @@ def limits_that_change(chance: random.Random, wishes: Sequence[Wish], actors: in
     acts = tuple(Act(chance.uniform(0.1, 1.5), _alter({"max_jobs": most})) for most in limits)
     limited = replace(wishes[n], options={**wishes[n].options, "max_jobs": 1}, acts=(*acts, *wishes[n].acts))
     return (*wishes[:n], limited, *wishes[n + 1 :])
+
+
+def losses_within_a_limit(chance: random.Random, wishes: Sequence[Wish]) -> tuple[tuple[Wish, ...], tuple[Fault, ...]]:
+    """In one of ten seeds, lower the limit of an operation below what runs, then kill executors."""
+    if chance.random() >= 0.1:
+        return tuple(wishes), ()
+    n = chance.randrange(len(wishes))
+    wish = wishes[n]
+    lowered = Act(chance.uniform(0.5, 1.0), _alter({"max_jobs": chance.choice((1, 1, 2))}))
+    arg = {**wish.arg, "pace": chance.choice((1.0, 2.0))}
+    limited = replace(wish, arg=arg, options={}, acts=(lowered, *wish.acts))
+    at = wish.after + 1.0 + chance.uniform(0.1, 1.0)
+    crashes = (Fault("crash", at, chance.uniform(0.5, 3.0), (chance.random(), 0.0, 0.0, 0.0)) for _ in range(3))
+    return (*wishes[:n], limited, *wishes[n + 1 :]), tuple(crashes)
 
 
 def _options(chance: random.Random, *, anew: bool = False) -> dict[str, Any]:

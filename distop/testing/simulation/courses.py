@@ -28,6 +28,7 @@ ALL = (
     "extension",
     "return by an actor",
     "taken from an actor",
+    "revoked within a limit",
     "replaced",
     "followed",
     "next of a series",
@@ -46,6 +47,9 @@ class Courses:
         self.elected: set[str] = set()
         self._actors: dict[str, Claim] = {}
         """Claims by actors, by key."""
+        self._holders: dict[str, str] = {}
+        """Who has each claim: an incarnation, or an actor."""
+        self._open: set[OperationRef] = set()
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
         """One revision, whole."""
@@ -67,8 +71,11 @@ class Courses:
                     self.claimed.add(sender)
                     claimed.add(key.ref)
                     self._by_actors(change)
+                    self._revoked(key.ref, change, sender)
                 elif key.family == K.COORDINATOR:
                     self.elected.add(sender)
+            if key.family == K.OPEN and key.ref is not None:
+                (self._open.discard if change.deleted else self._open.add)(key.ref)
             if key.family == K.CLAIM and change.deleted and (held := self._actors.pop(change.kv.key, None)):
                 self.count["return by an actor" if held.actor == sender else "taken from an actor"] += 1
         self.count["forgotten history"] += gone["history"]
@@ -82,6 +89,14 @@ class Courses:
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1
         self.count["page of a cleanup"] += gone["job state"] > 0 and not gone["state"]
+
+    def _revoked(self, ref: OperationRef, change: Change, sender: str) -> None:
+        claim = Claim.decode(change.kv.value)
+        holder = self._holders.pop(change.kv.key, "")
+        if not claim.waiting:
+            self._holders[change.kv.key] = claim.incarnation or claim.actor
+        elif ref in self._open and holder != sender:
+            self.count["revoked within a limit"] += 1
 
     def _by_actors(self, change: Change) -> None:
         old, new = self._actors.pop(change.kv.key, None), Claim.decode(change.kv.value)

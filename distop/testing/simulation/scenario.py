@@ -240,7 +240,7 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
-    from distop.testing.simulation.bounds import draw_limits, limits_that_change
+    from distop.testing.simulation.bounds import draw_limits, limits_that_change, losses_within_a_limit
     from distop.testing.simulation.caller_transactions import with_branches
     from distop.testing.simulation.departures import AWAY_TABLE, draw_leaving
     from distop.testing.simulation.faultkinds import draw_besides, draw_faults
@@ -315,6 +315,14 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         small = random.Random(f"small/{seed}")
         limits = replace(limits, unlearned=small.choice((1, 2, DEFAULT.together)), moment=small.choice((0.1, 100.0)))
         limits = replace(limits, denied_kept=small.choice((DENIED_KEPT, DEFAULT.denied_kept)))
+    lost = random.Random(f"lost claims/{seed}")
+    crashes: tuple[Fault, ...] = ()
+    if faults and not focus:
+        wishes, crashes = losses_within_a_limit(lost, wishes)
+        listed = tuple(sorted((*listed, *crashes), key=lambda fault: fault.at))
+    if crashes or limits != DEFAULT:
+        gone = lost.choice((0, 0, 1) if crashes else (0, 1, DEFAULT.gone))
+        limits = replace(limits, gone=gone, overdue=lost.choice((0, 1, DEFAULT.overdue)))
     if limits != DEFAULT or any(wish.alike for wish in wishes):
         limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
     return Scenario(
