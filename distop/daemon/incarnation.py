@@ -305,6 +305,8 @@ class Incarnation(Context):
         drains = any(key.family == K.NODE_DRAIN for key in changed)
         refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
         nodes_changed = listing or drains or any(key.family == K.NODE for key in changed)
+        if nodes_changed:
+            self.executor.nodes_changed()
         self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
         if nodes_changed:
             self.elections.cluster_changed()

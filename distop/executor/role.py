@@ -62,13 +62,16 @@ class Executor:
 
     # ------------------------------------------------------------------ wake
 
+    def nodes_changed(self) -> None:
+        """Nodes came, went or changed; :meth:`cluster_changed` follows."""
+        self._small.divide_anew()
+
     def cluster_changed(self, *, hint: bool, refs: Collection[OperationRef] | None = None) -> None:
         """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
         to take: a node left, released jobs, or it is time for the poll.
         """
         cluster = self._ctx.cluster
         self._small.changed(cluster.gates, refs)
-        self._small.divide_anew()
         for ref in list(self._operations) if refs is None else refs:
             op, gate = self._operations.get(ref), cluster.gates.get(ref)
             if op is None:

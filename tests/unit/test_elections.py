@@ -17,6 +17,7 @@ from distop.core.links import Hold, HoldState
 from distop.core.model import Node, OperationRef, Phase
 from distop.core.plan import Gate
 from distop.core.txn import KeyValue, Put, Txn
+from distop.core.view import ClusterView
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Incarnation
 from distop.executor.role import Executor
@@ -54,10 +55,12 @@ class Daemon(Incarnation):
         """Tables for which it was asked whether this node coordinates them."""
         self.informed: Counter[Coordinator] = Counter()
         """Roles that were told of a change of nodes."""
+        self.capable = 0
+        """How often it was asked which nodes may serve an operation."""
         self._count(monkeypatch)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        coordinates, informed = Elections._coordinates, Coordinator.cluster_changed
+        coordinates, informed, capable = Elections._coordinates, Coordinator.cluster_changed, ClusterView.capable
 
         def counted(elections: Elections, subject: tuple[str, str]) -> bool:
             self.looked_at[subject[0]] += 1
@@ -67,11 +70,16 @@ class Daemon(Incarnation):
             self.informed[role] += 1
             informed(role)
 
+        def asked(view: ClusterView, *args: Any, **named: Any) -> list[str]:
+            self.capable += 1
+            return capable(view, *args, **named)
+
         async def start(role: Coordinator) -> None:
             """It watches nothing."""
 
         monkeypatch.setattr(Elections, "_coordinates", counted)
         monkeypatch.setattr(Coordinator, "cluster_changed", told)
+        monkeypatch.setattr(ClusterView, "capable", asked)
         monkeypatch.setattr(Coordinator, "start", start)
 
     def see(self, key: str, value: bytes | None, mod: int = 0) -> None:
@@ -94,6 +102,7 @@ class Daemon(Incarnation):
     def forget(self) -> None:
         self.looked_at.clear()
         self.informed.clear()
+        self.capable = 0
 
 
 @pytest.fixture
@@ -143,6 +152,17 @@ async def test_a_change_of_nodes_is_told_to_each_role_once(daemon: Daemon) -> No
     assert daemon.looked_at.total() == TABLES
     assert len(daemon.informed) == TABLES
     assert daemon.informed.total() == TABLES
+
+
+async def test_operations_of_one_job_are_divided_anew_where_nodes_changed(daemon: Daemon) -> None:
+    for number in range(TABLES):
+        daemon.see(daemon.keys.gate(ref(number)), Gate(1).encode())
+    daemon.forget()
+    daemon.see(daemon.keys.gate(ref(3)), None)
+    daemon.see(daemon.keys.gate(ref(3, 2)), Gate(1).encode())
+    assert daemon.capable == 0
+    daemon.see(daemon.keys.node("inc-2"), NODE.encode())
+    assert daemon.capable >= TABLES
 
 
 async def test_a_hold_has_no_election_looked_at(daemon: Daemon) -> None:
