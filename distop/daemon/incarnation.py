@@ -75,6 +75,11 @@ TABLES_LISTED = 3_600.0
 """Seconds between the listings behind the watch of what is done to tables: nothing depends on it."""
 
 
+def _of_placing(node: Node | None) -> Node | None:
+    """A node's record without the fields that change often and do not concern who coordinates or claims."""
+    return replace(node, released=0, doing={}, refused={}, clock=0, spark="") if node is not None else None
+
+
 def _watch_name(families: Sequence[str]) -> str:
     """What a watch is called."""
     return families[0]
@@ -304,7 +309,9 @@ class Incarnation(Context):
         )
         drains = any(key.family == K.NODE_DRAIN for key in changed)
         refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
-        nodes_changed = listing or drains or any(key.family == K.NODE for key in changed)
+        named = {key.id for key in changed if key.family == K.NODE}
+        placing = any(_of_placing(nodes.get(inc)) != _of_placing(before.get(inc)) for inc in named)
+        nodes_changed = listing or drains or placing
         if nodes_changed:
             self.executor.nodes_changed()
         self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +147,18 @@ async def test_an_election_that_is_won_concerns_its_own_table_alone(daemon: Daem
     assert not daemon.informed
 
 
-async def test_a_change_of_nodes_is_told_to_each_role_once(daemon: Daemon) -> None:
+async def test_a_change_of_nodes_is_told_to_each_role_once_but_not_what_they_are_doing(daemon: Daemon) -> None:
     daemon.see(daemon.keys.node("inc-2"), NODE.encode())
     assert len(daemon.looked_at) == TABLES
     assert daemon.looked_at.total() == TABLES
     assert len(daemon.informed) == TABLES
     assert daemon.informed.total() == TABLES
+    daemon.forget()
+    daemon.see(daemon.keys.node("inc-2"), replace(NODE, released=1, doing={"t00/noop/1": "reads"}).encode())
+    assert not daemon.looked_at
+    assert not daemon.informed
+    daemon.see(daemon.keys.node("inc-2"), replace(NODE, failing={"noop": "no memory"}).encode())
+    assert len(daemon.informed) == TABLES
 
 
 async def test_operations_of_one_job_are_divided_anew_where_nodes_changed(daemon: Daemon) -> None:
