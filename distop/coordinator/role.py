@@ -33,7 +33,7 @@ from distop.store.watch import Feed
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from distop.core.model import OperationRef
     from distop.core.operationview import OperationView
@@ -167,11 +167,22 @@ class Coordinator:
         return bool(self._first)
 
     def cluster_changed(self) -> None:
-        """Nodes came or went: claims that are being waited for may have become free to delete. Or a hold has gone."""
+        """Nodes came or went, or perhaps anything: claims that are being waited for may be free to delete."""
         if self._ready:
             self._waiters.holds_changed()
+            self._waiters.table_changed()
         self._placing.changed()
-        self._kick(self._cancelling)
+        if self._cancelling:
+            self._kick(self._cancelling)
+
+    def holds_changed(self, ids: Collection[str]) -> None:
+        """These holds changed."""
+        if self._ready:
+            self._waiters.holds_changed(ids)
+
+    def table_changed(self) -> None:
+        """Operations on the table began or ended."""
+        self._waiters.table_changed()
 
     def close(self) -> None:
         """Stop at once: the election or the session is over."""

@@ -28,7 +28,7 @@ from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.submission.earlier import excluding
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from distop.core.model import History, OperationRef
     from distop.core.operationview import OperationView
@@ -103,11 +103,16 @@ class Waiters:
         if (self._ready or self._over) and self._work is None and not self._closed:
             self._work = asyncio.ensure_future(self._run())
 
-    def holds_changed(self) -> None:
-        """Look at those that are held again, where their holds are gone, or denied."""
+    def holds_changed(self, ids: Collection[str] | None = None) -> None:
+        """Of those that are held by these (None: by any), look again at those whose holds are gone, or denied."""
         holds = self._ctx.cluster.holds
-        for id_ in [one for one in self._held if one not in holds or holds[one].value.state != "held"]:
-            self.look(self._held.pop(id_))
+        for id_ in [one for one in (self._held if ids is None else ids) if one in self._held]:
+            if id_ not in holds or holds[id_].value.state != "held":
+                self.look(self._held.pop(id_))
+
+    def table_changed(self) -> None:
+        """Operations on the table began or ended: it may not exclude any more those that are ready."""
+        self._changed.set()
 
     def close(self) -> None:
         """Stop at once."""

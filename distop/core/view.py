@@ -28,7 +28,7 @@ from distop.core.sparse import NOTHING, with_entry, without_entry, without_membe
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
@@ -201,13 +201,13 @@ class ClusterView:
             and not refusal(node.serves, type_name, tables)
         )
 
-    def ending_types(self) -> set[tuple[str, str]]:
-        """(table, type) of what only has to be brought to its end, for which no job runs any more."""
-        return self.types_in(ENDING_PHASES)
+    def any_in(self, subject: tuple[str, str], phases: Iterable[Phase]) -> bool:
+        """One of the pending operations of a (table, type) is in one of these phases."""
+        return any(self._phases[subject, phase] for phase in phases)
 
-    def types_in(self, phases: Container[Phase]) -> set[tuple[str, str]]:
-        """(table, type) of the pending operations in these phases."""
-        return {subject for (subject, phase), count in self._phases.items() if count and phase in phases}
+    def wants(self, subject: tuple[str, str]) -> bool:
+        """An operation of a (table, type) is open or pending: it needs a coordinator."""
+        return bool(self._subjects[subject])
 
     def wanted_types(self) -> set[tuple[str, str]]:
         """(table, type) of everything that is open or pending: those need a coordinator."""

@@ -8,6 +8,7 @@ yet the first loses no time.
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
@@ -24,7 +25,7 @@ from distop.core.view import ENDING_PHASES
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Collection, Container, Iterable, Sequence
 
     from distop.core.model import Node
     from distop.core.seen import Seen
@@ -66,6 +67,8 @@ class Elections:
         self._ctx = ctx
         self._idle = idle
         self._roles: dict[Subject, Coordinator] = {}
+        self._on_table: dict[str, dict[Subject, Coordinator]] = {}
+        """The roles by table."""
         self._work: dict[Subject, asyncio.Task[None]] = {}
         self._idle_since: dict[Subject, float] = {}
         self._resigned: dict[Subject, tuple[int, float]] = {}
@@ -80,7 +83,7 @@ class Elections:
         """Types that no executor offers → whether they are declared to have no code."""
         self._absent: dict[Subject, float] = {}
         """Types and tables with operations to end and without a live node that serves them, and since when that is
-        known."""
+        known: the longest known first."""
         self._turns: dict[Subject, float] = {}
         """Abandoned subjects whose turn it is, and since when."""
         self._seeking = asyncio.Semaphore(SOUGHT_AT_ONCE)
@@ -94,72 +97,109 @@ class Elections:
         return held if held is not None and held.mod > self._resigned.get(subject, (0, 0.0))[0] else None
 
     def cluster_changed(self) -> None:
-        """Operations, nodes or elections changed."""
+        """Nodes changed, or perhaps anything: look at all subjects."""
         if self._stopping:
             return
-        cluster, mine = self._ctx.cluster, self._ctx.incarnation
-        for subject, role in list(self._roles.items()):
-            held = self._held(subject)
+        self._look(sorted({*self._roles, *self._absent, *self._ctx.cluster.wanted_types()}))
+        for role in list(self._roles.values()):
+            role.cluster_changed()
+
+    def subjects_changed(self, subjects: Collection[Subject]) -> None:
+        """Operations or elections of these subjects changed, and no nodes.
+
+        This comes several times for each operation, and there may be thousands of tables: no other table is looked at.
+        """
+        if self._stopping:
+            return
+        self._look(sorted(subjects))
+        for table in sorted({table for table, _ in subjects}):
+            for role in list(self._on_table.get(table, {}).values()):
+                role.table_changed()
+
+    def holds_changed(self, ids: Collection[str]) -> None:
+        """These holds changed."""
+        for role in list(self._roles.values()):
+            role.holds_changed(ids)
+
+    def _look(self, subjects: Sequence[Subject]) -> None:
+        """Seek, keep or give up the elections of these subjects, which are sorted, and of those whose turn changed."""
+        turns = set(self._turns)
+        self._note_absent(subjects)
+        turns ^= self._abandoned()
+        if not self._ctx.draining:
+            self._ask({type_name for table, type_name in subjects if self._ctx.cluster.wants((table, type_name))})
+        for subject in sorted(turns.union(subjects)) if turns else subjects:
+            self._look_at(subject)
+        self._ctx.activity_changed()
+
+    def _look_at(self, subject: Subject) -> None:
+        role, held = self._roles.get(subject), self._held(subject)
+        if role is not None:
             if held is not None and held.mod == role.fence:
                 self._confirmed.add(subject)
             if (held is None and subject in self._confirmed) or (held is not None and held.mod > role.fence):
                 self._drop(subject)  # gone; or taken over, by another, or by a later write of mine
-            else:
-                role.cluster_changed()
-        wanted = self._wanted()
-        for subject in sorted(self._roles.keys() - wanted):
+        if self._wanted(subject):
+            self._idle_since.pop(subject, None)
+            if subject in self._roles or subject in self._work:
+                return
+            if held is None or held.value == self._ctx.incarnation or not self._ctx.cluster.live(held.value):
+                self._work[subject] = asyncio.ensure_future(self._seek(subject))
+        elif (role := self._roles.get(subject)) is not None:
             unfit = self._ctx.draining or not self._coordinates(subject)
             if unfit and subject not in self._work:
                 self._ctx.log.info("gives up coordinating %s on %s: another can", subject[1], subject[0])
-                self._give_up(subject, self._roles[subject].fence)
-        for subject in sorted(wanted):
-            self._idle_since.pop(subject, None)
-            held = self._held(subject)
-            if subject in self._roles or subject in self._work:
-                continue
-            if held is None or held.value == mine or not cluster.live(held.value):
-                self._work[subject] = asyncio.ensure_future(self._seek(subject))
-        for subject in sorted(self._roles.keys() - wanted):
-            self._idle_since.setdefault(subject, time.monotonic())
-        self._ctx.activity_changed()
+                self._give_up(subject, role.fence)
+            else:
+                self._idle_since.setdefault(subject, time.monotonic())
 
     @property
     def busy(self) -> bool:
         """It coordinates something, or is about to."""
         return bool(self._roles or self._work)
 
-    def _wanted(self) -> set[Subject]:
-        """What this node should coordinate if nobody else does. While it drains: only what has to be brought to its end
-        and nobody else can, so that a cancel ends also when the last capable executor is drained.
+    def _wanted(self, subject: Subject) -> bool:
+        """This node should coordinate the subject if nobody else does. While it drains: only what has to be brought to
+        its end and nobody else can, so that a cancel ends also when the last capable executor is drained.
         """
-        cluster = self._ctx.cluster
-        abandoned = self._abandoned()
+        if subject in self._turns:
+            return True
+        cluster, (table, type_name) = self._ctx.cluster, subject
         if self._ctx.draining:
-            ending = cluster.ending_types() | {s for s, role in self._roles.items() if role.ends_something}
-            return {s for s in ending if self._here(s) and not cluster.capable(s[1], tables=s[:1])} | abandoned
-        wanted = cluster.wanted_types()
-        self._ask({type_name for _, type_name in wanted} - self._ctx.types - self._asked)
-        return {subject for subject in wanted if self._coordinates(subject)} | abandoned
+            role = self._roles.get(subject)
+            ending = cluster.any_in(subject, ENDING_PHASES) or (role is not None and role.ends_something)
+            return ending and self._here(subject) and not cluster.capable(type_name, tables=(table,))
+        return cluster.wants(subject) and self._coordinates(subject)
+
+    def _note_absent(self, subjects: Sequence[Subject]) -> None:
+        """Which of these are abandoned: their operations are cancelled, or wait, and no live node has had code of the
+        type, or none has served the table. One that waits for what has failed ends with it.
+        """
+        cluster, now = self._ctx.cluster, time.monotonic()
+        ending = {s for s in subjects if cluster.any_in(s, ENDED_BY_ANYBODY) and not self._here(s)}
+        if not ending and not self._absent:
+            return
+        known = {name for node in cluster.nodes.values() for name in self._named(node)}
+        for subject in subjects:
+            if subject in ending and self._missing(subject, known):
+                self._absent.setdefault(subject, now)
+            else:
+                self._absent.pop(subject, None)
 
     def _abandoned(self) -> set[Subject]:
-        """Subjects with operations that are cancelled, or wait, whose type no live node has had code of, or whose table
-        none has served. One that waits for what has failed ends with it.
+        """Abandoned subjects whose turn it is.
 
         After a minute any daemon may end these operations: of :data:`ABANDONED_AT_ONCE` subjects at once, the longest
         abandoned first. One that does not end makes room for the next.
         """
-        ending = {s for s in self._ctx.cluster.types_in(ENDED_BY_ANYBODY) if not self._here(s)}
-        if not ending and not self._absent:
-            return ending
         now = time.monotonic()
-        known = {name for node in self._ctx.cluster.nodes.values() for name in self._named(node)}
-        self._absent = {s: self._absent.get(s, now) for s in ending if self._missing(s, known)}
-        due = sorted((since, s) for s, since in self._absent.items() if now - since >= ABSENT)
-        taken = [s for _, s in due[:ABANDONED_AT_ONCE]]
+        due = [s for s, since in islice(self._absent.items(), ABANDONED_AT_ONCE + 1) if now - since >= ABSENT]
+        taken = due[:ABANDONED_AT_ONCE]
         self._turns = {s: self._turns.get(s, now) for s in taken}
         if len(due) > len(taken):
-            ended = [s for s, since in self._turns.items() if now - since >= ABANDONED_TURN]
-            self._absent.update(dict.fromkeys(ended, now))
+            for subject in [s for s, since in self._turns.items() if now - since >= ABANDONED_TURN]:
+                del self._absent[subject]
+                self._absent[subject] = now
         return set(taken)
 
     @staticmethod
@@ -196,7 +236,7 @@ class Elections:
 
     def _ask(self, types: set[str]) -> None:
         """Look up what these are that are not installed here; nothing waits for it."""
-        types = {name for name in types if not self._ctx.cluster.capable(name)}
+        types = {name for name in types - self._ctx.types - self._asked if not self._ctx.cluster.capable(name)}
         if types and (self._asking is None or self._asking.done()):
             self._asking = asyncio.ensure_future(self._look_up(sorted(types)[:TYPES_AT_ONCE]))
 
@@ -230,9 +270,8 @@ class Elections:
             if now - since > self._idle and subject not in self._work:
                 self._give_up(subject, self._roles[subject].fence)
         self.cluster_changed()
-        wanted = self._wanted()
         for subject, held in list(self._ctx.cluster.elections.items()):
-            known = subject in wanted or subject in self._roles or subject in self._work
+            known = subject in self._roles or subject in self._work or self._wanted(subject)
             if held.value == self._ctx.incarnation and not known and self._held(subject) is not None:
                 self._give_up(subject, held.mod)  # nobody needs it, and giving it up went wrong, or its answer was lost
 
@@ -289,7 +328,7 @@ class Elections:
             lambda: self._pass_on(subject, fence),
             not self._here(subject),
         )
-        self._roles[subject] = role
+        self._roles[subject] = self._on_table.setdefault(table, {})[subject] = role
         await role.start()
         if self._roles.get(subject) is role:
             ctx.log.info("coordinates %s on %s", type_name, table)
@@ -308,7 +347,7 @@ class Elections:
     def _over(self, subject: Subject) -> None:
         self._work.pop(subject, None)
         if not self._ctx.lost.done():
-            asyncio.get_running_loop().call_soon(self.cluster_changed)
+            asyncio.get_running_loop().call_soon(self.subjects_changed, (subject,))
 
     def _failed(self, subject: Subject, fence: int, error: BaseException) -> None:
         """A role cannot go on: whoever comes first, perhaps this incarnation after a pause, begins it anew."""
@@ -376,6 +415,10 @@ class Elections:
         self._idle_since.pop(subject, None)
         self._confirmed.discard(subject)
         if role is not None:
+            beside = self._on_table[subject[0]]
+            del beside[subject]
+            if not beside:
+                del self._on_table[subject[0]]
             role.close()
 
     async def stop(self) -> None:

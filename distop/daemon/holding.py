@@ -71,29 +71,30 @@ class HoldKeeper:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _set_timer(self, now: float) -> None:
-        """For the next prepared hold that may be due."""
+    def _set_timer(self, now: float, least: float = 0.0) -> None:
+        """For the next prepared hold that may be due, but not within ``least`` seconds."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._due and not self._closed:
-            pause = min(max(0.0, self._due[0][0] - now), prepared.LONGEST_PAUSE)
+            pause = min(max(least, self._due[0][0] - now), prepared.LONGEST_PAUSE)
             self._timer = asyncio.get_running_loop().call_later(pause, self._see_to_prepared)
 
     def _see_to_prepared(self) -> None:
         """Those whose time has come, where it is this executor's turn; it is looked again until they are written."""
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, id_, mod = heapq.heappop(self._due)
+        now, full = time.monotonic(), False
+        while self._due and self._due[0][0] <= now and not full:
+            due, id_, mod = heapq.heappop(self._due)
             hold, since = self._ctx.cluster.holds.get(id_), self._seen.get(id_, (0, now))[1]
             terms = prepared.Terms.of(hold.value) if hold is not None and hold.mod == mod else None
             if terms is None:
                 continue
             left = self._verifying.due(terms, now - since)
-            if left <= 0:
-                self._verifying.begin(id_, terms, mod)
-            heapq.heappush(self._due, (now + min(left, prepared.TURN) if left > 0 else now + AGAIN, id_, mod))
-        self._set_timer(now)
+            full = left <= 0 and not self._verifying.begin(id_, terms, mod)
+            if not full:  # else it keeps its place: thousands may be due, of which few are asked for at once
+                due = now + (min(left, prepared.TURN) if left > 0 else AGAIN)
+            heapq.heappush(self._due, (due, id_, mod))
+        self._set_timer(now, AGAIN if full else 0.0)
 
     async def look(self) -> None:
         """Raises SessionLost."""

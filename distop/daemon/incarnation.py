@@ -68,8 +68,16 @@ if TYPE_CHECKING:
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
 
+SUBJECT_FAMILIES = (K.OPEN, K.PENDING, K.COORDINATOR)
+"""Keys of which each concerns one type on one table."""
+
 TABLES_LISTED = 3_600.0
 """Seconds between the listings behind the watch of what is done to tables: nothing depends on it."""
+
+
+def _of_placing(node: Node | None) -> Node | None:
+    """A node's record without the fields that change often and do not concern who coordinates or claims."""
+    return replace(node, released=0, doing={}, refused={}, clock=0, spark="") if node is not None else None
 
 
 def _watch_name(families: Sequence[str]) -> str:
@@ -301,8 +309,19 @@ class Incarnation(Context):
         )
         drains = any(key.family == K.NODE_DRAIN for key in changed)
         refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
+        named = {key.id for key in changed if key.family == K.NODE}
+        placing = any(_of_placing(nodes.get(inc)) != _of_placing(before.get(inc)) for inc in named)
+        nodes_changed = listing or drains or placing
+        if nodes_changed:
+            self.executor.nodes_changed()
         self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
-        self.elections.cluster_changed()
+        if nodes_changed:
+            self.elections.cluster_changed()
+            return
+        if holds:
+            self.elections.holds_changed(holds)
+        if subjects := {(key.table, key.type) for key in changed if key.family in SUBJECT_FAMILIES}:
+            self.elections.subjects_changed(subjects)
 
     def _session_lost(self, reason: asyncio.Future[str]) -> None:
         if not self.lost.done():

@@ -55,11 +55,15 @@ class Verifying:
         rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
         return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
 
-    def begin(self, id_: str, terms: p.Terms, mod: int) -> None:
-        """See to this hold, as it was seen."""
-        if id_ not in self._at_work and len(self._at_work) < AT_ONCE:
-            task = self._at_work[id_] = asyncio.ensure_future(self._see_to(terms, mod))
-            task.add_done_callback(lambda _: self._at_work.pop(id_, None))
+    def begin(self, id_: str, terms: p.Terms, mod: int) -> bool:
+        """See to this hold, as it was seen, unless that is under way. False: others have to end first."""
+        if id_ in self._at_work:
+            return True
+        if len(self._at_work) >= AT_ONCE:
+            return False
+        task = self._at_work[id_] = asyncio.ensure_future(self._see_to(terms, mod))
+        task.add_done_callback(lambda _: self._at_work.pop(id_, None))
+        return True
 
     def close(self) -> None:
         """Stop at once."""

@@ -62,13 +62,16 @@ class Executor:
 
     # ------------------------------------------------------------------ wake
 
+    def nodes_changed(self) -> None:
+        """Nodes came, went or changed; :meth:`cluster_changed` follows."""
+        self._small.divide_anew()
+
     def cluster_changed(self, *, hint: bool, refs: Collection[OperationRef] | None = None) -> None:
         """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
         to take: a node left, released jobs, or it is time for the poll.
         """
         cluster = self._ctx.cluster
         self._small.changed(cluster.gates, refs)
-        self._small.divide_anew()
         for ref in list(self._operations) if refs is None else refs:
             op, gate = self._operations.get(ref), cluster.gates.get(ref)
             if op is None:
@@ -210,12 +213,18 @@ class Executor:
         ctx = self._ctx
         pause: float | None = None
         known, now = self._operations, time.monotonic()
-        gates = {ref: gate for ref in self._small.general if (gate := ctx.cluster.gates.get(ref)) is not None}
-        ranks = {
-            ref: self._rank(ref, gate.value, now)
-            for ref, gate in gates.items()
-            if ctx.serves(ref.type, gate.value.tables(ref.table)) and ctx.fits(gate.value.where)
-        }
+        ranks: dict[OperationRef, int] = {}
+        for ref in self._small.general:
+            op, gate = known.get(ref), ctx.cluster.gates.get(ref)
+            if gate is None:
+                continue
+            if op is not None and op.exhausted:  # of many that are open, most are: they must cost little at each wake
+                wait = op.next_due - now if op.next_due is not None else ctx.config.poll
+                if wait > 0:
+                    pause = wait if pause is None else min(pause, wait)
+                    continue
+            if ctx.serves(ref.type, gate.value.tables(ref.table)) and ctx.fits(gate.value.where):
+                ranks[ref] = self._rank(ref, gate.value, now)
         # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
         first, until = self._turns.under_way(ranks, now)
         open_here = [ref for ref in ranks if ref not in self._serving]
@@ -226,10 +235,8 @@ class Executor:
             if op is not None and op.crowded:
                 continue  # as many as may run here, until one of them has ended
             wait = self._wait(ref)
-            if wait <= 0 and op is not None and op.exhausted:
-                wait = op.next_due - now if op.next_due is not None else ctx.config.poll
-                if wait <= 0:
-                    op.exhausted = False
+            if wait <= 0 and op is not None:
+                op.exhausted = False
             if wait <= 0 and first is not None and ranks[ref] < first:
                 wait = until
             if wait > 0:

@@ -38,8 +38,15 @@ class Daemon:
         self.cluster: Any = SimpleNamespace(holds={}, nodes=found)
         monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.begun: list[tuple[str, int]] = []
-        monkeypatch.setattr(Verifying, "begin", lambda _, id_, terms, mod: self.begun.append((id_, mod)))
+        self.may_begin = 1_000
+        monkeypatch.setattr(Verifying, "begin", lambda _, id_, terms, mod: self._begin(id_, mod))
         self.keeper = HoldKeeper(self)  # type: ignore[arg-type]
+
+    def _begin(self, id_: str, mod: int) -> bool:
+        if len(self.begun) >= self.may_begin:
+            return False
+        self.begun.append((id_, mod))
+        return True
 
     def admits(self, type_name: str, tables: Any) -> bool:
         return True
@@ -92,6 +99,35 @@ def test_C14_what_is_confirmed_in_time_leaves_nothing_in_memory(monkeypatch: pyt
         assert len(daemon.keeper._due) <= holding.FEW + 1
         daemon.sees(2_000)
         assert daemon.at(60.1) == [("prepared:x", 2_000)]
+
+    run(monkeypatch, work)
+
+
+def test_C14_of_many_that_are_due_only_those_that_can_be_asked_for_now_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All were looked at each second, and after each change of a hold."""
+    asked: list[p.Terms] = []
+    due = Verifying.due
+
+    def counted(verifying: Verifying, terms: p.Terms, age: float) -> float:
+        asked.append(terms)
+        return due(verifying, terms, age)
+
+    def work(daemon: Daemon) -> None:
+        monkeypatch.setattr(Verifying, "due", counted)
+        for n in range(200):
+            daemon.sees(n + 5, id_=f"prepared:{n:03d}")
+        daemon.may_begin = 8
+        seen: set[str] = set()
+        for now in range(61, 86):
+            asked.clear()
+            seen.update(id_ for id_, _ in daemon.at(now))
+            assert len(asked) == 9
+            timer = daemon.keeper._timer
+            assert timer is not None
+            assert timer.when() - asyncio.get_running_loop().time() > 0.5, "not at once again"
+        assert len(seen) == 200, "each has its turn"
 
     run(monkeypatch, work)
 

@@ -172,3 +172,30 @@ async def test_a_job_that_goes_back_to_wait_during_a_look_is_looked_for_again(
     monkeypatch.setattr(executor._claimer, "claim", claim)
     await executor._serve(REF, 0)
     assert op.exhausted is not meanwhile
+
+
+async def test_operations_of_which_nothing_is_to_claim_are_not_ranked_at_each_wake(
+    clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake asked for all open operations whether this executor serves them, and sorted them."""
+    ctx, asked, served = Stub(), set[str](), list[OperationRef]()
+
+    def serves(type_name: str, tables: Any) -> bool:
+        asked.update(tables)
+        return True
+
+    monkeypatch.setattr(ctx, "serves", serves)
+    executor, chunks = Executor(ctx), chunked([PartitionPlan(0, "0")])
+    monkeypatch.setattr(executor, "_serve_soon", lambda ref, slots: served.append(ref))
+    refs = [OperationRef(f"t{number}", "noop", "", 1) for number in range(20)]
+    for ref in refs:
+        ctx.cluster.gates[ref] = Seen(Gate(2), 5)
+        executor._small.general[ref] = None
+        op = OpenOperation(ref, 5, Spec("request", "", "", Rules()), {}, Plan(1, "", "", 1), chunks, [0])
+        executor._operations[ref], op.exhausted = op, True
+    executor._operations[refs[0]].exhausted = False
+    executor._operations[refs[1]].next_due = clock.now
+    executor._operations[refs[2]].next_due = clock.now + 7.0
+    assert executor._assign_general() == 7.0
+    assert served == refs[:2], "one that has more, and one that is due"
+    assert asked == {"t0", "t1"}
