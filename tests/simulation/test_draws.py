@@ -43,8 +43,8 @@ def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
 
 
 def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
-    alike = DEFAULT.finish_room  # it is drawn besides
-    small = [wanted for wanted in drawn if replace(wanted.limits, finish_room=alike) != DEFAULT]
+    alike = {name: getattr(DEFAULT, name) for name in ("finish_room", "gone", "overdue")}  # these are drawn besides
+    small = [wanted for wanted in drawn if replace(wanted.limits, **alike) != DEFAULT]
     assert 0.45 * len(drawn) < len(small) < 0.55 * len(drawn)
     # Many partitions on one side or the other: what is divided is not only what is small anyway.
     assert sum(wanted.partitions > wanted.limits.cleaned for wanted in small) > 0.4 * len(small)
@@ -59,6 +59,15 @@ def test_a_sixth_of_the_seeds_have_a_series(drawn: list[Scenario]) -> None:
     assert 0.15 * len(drawn) < len(series) < 0.185 * len(drawn)
     assert 0.4 * len(series) < sum(wish.id == "series" for wish in series) < 0.6 * len(series)
     assert {wish.times for wish in series} == {2, 3, 4}
+
+
+def test_executors_die_after_a_limit_was_lowered(drawn: list[Scenario]) -> None:
+    """Their claims are more than each claim compares."""
+    few = [wanted for wanted in drawn if wanted.limits.gone < 2 and wanted.limits.overdue < DEFAULT.overdue]
+    assert len(few) > 0.1 * len(drawn)
+    lowered = [w for w in few if any(one.acts and one.acts[0].what.startswith("alter max_jobs=") for one in w.wishes)]
+    killed = [wanted for wanted in lowered if sum(fault.kind == "crash" for fault in wanted.faults) >= 3]
+    assert len(killed) > 0.03 * len(drawn)
 
 
 def test_both_branches_of_client_transactions_run(drawn: list[Scenario]) -> None:

@@ -315,7 +315,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         small = random.Random(f"small/{seed}")
         limits = replace(limits, unlearned=small.choice((1, 2, DEFAULT.together)), moment=small.choice((0.1, 100.0)))
         limits = replace(limits, denied_kept=small.choice((DENIED_KEPT, DEFAULT.denied_kept)))
-    lost = random.Random(f"lost claims/{seed}")
+    lost = random.Random(f"losses within a limit/{seed}")
     crashes: tuple[Fault, ...] = ()
     if faults and not focus:
         wishes, crashes = losses_within_a_limit(lost, wishes)
