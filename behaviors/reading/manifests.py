@@ -257,8 +257,9 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
     """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out. Raises
     InvalidArgument for a file that may not belong to the table.
     """
-    from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
+
+    from distop.tables.avro_records import RecordFile
 
     schema = MANIFEST_ENTRY_SCHEMAS[_NEWEST]
     struct: Any = schema.find_type("data_file")
@@ -267,7 +268,7 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
     top = [field.name for field in schema.fields]
     status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))
     allowed.check((manifest.manifest_path,))
-    with AvroFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
+    with RecordFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
         for n, entry in enumerate(reader):
             if n % _CHECKED_EVERY == 0:
                 check()

@@ -135,7 +135,6 @@ def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
     """The live entries, each with its manifest."""
-    from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import (
         MANIFEST_ENTRY_SCHEMAS,
         DataFile,
@@ -145,9 +144,11 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
         ManifestEntryStatus,
     )
 
+    from distop.tables.avro_records import RecordFile
+
     for manifest in manifests:
         check()
-        with AvroFile[ManifestEntry](
+        with RecordFile[ManifestEntry](
             io.new_input(manifest.manifest_path),
             MANIFEST_ENTRY_SCHEMAS[_READ_AS],
             read_types={-1: ManifestEntry, 2: DataFile},
