@@ -18,6 +18,7 @@ from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
 from distop.tables.iceberg import checked, files_of
+from distop.tables.manifest_list import manifests_of
 from distop.tables.vectors import check_vector
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -107,7 +108,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
             read_from.append(identity(snapshot.manifest_list))
             allowed = files_of(source, metadata)
             with io.watched():
-                manifests = list(snapshot.manifests(io))
+                manifests = manifests_of(snapshot, io)
                 read_from += [identity(manifest.manifest_path) for manifest in manifests]
                 removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:

@@ -21,6 +21,7 @@ from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.changes import entries, field_of
 from distop.tables.location import Location, root_of
+from distop.tables.manifest_list import manifests_of
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 from distop.tables.vectors import VECTOR_FIELDS, check_vector
@@ -404,7 +405,8 @@ def _data_files(
     specs = metadata.specs()
     files = files_of(source, metadata)
     read_from.append(identity(snapshot.manifest_list))
-    for manifest in read(partial(snapshot.manifests, io)):
+    for manifest in read(partial(manifests_of, snapshot, io)):
+        check()
         files.check((manifest.manifest_path,))
         read_from.append(identity(manifest.manifest_path))
         # Spark opens the delete files.
