@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.confinement import TableFiles, check_metadata
@@ -42,7 +41,6 @@ _CHECKED_EVERY = 1_000
 """Entries between two looks at whether to go on."""
 
 _snapshots: Kept[Snapshot] = Kept(4)
-_reading = threading.Lock()
 
 
 @frozen
@@ -87,12 +85,13 @@ class Snapshot:
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
     """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
-    (``facts.folded``). It is read once for all partitions, and kept for the next operation.
+    (``facts.folded``). It is read once for all partitions, by one thread for those that ask meanwhile, and kept for the
+    next operation.
 
-    ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
+    ``check`` is called now and then, and raises where the reading, or the wait for it, is to stop. Raises Gone, and
+    Unreadable.
     """
-    with _reading:  # not by each thread: they would all read the same
-        return _snapshots.get((*identity(source), wanted), lambda: _read(source, wanted, check))
+    return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
 
 
 def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
