@@ -34,6 +34,10 @@ ENTRIES = 4_000_000
 """Of the manifests that one reading of a table opens at most, with those of removed files: it keeps each live one."""
 TOTAL_BYTES = 32 << 30
 """Of these manifests at most, decompressed: that takes some minutes."""
+NUMBERS = 32_000_000
+"""In the lists of live entries (places to split a file at, ids of columns) at most, in one reading: Java keeps them, in
+eight bytes each.
+"""
 STALLED = 60.0
 """Seconds; a thousand entries take less than one."""
 WATCHER = "manifests"
@@ -66,7 +70,7 @@ class ManifestIO:
         self._inner = inner
         self._files = files
         self._watch: _Watch | None = None
-        self._entries, self._bytes = ENTRIES, TOTAL_BYTES
+        self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
 
     def new_input(self, location: str) -> Any:
         """The file, as pyiceberg's reader opens it. That raises Damaged, and what the other one raises. Raises
@@ -83,7 +87,7 @@ class ManifestIO:
         """What is read in this block, on this thread, ends: it is one reading, within its bounds. Raises Damaged where
         the reader does not get on.
         """
-        self._entries, self._bytes = ENTRIES, TOTAL_BYTES
+        self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
         self._watch = watch = _Watch(STALLED)
         try:
             watch.start()
@@ -117,6 +121,15 @@ class ManifestIO:
             raise InvalidArgument(
                 f"the manifests up to {location} have more than {ENTRIES} entries or more than {TOTAL_BYTES} bytes, "
                 "decompressed, the most that is read of a table: have its writer rewrite its manifests"
+            )
+
+    def count_numbers(self, count: int, location: str) -> None:
+        """Numbers in the lists of an entry. Raises InvalidArgument where all of a reading have too many."""
+        self._numbers -= count
+        if self._numbers < 0:
+            raise InvalidArgument(
+                f"the manifests up to {location} have more than {NUMBERS} numbers in the lists of their entries "
+                "(split_offsets, equality_ids), the most that is read of a table"
             )
 
 

@@ -149,8 +149,9 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
 
     for manifest in manifests:
         check()
+        path = manifest.manifest_path
         with RecordFile[ManifestEntry](
-            io.new_input(manifest.manifest_path),
+            io.new_input(path),
             MANIFEST_ENTRY_SCHEMAS[_READ_AS],
             read_types={-1: ManifestEntry, 2: DataFile},
             read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
@@ -160,6 +161,8 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
                     check()
                     io.alive()
                 if entry.status != ManifestEntryStatus.DELETED:
+                    file = entry.data_file
+                    io.count_numbers(len(file.split_offsets or ()) + len(file.equality_ids or ()), path)
                     yield manifest, entry
 
 

@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables import avro_records, changes, plan_table
+from distop.tables import avro, avro_records, changes, plan_table
 from distop.tables.avro import Damaged
 from distop.tables.avro_records import RecordFile
 from distop.tables.iceberg import read_metadata
@@ -222,6 +222,19 @@ def test_hole_9_an_entry_of_a_manifest_is_bounded(tmp_path: Path, before: int) -
     for read in readings(table):
         with pytest.raises(InvalidArgument, match=rf"{path.name} has an entry of more than {most} bytes"):
             read()
+
+
+def test_hole_9_the_lists_of_all_entries_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java keeps them: 250 entries of a million numbers each, 280 kB when they are compressed, take 2 GB there."""
+    table = table_of(tmp_path)
+    path = with_field(table, "split_offsets", number(500) + number(7) * 500 + number(0), entries=3)
+    monkeypatch.setattr(avro, "NUMBERS", 1_499)
+    for read in readings(table)[::2]:
+        with pytest.raises(InvalidArgument, match=rf"{path.name} have more than 1499 numbers"):
+            read()
+    monkeypatch.setattr(avro, "NUMBERS", 1_500)
+    for read in readings(table):
+        read()
 
 
 def test_hole_9_planning_keeps_no_lists_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
