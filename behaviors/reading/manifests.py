@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.confinement import TableFiles, check_metadata
@@ -18,6 +17,7 @@ from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
 from distop.tables.avro import ManifestIO
 from distop.tables.iceberg import checked, files_of
+from distop.tables.manifest_list import manifests_of
 from distop.tables.vectors import check_vector
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -41,7 +41,6 @@ _CHECKED_EVERY = 1_000
 """Entries between two looks at whether to go on."""
 
 _snapshots: Kept[Snapshot] = Kept(4)
-_reading = threading.Lock()
 
 
 @frozen
@@ -86,12 +85,13 @@ class Snapshot:
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
     """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
-    (``facts.folded``). It is read once for all partitions, and kept for the next operation.
+    (``facts.folded``). It is read once for all partitions, by one thread for those that ask meanwhile, and kept for the
+    next operation.
 
-    ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
+    ``check`` is called now and then, and raises where the reading, or the wait for it, is to stop. Raises Gone, and
+    Unreadable.
     """
-    with _reading:  # not by each thread: they would all read the same
-        return _snapshots.get((*identity(source), wanted), lambda: _read(source, wanted, check))
+    return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
 
 
 def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
@@ -107,7 +107,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
             read_from.append(identity(snapshot.manifest_list))
             allowed = files_of(source, metadata)
             with io.watched():
-                manifests = list(snapshot.manifests(io))
+                manifests = manifests_of(snapshot, io)
                 read_from += [identity(manifest.manifest_path) for manifest in manifests]
                 removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
@@ -257,8 +257,9 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
     """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out. Raises
     InvalidArgument for a file that may not belong to the table.
     """
-    from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
+
+    from distop.tables.avro_records import RecordFile
 
     schema = MANIFEST_ENTRY_SCHEMAS[_NEWEST]
     struct: Any = schema.find_type("data_file")
@@ -267,7 +268,7 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
     top = [field.name for field in schema.fields]
     status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))
     allowed.check((manifest.manifest_path,))
-    with AvroFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
+    with RecordFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
         for n, entry in enumerate(reader):
             if n % _CHECKED_EVERY == 0:
                 check()

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
 RECORDS = 1_000_000
 """Of a file at most: its reader has all of them in memory."""
+ENTRIES = 4_000_000
+"""Of the manifests that one reading of a table opens at most, with those of removed files: it keeps each live one."""
+TOTAL_BYTES = 32 << 30
+"""Of these manifests at most, decompressed: that takes some minutes."""
+NUMBERS = 32_000_000
+"""In the lists of live entries (places to split a file at, ids of columns) at most, in one reading: Java keeps them, in
+eight bytes each.
+"""
 STALLED = 60.0
 """Seconds; a thousand entries take less than one."""
 WATCHER = "manifests"
@@ -62,6 +70,7 @@ class ManifestIO:
         self._inner = inner
         self._files = files
         self._watch: _Watch | None = None
+        self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
 
     def new_input(self, location: str) -> Any:
         """The file, as pyiceberg's reader opens it. That raises Damaged, and what the other one raises. Raises
@@ -75,7 +84,10 @@ class ManifestIO:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """What is read in this block, on this thread, ends. Raises Damaged where the reader does not get on."""
+        """What is read in this block, on this thread, ends: it is one reading, within its bounds. Raises Damaged where
+        the reader does not get on.
+        """
+        self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
         self._watch = watch = _Watch(STALLED)
         try:
             watch.start()
@@ -99,6 +111,27 @@ class ManifestIO:
         if self._watch is not None:
             self._watch.alive(location)
 
+    def count(self, entries: int, size: int, location: str) -> None:
+        """Entries of a file, and the bytes they are decompressed to. Raises InvalidArgument where all files together
+        have too many.
+        """
+        self._entries -= entries
+        self._bytes -= size
+        if self._entries < 0 or self._bytes < 0:
+            raise InvalidArgument(
+                f"the manifests up to {location} have more than {ENTRIES} entries or more than {TOTAL_BYTES} bytes, "
+                "decompressed, the most that is read of a table: have its writer rewrite its manifests"
+            )
+
+    def count_numbers(self, count: int, location: str) -> None:
+        """Numbers in the lists of an entry. Raises InvalidArgument where all of a reading have too many."""
+        self._numbers -= count
+        if self._numbers < 0:
+            raise InvalidArgument(
+                f"the manifests up to {location} have more than {NUMBERS} numbers in the lists of their entries "
+                "(split_offsets, equality_ids), the most that is read of a table"
+            )
+
 
 class _Input:
     def __init__(self, inner: Any, of: ManifestIO) -> None:
@@ -115,16 +148,18 @@ class _Input:
     def open(self, seekable: bool = True) -> io.BytesIO:
         with self._inner.open(seekable) as stream:
             data = stream.read()
-        check(data, self.location)
+        self._of.count(*check(data, self.location), self.location)
         # Not before: how long storage takes is for it to say.
         self._of.alive(self.location)
         return io.BytesIO(data)
 
 
-def check(data: bytes, location: str) -> None:
-    """Raises Damaged where these bytes are no whole Avro file, InvalidArgument where they stand for too many."""
+def check(data: bytes, location: str) -> tuple[int, int]:
+    """How many records these bytes of an Avro file have, and how many bytes they are decompressed to. Raises Damaged
+    where they are no whole one, InvalidArgument where they stand for too many.
+    """
     try:
-        _walk(data)
+        return _walk(data)
     except _TooMuch:
         raise InvalidArgument(
             f"the file {location} has more than {METADATA_BYTES} bytes, decompressed, or more than {RECORDS} records, "
@@ -142,7 +177,7 @@ class _TooMuch(Exception):
     pass
 
 
-def _walk(data: bytes) -> None:
+def _walk(data: bytes) -> tuple[int, int]:
     if data[: len(_MAGIC)] != _MAGIC:
         raise _Wrong("it does not begin as an Avro file does")
     codec, at = _header(data, len(_MAGIC))
@@ -160,6 +195,7 @@ def _walk(data: bytes) -> None:
         if records < 0 or left < 0:
             raise _TooMuch
         at += size + _MARK
+    return RECORDS - records, METADATA_BYTES - left
 
 
 def _decompressed(codec: bytes, block: bytes, limit: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
+from distop.tables.manifest_list import manifests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
         return None
     try:
         with io.watched():
-            return _difference(former, current.manifests(io), io, check)
+            return _difference(former, manifests_of(current, io), io, check)
     except OSError as error:
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
 
@@ -60,7 +61,7 @@ def replaced_files(
         return frozenset()
     try:
         with io.watched():
-            before, now = former.manifests(io), current.manifests(io)
+            before, now = manifests_of(former, io), manifests_of(current, io)
             shared = {m.manifest_path for m in before} & {m.manifest_path for m in now}
             data, deletes = _split([m for m in now if m.manifest_path not in shared])
             old_data, old_deletes = _split([m for m in before if m.manifest_path not in shared])
@@ -90,7 +91,7 @@ def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lamb
         return []
     try:
         with io.watched():
-            deletes = _split(current.manifests(io))[1]
+            deletes = _split(manifests_of(current, io))[1]
             return [list(e.data_file.equality_ids) for _, e in entries(deletes, io, check) if e.data_file.equality_ids]
     except OSError as error:
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
@@ -100,7 +101,7 @@ def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Call
     # A manifest never changes: what both name has the same entries in both.
     now = {m.manifest_path for m in current}
     try:
-        manifests = former.manifests(io)
+        manifests = manifests_of(former, io)
         old_data, old_deletes = _split([m for m in manifests if m.manifest_path not in now])
         before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(old_data, io, check)}
         applied = {_identity(m, entry): _referenced(entry) for m, entry in entries(old_deletes, io, check)}
@@ -135,7 +136,6 @@ def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
     """The live entries, each with its manifest."""
-    from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import (
         MANIFEST_ENTRY_SCHEMAS,
         DataFile,
@@ -145,10 +145,13 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
         ManifestEntryStatus,
     )
 
+    from distop.tables.avro_records import RecordFile
+
     for manifest in manifests:
         check()
-        with AvroFile[ManifestEntry](
-            io.new_input(manifest.manifest_path),
+        path = manifest.manifest_path
+        with RecordFile[ManifestEntry](
+            io.new_input(path),
             MANIFEST_ENTRY_SCHEMAS[_READ_AS],
             read_types={-1: ManifestEntry, 2: DataFile},
             read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
@@ -158,6 +161,8 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
                     check()
                     io.alive()
                 if entry.status != ManifestEntryStatus.DELETED:
+                    file = entry.data_file
+                    io.count_numbers(len(file.split_offsets or ()) + len(file.equality_ids or ()), path)
                     yield manifest, entry
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.confinement import TableFiles, check_form, check_metadata, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import DistopError, InvalidArgument, TableUnavailable
 from distop.files import NotRegular, gone, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.changes import entries, field_of
 from distop.tables.location import Location, root_of
+from distop.tables.manifest_list import manifests_of
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 from distop.tables.vectors import VECTOR_FIELDS, check_vector
@@ -43,8 +44,6 @@ _NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})(\.gz)?\.metadata\.json")
 _FORMERLY = re.compile(r"v[0-9]+\.metadata\.json\.gz")
 """What Iceberg finds besides: names of early releases."""
 _HINTED = re.compile(r"([0-9]{1,9})(?:\r\n|\r|\n)?|\s*")
-_CHECKED_EVERY = 1_000
-"""Files of a manifest between two looks at whether to go on."""
 _KEPT_FILES = 20_000
 """Of a plan at most that is kept: some 10 MB."""
 _KEPT_BYTES = 4 << 20
@@ -394,10 +393,10 @@ def _data_files(
     """
     from pyiceberg.manifest import FileFormat, ManifestContent
 
-    def read(by: Callable[[Any], Any]) -> Any:
+    def read(by: Callable[[], Any]) -> Any:
         try:
-            return by(io)
-        except InvalidArgument:
+            return by()
+        except DistopError:
             raise
         except Exception as error:  # of a damaged file the reader says anything, SystemError among it
             raise _unread(metadata, snapshot, error) from error
@@ -406,7 +405,7 @@ def _data_files(
     specs = metadata.specs()
     files = files_of(source, metadata)
     read_from.append(identity(snapshot.manifest_list))
-    for manifest in read(snapshot.manifests):
+    for manifest in read(partial(manifests_of, snapshot, io)):
         check()
         files.check((manifest.manifest_path,))
         read_from.append(identity(manifest.manifest_path))
@@ -416,10 +415,9 @@ def _data_files(
         if spec_id not in namings:
             namings[spec_id] = _Naming(specs[spec_id], metadata)
         naming = namings[spec_id]
-        for n, entry in enumerate(read(partial(_live, manifest, deletes=deletes))):
-            if n % _CHECKED_EVERY == 0:
-                check()
-                io.alive()
+        one_more = partial(next, entries([manifest], io, check), None)
+        while (found := read(one_more)) is not None:
+            entry = found[1]
             file = entry.data_file
             files.check((file.file_path,), deletes=deletes)
             if deletes:
@@ -427,11 +425,6 @@ def _data_files(
                     check_vector(file.file_path, *(field_of(entry, name) for name in VECTOR_FIELDS))
                 continue
             yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
-
-
-def _live(manifest: Any, io: ManifestIO, *, deletes: bool) -> list[Any]:
-    """The entries of a manifest; of one of delete files with what tells where deletion vectors lie."""
-    return [e for _, e in entries([manifest], io, lambda: None)] if deletes else manifest.fetch_manifest_entry(io)
 
 
 def files_of(source: str, metadata: Any) -> TableFiles:

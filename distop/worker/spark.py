@@ -124,6 +124,17 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
     return {**conf, **user, **{name: f"{own} {user.get(name, '')}".rstrip() for name, own in java.items()}}
 
 
+def ignore_checksum_files(session: SparkSession) -> None:
+    """Have the driver's JVM open files on a disk without the ``.NAME.crc`` that stands beside one.
+
+    Hadoop opens it before the file, whatever it is: one that is a pipe holds up its thread for ever, and eight bytes in
+    one have the JVM ask for 2 GB. Hadoop has no setting for it; its one instance of the local file system is told.
+    """
+    jvm: Any = session._jvm
+    hadoop = session.sparkContext._jsc.hadoopConfiguration()
+    jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop).setVerifyChecksum(False)
+
+
 def _seconds(user: Mapping[str, str], name: str, default: float) -> float:
     """A duration among Spark's settings; the default where it is invalid."""
     try:
@@ -361,6 +372,7 @@ class SparkHolder:
         for key, value in self._settings.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
+        ignore_checksum_files(session)
         self._quieten(session)
         garbage.settle()
         return session

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.worker.spark import FATAL_DEPTH
+from distop.worker.spark import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
@@ -62,6 +62,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         builder = builder.config("spark.jars", str(iceberg))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
+    ignore_checksum_files(session)  # as in executors
     remember_classes(session)
     yield session
     session.stop()

@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables import avro, plan_table
+from distop.tables import avro, avro_records, plan_table
 from distop.tables.avro import Damaged, ManifestIO, check
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.manifests import snapshot_of
@@ -114,14 +114,30 @@ def test_a_header_in_blocks_with_sizes_is_one() -> None:
     check(b"Obj\x01" + number(-1) + number(len(entry)) + entry + number(0) + MARK, "x")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that met a finalizer
-def test_a_list_of_manifests_whose_reader_would_never_end_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.2)
+def test_a_list_of_manifests_that_leads_back_is_told_of(tmp_path: Path) -> None:
     table, path = table_of(tmp_path)
     path.write_bytes(leading_back(path, table))
     check(path.read_bytes(), "x")
+    told = rf"the file \S*{re.escape(path.name)} is damaged: one of its entries does not end within its block"
+    with pytest.raises(TableUnavailable, match=rf"the snapshot .* cannot be read: {told}"):
+        plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
+        snapshot_of(table.metadata_location, frozenset())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that met a finalizer
+def test_a_list_of_manifests_whose_reader_does_not_end_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is known that has it go on for ever: so it does for any."""
+
+    def never_ends(records: Any) -> Any:
+        while True:
+            pass
+
+    monkeypatch.setattr(avro, "STALLED", 0.2)
+    monkeypatch.setattr(avro_records._Records, "__next__", never_ends)
+    table, path = table_of(tmp_path)
     told = rf"the file \S*{re.escape(path.name)} is damaged: its reader did not get on within 0\.2 s"
     with pytest.raises(TableUnavailable, match=rf"the snapshot .* cannot be read: {told}"):
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
