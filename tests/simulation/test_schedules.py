@@ -82,8 +82,8 @@ def _told(broken: Sequence[Outcome]) -> Iterator[str]:
 
 
 def test_the_schedules_of_ci_are_of_all_sizes() -> None:
-    """Those that .ci/run runs, as they are drawn."""
-    assert f"scripts/simulate --schedules {CI_SCHEDULES} --seed 1 " in (ROOT / ".ci/run").read_text()
+    """As many as .ci/run runs, which are others for each commit."""
+    assert f"scripts/simulate --schedules {CI_SCHEDULES} --seed $((" in (ROOT / ".ci/run").read_text()
     drawn = [scenario(seed) for seed in range(1, CI_SCHEDULES + 1)]
     middle = CI_SCHEDULES // 2
     executors = sorted(sum(not host.leaves for host in wanted.hosts) for wanted in drawn)

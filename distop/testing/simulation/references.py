@@ -196,6 +196,7 @@ def _taken_over() -> dict[str, Reference]:
     lone = _reference("lone", "collect_all", partitions=4, seed=5, pace=0.4)
     given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
     begun = Opening("child: start a job")
+    lowered = _reference("check", "collect_all", Act(0.3, "alter max_jobs=1"), partitions=4, seed=5, pace=1.0)
     return {
         "take over of a plan in chunks": _in_pages().opened(
             Opening("chunk"), "elect", "chunk", PLAN_OF_CHUNKS, "finish"
@@ -203,6 +204,9 @@ def _taken_over() -> dict[str, Reference]:
         "take over of a cleanup in pages": _in_pages().opened(Opening("clean"), "elect", "clean", "end"),
         "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
         "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
+        "revoked within a lowered limit": lowered.having(limits=Limits(gone=0)).opened(
+            begun, "alter", "revoke_lost", "report", "finish"
+        ),
         "take over at the limit": lone.opened(begun, "take_over", "child: clean up", "report", "finish"),
         "take over at the limit, with nothing to clean up": _reference(
             "purge", "collect_all", partitions=4, seed=5, pace=0.4
