@@ -271,7 +271,7 @@ class Context(JobContext):
         def folders(elsewhere: bool) -> tuple[str, ...]:
             return folders_of(table, self.check_cancelled, lambda: self.spark, elsewhere=elsewhere)
 
-        self._env.table_folders.check(self.operation, table, paths, folders)
+        self._env.table_folders.check(self.operation, table, paths, folders, self.check_cancelled)
 
     @property
     def cancelled(self) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from distop.confinement import TableFiles
 from distop.errors import InvalidArgument
+from distop.recent import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,44 +16,25 @@ if TYPE_CHECKING:
     Folders = Callable[[bool], tuple[str, ...]]
     """The folders of a table; True: with those of partitions that may lie elsewhere, which take longer to list."""
 
-_KEPT = 1_000
-"""Tables of operations of which the folders are kept."""
-
-
-class _Table:
-    """The folders of one table, as they were when an operation began here."""
-
-    def __init__(self) -> None:
-        self._folders: tuple[str, ...] = ()
-        self._elsewhere: TableFiles | None = None
-        self._lock = threading.Lock()
-
-    def check(self, paths: Sequence[str], folders: Folders) -> None:
-        """Raises InvalidArgument, and what ``folders`` raises."""
-        with self._lock:
-            self._folders = self._folders or folders(False)
-            try:
-                # Each time anew: a folder may have become a link.
-                return TableFiles(*self._folders).check(paths, below=True)
-            except InvalidArgument:
-                self._elsewhere = self._elsewhere or TableFiles(*folders(True))
-                return self._elsewhere.check(paths, below=True)
-
 
 class TableFolders:
-    """The folders of tables, asked for once for each operation."""
+    """The folders of tables, as they were when an operation began here: asked for once for each operation."""
 
     def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[str, str], _Table] = OrderedDict()
-        self._lock = threading.Lock()
+        self._folders: Kept[tuple[str, ...]] = Kept(1_000)
+        self._elsewhere: Kept[TableFiles] = Kept(100)
 
-    def check(self, op: str, record: TableRecord, paths: Sequence[str], folders: Folders) -> None:
+    def check(
+        self, op: str, record: TableRecord, paths: Sequence[str], folders: Folders, check: Callable[[], None]
+    ) -> None:
         """Raises InvalidArgument for a path that lies in none of the table's folders, and what asking for these
-        raises.
+        raises. ``check`` is called while another thread asks, and raises where the wait is to stop.
         """
-        with self._lock:
-            table = self._tables.setdefault((op, record.name), _Table())
-            self._tables.move_to_end((op, record.name))
-            while len(self._tables) > _KEPT:
-                self._tables.popitem(last=False)
-        table.check(paths, folders)
+        key = (op, record.name)
+        known = self._folders.get_once(key, lambda: folders(False), check)
+        try:
+            # Each time anew: a folder may have become a link.
+            TableFiles(*known).check(paths, below=True)
+        except InvalidArgument:
+            elsewhere = self._elsewhere.get_once(key, lambda: TableFiles(*folders(True)), check)
+            elsewhere.check(paths, below=True)
