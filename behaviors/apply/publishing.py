@@ -13,8 +13,6 @@ import uuid
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from distop import deletion, places
 from distop.behavior import JobFailed
 from distop.core.frozen import frozen
@@ -102,9 +100,9 @@ class Narrowing(Applying):
         """Commit what the jobs have staged. Raises as :meth:`Applying.run` does; the outcome of a change that stands
         although it fails says so.
         """
-        units = self._units(summary)
         source = next(plan.source for plan in summary.partitions())
         pinned = read_metadata(source)[0]
+        units = self._units(summary, pinned)
         while self.outcome.rounds < ROUNDS:
             self._ctx.check_cancelled()
             head = self.load()
@@ -173,25 +171,30 @@ class Narrowing(Applying):
             self._folder = str(folder)
         return Stage.of(place, self._shared(), self._ctx.space, self._folder)
 
-    def _units(self, summary: Summary) -> list[_Unit]:
-        """What executors have staged. A job without a stage, or with another result, is left out: the completion does
-        its work.
+    def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
+        """What executors have staged, as the stages themselves say. A job whose stage is missing, or was made of other
+        files, is left out: the completion does its work.
         """
-        staged: dict[int, tuple[Staged, Stage]] = {}
-        for row in summary.outcomes():
-            try:
-                told = Staged.model_validate(row.result["staged"]) if row.success else None
-            except (ValidationError, LookupError, TypeError):
-                told = None
-            if told is not None and row.stage is not None:
-                staged[row.partition] = told, self._stage_at(row.stage)
-            elif row.success:
-                self._ctx.log.warning("Partition %s is written again: no executor has staged its files", row.name)
-        return [
-            _Unit(*staged[plan.partition], frozenset(path for path, _, _ in plan.files), summary.version)
-            for plan in summary.partitions()
-            if plan.partition in staged
-        ]
+        stages = {row.partition: row.stage for row in summary.outcomes() if row.success}
+        ids = narrowing.new_ids(metadata, self._narrowed)
+        units, covered = [], set[str]()
+        for plan in summary.partitions():
+            files, place = frozenset(path for path, _, _ in plan.files), stages.get(plan.partition)
+            if not files or plan.partition not in stages:
+                continue
+            stage = self._stage_at(place) if place is not None else None
+            found = None
+            if stage is not None:
+                found = rewriting.written_in(stage, files, metadata.current_schema_id, metadata.last_column_id, ids)
+            if stage is None or found is None:
+                self._ctx.log.warning("Partition %s is written again: no executor has staged its files", plan.name)
+                continue
+            staged, snapshot = found
+            if not covered.isdisjoint(files):
+                raise InvalidArgument(f"the plan of {self._ctx.operation} has files of partition {plan.name} twice")
+            covered |= files
+            units.append(_Unit(staged, stage, files, snapshot))
+        return units
 
     def _live(self) -> frozenset[str]:
         planned = plan_table(self._table)

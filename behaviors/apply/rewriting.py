@@ -8,6 +8,7 @@ stage in the shared directory, below ``distop-staged`` and the folder of the nam
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
@@ -48,6 +49,11 @@ _DATA = "data/distop-staged"
 """Below a table: the data files of all stages."""
 _NAMED = 10
 """Further files that one error names."""
+_CONTENTS = f"{_TABLE}/contents.json"
+"""In a stage: which files were written anew, and how. An outcome, which says it too, is data: who writes one could have
+files replaced by nothing.
+"""
+_CONTENTS_BYTES = 1 << 20
 _CATALOG = "spark.sql.catalog.default_iceberg"
 
 
@@ -150,10 +156,35 @@ def stage(
             _write(session, source, files, schema, narrowed, location)
         staged = _staged_in(location)
         _check_complete(ctx, session, source, files, staged.rows)
+        told = _contents((path for path, _, _ in files), int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
+        told |= {"snapshot": manifests.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
+        deletion.write(into.place, _CONTENTS, json.dumps(told).encode())
     except BaseException:
         discard(into, frozenset(), ctx.log)
         raise
     return staged
+
+
+def _contents(files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]) -> dict[str, Any]:
+    digest = hashlib.blake2b("\0".join(sorted(files)).encode("utf-8", "surrogateescape"), digest_size=16)
+    columns = {str(old): new for old, new in ids.items()}
+    return {"files": digest.hexdigest(), "schema": schema, "last_column": last_column, "ids": columns}
+
+
+def written_in(
+    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]
+) -> tuple[Staged, str] | None:
+    """What a stage has of these files under these ids, and the snapshot that they were read from; None where it was
+    made of anything else.
+    """
+    wanted = _contents(files, schema, last_column, ids)
+    try:
+        told = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
+        if not wanted.items() <= told.items():
+            return None
+        return Staged.model_validate(told["staged"]), str(told["snapshot"])
+    except (OSError, UnsafePath, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _staged_in(location: str) -> Staged:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.behavior import OutcomeRow, Summary, TableRecord
+from distop.behavior import OperationFailed, OutcomeRow, Summary, TableRecord
 from distop.errors import InvalidArgument
 from distop.tables.iceberg import metadata_file, plan_table, read_metadata
 from distop.tables.location import Location
@@ -598,6 +599,40 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
         assert not late.exists()
         assert bench.folders() == live
         assert bench.rows() == ROWS
+
+
+@pytest.mark.parametrize("forged", ["outcomes", "files", "twice"])
+def test_hole_8_outcomes_and_plans_that_are_forged_remove_no_row(bench: Bench, forged: str) -> None:
+    """An outcome that told of no staged file had the files of its partition replaced by nothing."""
+    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    ctx = bench.context()
+    planned = Apply().partitions(bench.record, argument, ctx)
+    partitions, rows = list(planned.partitions), []
+    if forged == "twice":
+        partitions.append(replace(partitions[0], partition=3, name="again"))
+    for partition in partitions:
+        ctx.partition = partition
+        told = {"staged": {"files": 0, "rows": 0, "bytes": 0}}
+        place = ctx.stage_place
+        if forged != "outcomes":
+            told = Apply().start_or_resume_job(argument, partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(partition.partition, partition.name, True, told, "", place))
+    if forged == "files":
+        # Each partition has as many rows, and its stage those of another one.
+        files = [partition.files for partition in partitions]
+        partitions = [replace(one, files=other) for one, other in zip(partitions, files[1:] + files[:1], strict=True)]
+    count = len(partitions)
+    done = Summary(
+        "success", count, count, 0, lambda: iter(rows), version=planned.version, plan=lambda: iter(partitions)
+    )
+    if forged == "twice":
+        with pytest.raises(OperationFailed, match="has files of partition again twice"):
+            Apply().complete_operation(argument, bench.record, done, ctx)
+        assert bench.kind == "long"
+    else:
+        assert Apply().complete_operation(argument, bench.record, done, ctx).verdict == "applied"
+        assert bench.kind == "int"
+    assert bench.rows() == ROWS
 
 
 def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
