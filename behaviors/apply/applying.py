@@ -204,7 +204,8 @@ class Applying:
         if text is None or digest_of_mark(text) not in self._announced():
             return None
         mark: Mapping[str, Any] = json.loads(text)
-        return mark
+        # A checkpoint lies where submitters write: it must not speak of another operation's change.
+        return mark if mark.get("operation") == self._ctx.operation else None
 
     def _announced(self) -> list[str]:
         """The digests of the marks that attempts at this job were about to write."""

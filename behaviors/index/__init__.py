@@ -134,6 +134,8 @@ class DropIndex(Behavior):
         # Builds stage beside this job, under their type. Listed first: one that comes late finds here what
         # was there before, and no stage of a build that came since.
         shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
+        if ref.object != name:
+            raise InvalidArgument(f"the operation {ref} is not one on the index {name!r}")
         builds_of = str(replace(ref, type=BuildIndex.type_name))
         given_up = names(series_of(shared, builds_of)) if shared is not None else []
         dropped = Folder(_root(ctx.table, ctx), name, ctx.space).drop(ctx.operation, after, builds)

@@ -19,6 +19,7 @@ _PART = r"[^.`\s/\\:]+|`[^`/\\:\0]+`"
 """Without what paths and URLs are made of: catalogs take a name such as parquet.`/path` or delta.`s3://…` for files."""
 _TABLE = re.compile(rf"(?:(?P<catalog>[A-Za-z0-9_-]+|`[A-Za-z0-9_-]+`)\.)?(?P<database>{_PART})\.(?:{_PART})")
 """Spark looks for the class of a catalog under its name, and a name with a dot would find another setting."""
+_OF_SESSION = "spark_catalog"
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
@@ -102,9 +103,16 @@ def missing(session: Any, name: str) -> str:
 def _describe(session: Any, name: str, *, partitions: bool) -> Described:
     state = session._jsparkSession.sessionState()
     parts = [str(part) for part in _listed(state.sqlParser().parseMultipartIdentifier(name))]
-    catalog = parts.pop(0) if len(parts) > 2 else "spark_catalog"
+    catalog = parts.pop(0) if len(parts) > 2 else _OF_SESSION
     plugin = state.catalogManager().catalog(catalog)
     jvm = session._jvm
+    if catalog == _OF_SESSION and len(parts) == 2:
+        database = jvm.scala.Option.apply(parts[0])
+        identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[1], database)
+        # Not by loadTable, which makes an object of the class that the table's properties name, and asks it.
+        if state.catalog().tableExists(identifier):
+            table = state.catalog().getTableMetadata(identifier)
+            return _of_session_catalog(session, state, table, partitions=partitions)
     namespace = session.sparkContext._gateway.new_array(jvm.java.lang.String, len(parts) - 1)
     for n, part in enumerate(parts[:-1]):
         namespace[n] = part

@@ -188,6 +188,27 @@ def test_tables_of_hive_s_parquet_serde_are_read(shop: Shop) -> None:
     shop.agrees("served", {"word is null": {"not_null": "word"}, "k = 'a'": {"check": "k != 'a'"}})
 
 
+def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Shop) -> None:
+    """Spark makes an object of the provider's class when it loads a table, and some call a host of the table's."""
+    shop.sql("create table {odd} (id bigint) using parquet")
+    session: Any = shop.spark
+    client = session._jsparkSession.sharedState().externalCatalog().unwrapped().client()
+    session._jvm.java.lang.System.setProperty("spark.testing", "true")  # else the client takes no statement
+    try:
+        client.runSqlHive("ALTER TABLE shop.odd SET TBLPROPERTIES('spark.sql.sources.provider'='java.util.Timer')")
+    finally:
+        session._jvm.java.lang.System.clearProperty("spark.testing")
+
+    def timers() -> set[str]:
+        threads = session._jvm.java.lang.Thread.getAllStackTraces().keySet()
+        return {name for name in (str(one.getName()) for one in threads) if name.startswith("Timer-")}
+
+    before = timers()
+    with pytest.raises(InvalidArgument, match=r"table of the format java.util.timer"):
+        shop.plan("odd")
+    assert timers() == before
+
+
 def test_what_is_no_table_that_can_be_read_is_refused_by_its_name(shop: Shop) -> None:
     shop.sql("create table {orcs} (id int) using orc")
     shop.sql("create table {texts} (id int) using csv")
