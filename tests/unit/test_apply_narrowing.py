@@ -7,11 +7,13 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from distop import deletion
 from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.deletion import Place
 from distop.errors import InvalidArgument, UnsafePath
@@ -271,6 +273,10 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
     staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
     stage = layout.write(layout.stage()).place
+    mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
+    ids = narrowing.new_ids(metadata, mine._narrowed)
+    told = rewriting._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7"}
+    deletion.write(stage, rewriting._CONTENTS, json.dumps(told).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
         OutcomeRow(1, "b", True, staged, ""),
@@ -281,8 +287,8 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     ]
     plans = [PartitionPlan(n, row.name, files=((f"/t/{n}", 1, 1),)) for n, row in enumerate(rows)]
     summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
-    units = operation(layout, OPERATION, monkeypatch)._units(summary)
-    assert [unit.files for unit in units] == [frozenset({"/t/0"})]
+    (unit,) = mine._units(summary, metadata)
+    assert (unit.files, unit.snapshot, unit.staged.rows) == (frozenset({"/t/0"}), "7", 2)
 
 
 @pytest.mark.parametrize(
