@@ -93,7 +93,7 @@ def believe_a_watch_for_ever(patch: Patch) -> None:
 
 
 # Seldom: something has to be decided by a read of the past.
-@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"), first=16)
+@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"), first=74)
 def believe_reads_of_the_past(patch: Patch) -> None:
     """Reads of old data are accepted, although their revision shows it (etcd#20418)."""
     former = Identity.see
