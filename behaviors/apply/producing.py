@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from distop.confinement import own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
-from distop.tables.iceberg import NO_SNAPSHOT, check_manifests
+from distop.tables.iceberg import NO_SNAPSHOT
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import uri
+from distop_behaviors.reading.iceberg import check_manifests_of, uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,9 +44,7 @@ class Production:
         self._made = self._transaction.table().operations()
         self.base = self._transaction.startMetadata()
         if (snapshot := self.base.currentSnapshot()) is not None:
-            source = str(self.base.metadataFileLocation())
-            manifests = [str(manifest.path()) for manifest in snapshot.allManifests(table.io())]
-            check_manifests(str(local_path(source) or source), manifests)
+            check_manifests_of(_local(str(self.base.metadataFileLocation())), snapshot, table.io())
         self._made.commit(self.base, keeping_log(self._jvm, self.base))
 
     @property

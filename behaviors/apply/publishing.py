@@ -179,14 +179,14 @@ class Narrowing(Applying):
         ids = narrowing.new_ids(metadata, self._narrowed)
         units, covered = [], set[str]()
         for plan in summary.partitions():
-            files, place = frozenset(path for path, _, _ in plan.files), stages.get(plan.partition)
+            files = frozenset(path for path, _, _ in plan.files)
             if not files or plan.partition not in stages:
                 continue
-            stage = self._stage_at(place) if place is not None else None
-            found = None
-            if stage is not None:
+            place, found = stages[plan.partition], None
+            if place is not None:
+                stage = self._stage_at(place)
                 found = rewriting.written_in(stage, files, metadata.current_schema_id, metadata.last_column_id, ids)
-            if stage is None or found is None:
+            if found is None:
                 self._ctx.log.warning("Partition %s is written again: no executor has staged its files", plan.name)
                 continue
             staged, snapshot = found

@@ -98,8 +98,9 @@ def read_all(
         found += [_kept.get((*f, wanted)) for f in files[n : n + CHECKED_EVERY]]
     if not immutable:
         remembered = [i for i, facts in enumerate(found) if facts is not None]
-        for i, why in zip(remembered, changed([files[i] for i in remembered], check), strict=True):
-            found[i] = why or found[i]
+        wrong = changed([files[i] for i in remembered], check)
+        for i in remembered:
+            found[i] = wrong.get(files[i][0], found[i])
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
         schemas = _Schemas(wanted)
@@ -121,19 +122,19 @@ def read_all(
     return [f for f in found if f is not None]
 
 
-def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> list[Unreadable | None]:
-    """For each file, in order: None where it is as it was planned, else what is wrong with it.
+def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
+    """What is wrong with the files that are not as they were planned, by path and in their order.
 
     Raises TableUnavailable where a file does not answer, and what ``check`` raises.
     """
-    found: list[Unreadable | None] = []
+    found: dict[str, Unreadable] = {}
     if not files:
         return found
     with _pool() as pool:
         for n in range(0, len(files), CHECKED_EVERY):
             check()
             looks = [(file[0], pool.submit(_changed, file)) for file in files[n : n + CHECKED_EVERY]]
-            found += [_waited_for(path, look, check) for path, look in looks]
+            found.update((path, why) for path, look in looks if (why := _waited_for(path, look, check)) is not None)
     return found
 
 
@@ -147,9 +148,8 @@ def _changed(file: PlannedFile) -> Unreadable | None:
 
 def check_unchanged(files: Sequence[PlannedFile], check: Callable[[], None]) -> None:
     """Raises Unreadable for the first file that is not as it was planned, and what :func:`changed` raises."""
-    for why in changed(files, check):
-        if why is not None:
-            raise why
+    for why in changed(files, check).values():
+        raise why
 
 
 def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable[[], None]) -> T:

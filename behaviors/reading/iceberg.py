@@ -290,7 +290,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         current = table.currentSnapshot()
         id_ = str(current.snapshotId())
         check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
-        check_manifests(source, [str(m.path()) for m in current.allManifests(table.io())])
+        check_manifests_of(source, current, table.io())
         files = table.newScan().planFiles()
         try:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
@@ -304,6 +304,11 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
         raise
+
+
+def check_manifests_of(source: str, snapshot: Any, io: Any) -> None:
+    """:func:`check_manifests` for a snapshot in the JVM, before Java opens its manifests."""
+    check_manifests(source, [str(manifest.path()) for manifest in snapshot.allManifests(io)])
 
 
 def _checked(source: str, check: Callable[[str], None]) -> None:

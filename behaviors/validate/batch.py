@@ -273,7 +273,8 @@ class Batch:
             self._ctx.check_reachable()
         active = [p for p in active if not p.erred]
         # Iceberg changes no file that it has written.
-        changed = self._changed(file for p in active if not p.plan.source for file in files[p.plan.partition])
+        planned = [file for p in active if not p.plan.source for file in files[p.plan.partition]]
+        changed = footers.changed(planned, self._stop)
         if changed:
             self._ctx.check_reachable()
         for part in active:
@@ -282,12 +283,6 @@ class Batch:
                 part.fail(str(why))
             else:
                 self._apply(part, files[part.plan.partition], counts)
-
-    def _changed(self, files: Iterable[PlannedFile]) -> dict[str, Unreadable]:
-        """What is wrong with the files that are not as they were planned, by path."""
-        looked_at = list(files)
-        found = zip(looked_at, footers.changed(looked_at, self._stop), strict=True)
-        return {file[0]: why for file, why in found if why is not None}
 
     def _look_at_pages(self, parts: Sequence[Part]) -> None:
         """Mark files with a damaged page: one of them may have crashed the JVM."""
@@ -332,7 +327,7 @@ class Batch:
             rows = fetch(self._reader(parts), self._group(parts[0], names, ()), wishes, self._where())
             # What was counted stands; the rows of a sample must be those that were counted.
             owners = [owner[path] for path in dict.fromkeys(row.file for row in rows)]
-            changed = self._changed(file for part, file in owners if not part.plan.source)
+            changed = footers.changed([file for part, file in owners if not part.plan.source], self._stop)
             for why in changed.values():
                 self._ctx.log.warning("no samples of it: %s", why)
             for row in rows:

@@ -139,7 +139,7 @@ class Isolated:
         # Of Iceberg's reader no words are known that only it would say: what it cannot read is found by splitting.
         broken = None if group.source else failures.broken_file(error, group.files)
         of_parts = [file for part in parts for file in files[part.plan.partition]]
-        changed = {} if group.source else self._changed(of_parts)
+        changed = {} if group.source else footers.changed(of_parts, self._check_stop)
         for part in parts:
             try:
                 for file in files[part.plan.partition]:
@@ -163,11 +163,6 @@ class Isolated:
                 raise
             return False  # no condition's fault: the files cannot be read together
         return self._blame_conditions(parts, group, checks)
-
-    def _changed(self, files: Sequence[PlannedFile]) -> dict[str, Unreadable]:
-        """What is wrong with the files that are not as they were planned, by path."""
-        found = zip(files, footers.changed(files, self._check_stop), strict=True)
-        return {file[0]: why for file, why in found if why is not None}
 
     def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
         found = False
@@ -218,7 +213,7 @@ class Isolated:
             found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
         wrong = scan.misread_files(self._session, group, facts, found)
         misread = [(part, file) for part in parts for file in files[part.plan.partition] if file[0] in wrong]
-        changed = {} if group.source else self._changed([file for _, file in misread])
+        changed = {} if group.source else footers.changed([file for _, file in misread], self._check_stop)
         for part, file in misread:
             if file[0] in changed:
                 part.fail(str(changed[file[0]]))

@@ -77,7 +77,10 @@ TABLES_LISTED = 3_600.0
 
 def _of_placing(node: Node | None) -> Node | None:
     """A node's record without the fields that change often and do not concern who coordinates or claims."""
-    return replace(node, released=0, doing={}, refused={}, clock=0, spark="") if node is not None else None
+    if node is None:
+        return None
+    told = replace(node, released=0, doing={}, refused={}, refused_more=0)
+    return replace(told, clock=0, clock_unknown="", spark="")
 
 
 def _watch_name(families: Sequence[str]) -> str:

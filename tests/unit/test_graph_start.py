@@ -22,6 +22,7 @@ from distop.core.series import Series
 from distop.core.txn import Delete, Put, Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
 from distop.graphs import requests
+from distop.operation import Operation
 from distop.submission.request import After
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
@@ -532,6 +533,16 @@ def test_P3_a_series_is_ended_by_its_first_also_where_another_took_its_place() -
     run(work)
 
 
+async def ended_and_followed(etcd: Etcd, first: Operation, state: State) -> None:
+    """The first of a series ends by itself, and the next one comes."""
+    series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
+    mod = etcd.store.mod(KEYS.of(first.parts, "state"))
+    history = ended_waiting(first.parts, spec_of(etcd, first.ref), state, "", None)
+    etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
+    wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
+    await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+
+
 def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next() -> None:
     """Its series went on, although the caller was told that it had ended."""
 
@@ -542,12 +553,7 @@ def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next()
         ending = asyncio.ensure_future(first.end_series())
         await asyncio.sleep(0.01)
         assert not ending.done()
-        series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
-        mod = etcd.store.mod(KEYS.of(first.parts, "state"))
-        history = ended_waiting(first.parts, spec_of(etcd, first.ref), State.FAILED, "", None)
-        etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
-        wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
-        await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+        await ended_and_followed(etcd, first, State.FAILED)
         assert await ending == "t/noop/2"
         assert state_of(etcd, "t/noop/2") == "cancelled"
 
@@ -563,12 +569,7 @@ def test_P3_one_of_a_series_that_is_ending_is_waited_for_to_cancel_the_next() ->
         async def meanwhile(txn: Txn) -> TxnResult:
             """It ends by itself, and the next one comes."""
             etcd.fates.clear()
-            series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
-            mod = etcd.store.mod(KEYS.of(first.parts, "state"))
-            history = ended_waiting(first.parts, spec_of(etcd, first.ref), State.CANCELLED, "", None)
-            etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
-            wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
-            await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+            await ended_and_followed(etcd, first, State.CANCELLED)
             etcd.fates.append(etcd.store.apply)
             return etcd.store.apply(txn)
 
