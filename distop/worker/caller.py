@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from distop.core.model import OperationRef
 from distop.errors import describe
 from distop.worker import protocol
+from distop.worker.fair_semaphore import FairSemaphore
 from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, Sources, first
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
 NOTHING = Sources()
+PLACES = 8
+"""Plannings and completions in the child at once; half of them for one table. What they hold in memory is bounded by
+this, since they take no slot."""
+IN_PLACES = frozenset({"plan", "complete"})
 WORDS = {
     "plan": "the planning",
     "complete": "the completion",
@@ -54,8 +61,13 @@ class _Asked:
         self.op = message["op"]
         self.what = f"{WORDS[message['t']]} of {self.op}"
         self.of_run = of_run
+        self.table = OperationRef.parse(self.op).table if message["t"] in IN_PLACES else None
+        """Whose turn it takes for a place in the child; None: it needs none."""
         self.sink: CallSink | None = None
-        self.told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.placed: asyncio.Future[None] = loop.create_future()
+        """Done once it has a place, from when on its time limit counts."""
+        self.told: asyncio.Future[str] = loop.create_future()
         """Why it has to stop, once it has to."""
 
     def stop(self, why: str) -> None:
@@ -73,6 +85,7 @@ class Caller:
         self._spawn = spawn
         self._log = log
         self._asked: set[_Asked] = set()
+        self._places = FairSemaphore(PLACES, PLACES // 2)
 
     def cancel(self, op: str) -> None:
         """Stop the operation's calls, but for the cleanups of runs, which are the runs' own."""
@@ -95,8 +108,8 @@ class Caller:
         limit: float | None = None,
     ) -> Answer:
         """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
-        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent; ``sources`` what the
-        child asks for meanwhile.
+        ``limit`` seconds from when it had a place. ``rows`` gives the message's items, as JSON, each time that it is
+        sent; ``sources`` what the child asks for meanwhile.
 
         With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
         repeated with nobody else there. Without one, it is the call of a run that is in the gate.
@@ -124,6 +137,7 @@ class Caller:
         that does not help within the grace."""
         work = asyncio.ensure_future(working)
         try:
+            await first(work, asked.placed, asked.told)
             await first(work, asked.told, timeout=limit)
             if work.done():
                 return work.result()
@@ -147,14 +161,16 @@ class Caller:
             self._asked.discard(asked)
 
     async def _work(self, asked: _Asked, send: Callable[[], Awaitable[Answer | Death]], gate: Gate | None) -> Answer:
-        if gate is None:
-            got = await send()
-        else:
-            async with gate.shared():
+        async with self._places.place(asked.table) if asked.table is not None else nullcontext():
+            asked.placed.set_result(None)
+            if gate is None:
                 got = await send()
-            if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
-                async with gate.exclusive():
+            else:
+                async with gate.shared():
                     got = await send()
+                if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
+                    async with gate.exclusive():
+                        got = await send()
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got

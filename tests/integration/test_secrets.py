@@ -54,7 +54,7 @@ class Watch(threading.Thread):
 
     def __init__(self, daemon: int, work_dir: Path) -> None:
         super().__init__(daemon=True)
-        self.daemon_pid = daemon
+        self._daemon = Path(f"/proc/{daemon}")
         self.found: set[str] = set()
         self.programs: set[str] = set()
         self.modes: set[int] = set()
@@ -71,8 +71,9 @@ class Watch(threading.Thread):
     def _look(self, folder: Path) -> None:
         try:
             arguments = (folder / "cmdline").read_bytes()
-            # The daemon bars others from its environment (test_credentials.py); only root sees it here.
-            own = int(folder.name) in (self.daemon_pid, os.getpid())
+            # The daemon bars others from its environment (test_credentials.py), also from that of a process which it
+            # has forked and which has not begun its own program; only root sees them here.
+            own = int(folder.name) == os.getpid() or arguments == (self._daemon / "cmdline").read_bytes()
             environment = b"" if own else (folder / "environ").read_bytes()
         except OSError:
             return

@@ -13,6 +13,7 @@ import pytest
 
 from distop.core.plan import decode_chunk
 from distop.worker import protocol
+from distop.worker.caller import PLACES
 from distop.worker.guardian import boottime
 from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from distop.worker.model import PlanPages
@@ -242,6 +243,46 @@ async def test_a_call_that_listens_is_cancelled(worker: Worker, tmp_path: Path, 
     worker.cancel_calls(OP)
     assert (await cancelled(call)).startswith("cancelled: the ")
     assert worker.deaths == 0
+
+
+async def test_many_plannings_of_one_table_leave_room_for_others(worker: Worker, tmp_path: Path) -> None:
+    """They take no slot, and their number is not the executor's choice."""
+    ops = [f"t/sample/{n}" for n in range(1, 20)]
+    does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
+    many = [asyncio.create_task(worker.plan(op, "sample", does, TABLE, None)) for op in ops]
+    diary = tmp_path / "diary"
+
+    def at_work() -> int:
+        return len(diary.read_text().splitlines()) if diary.exists() else 0
+
+    await until(lambda: at_work() == PLACES // 2, "the table has its share of plannings")
+    assert (await worker.plan("u/sample/1", "sample", {"names": ["a"]}, {**TABLE, "name": "u"}, None)).count == 1
+    assert at_work() == PLACES // 2
+    for op in ops[1:]:
+        worker.cancel_calls(op)
+    for call in many[1:]:
+        assert (await cancelled(call)).startswith("cancelled: the planning")
+    assert at_work() == PLACES // 2, "those that had no place never began"
+    worker.cancel_calls(ops[0])
+    await cancelled(many[0])
+    assert worker.deaths == 0
+
+
+async def test_waiting_for_a_place_is_no_part_of_a_calls_limit(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=1.0)
+    worker = Worker(config)
+    await worker.start()
+    try:
+        does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
+        ops = [f"t/sample/{n}" for n in range(1, PLACES // 2 + 1)]
+        before = [asyncio.create_task(worker.plan(op, "sample", does, TABLE, None)) for op in ops]
+        await until((tmp_path / "diary").exists, "those before it are at work")
+        assert (await worker.plan("t/sample/99", "sample", {"names": ["a"]}, TABLE, None)).count == 1
+        for call in before:
+            with pytest.raises(WorkerError, match="did not end within 1 s"):
+                await call
+    finally:
+        await worker.stop(10)
 
 
 @pytest.mark.parametrize("kind", CALLS)
