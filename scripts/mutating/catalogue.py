@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -129,10 +129,17 @@ class Catalogue:
         return found
 
     def places(self, mutant: Mutant, layer: str) -> list[Place]:
-        """Where a mutant is decisive in this layer; frequent and quick places first."""
+        """Where a mutant is decisive in this layer; frequent and quick places first, but those of one test file after
+        as many of each other file, since tests of one file look at the same."""
         found = [(place, count) for place, count in self.decisive.get(mutant, ()) if place.layer == layer]
         found.sort(key=lambda one: (one[0].seconds / min(one[1], 5), str(one[0])))
-        return [place for place, _ in found]
+        before: Counter[str] = Counter()
+        turns = []
+        for place, _ in found:
+            file = place.test.partition("::")[0]
+            turns.append((before[file] if file else 0, place))
+            before[file] += 1
+        return [place for _, place in sorted(turns, key=lambda one: one[0])]
 
     def as_json(self) -> Any:
         listed = sorted(self.mutants | self.decisive.keys())

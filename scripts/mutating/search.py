@@ -24,7 +24,7 @@ from mutating.late_copies import arriving, labelling
 from mutating.random_lives import live
 from mutating.transaction_mutants import Mutant
 
-TRIED = {UNIT: 25, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
+TRIED = {UNIT: 60, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
 """Places of each layer in which a mutant is run before it counts as a survivor."""
 
 

@@ -42,6 +42,15 @@ def test_options_set_for_a_closed_gate_are_refused_once_it_is_open() -> None:
     assert world.gate(ref).options == Options(max_jobs=1)
 
 
+def test_of_two_alterations_that_saw_the_same_options_one_is_refused() -> None:
+    """Both would be told that theirs hold."""
+    for world, ref in (ready(), ready(planned_first=False)):
+        late = world.alter(ref, Options(max_jobs=1))
+        world.do(world.alter(ref, Options(priority=9)))
+        assert not world.store.apply(late).succeeded
+        assert world.op(ref).terms.options == Options(priority=9)
+
+
 def test_the_audit_finds_a_gate_without_the_current_options() -> None:
     world, ref = ready()
     world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))

@@ -230,12 +230,14 @@ def test_a_catalogue_survives_the_cache() -> None:
     found = Catalogue(mutants={mutant, other}, simulated={other}, schedules=5)
     found.decisive[mutant] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]
     found.decisive[mutant].append((Place("tests/unit/test_x.py::test_fast", 0, 0.1), 1))
+    found.decisive[mutant].append((Place("tests/unit/test_y.py::test_slowest", 0, 9.5), 1))
     found.decisive[mutant].append((Place("", 4, 0.5, (17, 120)), 1))
     found.sent["claim"].append((4, 9))
     kept = Catalogue.from_json(found.as_json())
     assert kept.as_json() == found.as_json()
     assert [place.test for place in kept.places(mutant, "unit")] == [
         "tests/unit/test_x.py::test_fast",
+        "tests/unit/test_y.py::test_slowest",
         "tests/unit/test_x.py::test_slow",
     ]
     assert list(map(str, kept.places(mutant, "schedules"))) == ["seed 4"]
