@@ -13,8 +13,8 @@ from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import NotFound, WaitTimeout
 from distop.inspection.status import live_nodes
+from distop.store.config import WRITE_LIMIT
 from distop.submission.request import acting, seconds, text
-from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys

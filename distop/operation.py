@@ -42,13 +42,14 @@ from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
+from distop.store.config import WRITE_LIMIT
 from distop.submission import prepared, series
 from distop.submission.options import changes, refuse_unowned
 from distop.submission.prepared import never_ran
 from distop.submission.request import acting, seconds
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
-from distop.submission.submit import WRITE_LIMIT, pause
+from distop.submission.submit import pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

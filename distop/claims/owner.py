@@ -23,6 +23,7 @@ from distop.core.plan import CHUNK_PAGE
 from distop.core.records import read
 from distop.core.txn import Get, TxnResult
 from distop.errors import DistopError, InvalidToken, OutcomeUnknown
+from distop.store.config import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from distop.node.openop import OpenOperation
     from distop.store.client import EtcdClient
 
-WRITE_LIMIT = 30.0
-"""Seconds for which a transaction whose outcome is unknown is repeated before that is said."""
 ROUNDS = 8
 """Times that a call looks for more jobs after others were faster."""
 REMEMBERED = 20_000

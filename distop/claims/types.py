@@ -14,13 +14,13 @@ from distop.core.txn import Get, GetResult, Put, Txn, unchanged
 from distop.errors import InvalidArgument, NotAllowed
 from distop.schema import encode_json
 from distop.schema_bounds import check_form
+from distop.store.config import WRITE_LIMIT
 from distop.submission.request import LONGEST_DELAY, seconds, text, times
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.store.client import EtcdClient
 
-WRITE_LIMIT = 30.0
 LONGEST_DESCRIPTION = 10_000
 """Characters."""
 

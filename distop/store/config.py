@@ -19,6 +19,9 @@ DEFAULT_ENDPOINT = "127.0.0.1:2379"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 
+WRITE_LIMIT = 30.0
+"""Seconds for which a client repeats a transaction whose outcome is unknown before it says so."""
+
 
 @frozen
 class Endpoint:

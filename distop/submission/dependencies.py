@@ -14,7 +14,8 @@ from distop.core.model import OperationRef, Spec, State
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
-from distop.submission.submit import WRITE_LIMIT, overdue, pause
+from distop.store.config import WRITE_LIMIT
+from distop.submission.submit import overdue, pause
 from distop.submission.waiting import Standing, standings
 
 if TYPE_CHECKING:

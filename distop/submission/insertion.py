@@ -17,10 +17,11 @@ from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
 from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
+from distop.store.config import WRITE_LIMIT
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, find_earlier, is_of
 from distop.submission.request import After
-from distop.submission.submit import WRITE_LIMIT, Lost, Started, make_spec, object_found, overdue, read_type
+from distop.submission.submit import Lost, Started, make_spec, object_found, overdue, read_type
 from distop.submission.waiting import predecessors, standings
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from distop.core.records import read, word
 from distop.core.texts import shown
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
+from distop.store.config import WRITE_LIMIT
 from distop.submission.graph import in_one
 from distop.submission.request import LONGEST_DELAY, PREPARED, acting, seconds, text
-from distop.submission.submit import WRITE_LIMIT, Started, overdue, pause, too_contended
+from distop.submission.submit import Started, overdue, pause, too_contended
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys

@@ -15,8 +15,8 @@ from distop.core.records import read
 from distop.core.texts import shown
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.schema import encode_json
+from distop.store.config import WRITE_LIMIT
 from distop.submission.request import acting, text
-from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys

@@ -31,6 +31,7 @@ from distop.errors import (
     UnknownBehavior,
     UnreadableRecord,
 )
+from distop.store.config import WRITE_LIMIT
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, excluding, find_earlier, is_of, running_refs
 from distop.submission.options import refuse_unowned
@@ -49,8 +50,6 @@ log = logging.getLogger("distop.client")
 
 READS = 60
 """Keys that are read at once."""
-WRITE_LIMIT = 30.0
-"""Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
 

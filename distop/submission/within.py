@@ -40,8 +40,9 @@ from distop.core.user_transaction import (
     was_started,
 )
 from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
+from distop.store.config import WRITE_LIMIT
 from distop.submission.graph import check, in_one
-from distop.submission.submit import WRITE_LIMIT, overdue, pause, too_contended
+from distop.submission.submit import overdue, pause, too_contended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -275,7 +275,7 @@ def start_without_writing_down(patch: Patch) -> None:
     substitute(patch, LocalJobs, "begin", begin)
 
 
-@bug("blamed", first=23)
+@bug("blamed", first=55)
 def blame_what_one_node_cannot_run(patch: Patch) -> None:
     substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: False)
 

@@ -70,6 +70,7 @@ class ModelClient:
             yield part.kvs
 
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
+        assert deadline is None or 5.0 <= deadline <= 60.0, "a caller hears within a minute, and not at once"
         self.committed.append(txn)
         fate = self.fates.popleft() if self.fates else self.usual
         await self._ask(txn.label)

@@ -1,27 +1,62 @@
 """Actors of a simulation: worker loops in processes that are no executors, on the production client. They do well and
-badly: they extend their claims or forget to, return late, or never.
+badly: they extend their claims or forget to, return late, or never. Some operations have jobs that they alone run.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.claims.model import Abort, Complete, Release, Retry
 from distop.client import Client
 from distop.clock import random
-from distop.errors import DistopError, InvalidToken, OutcomeUnknown
+from distop.errors import ClusterChanged, DistopError, InvalidToken, OutcomeUnknown
+from distop.testing.simulation.behaviors import BY_HAND
+from distop.testing.simulation.scenario import Act, Wish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import random as randomness
+    from collections.abc import Callable, Sequence
 
     from distop.claims.model import Outcome, OwnedJob
     from distop.config import ClientConfig
+    from distop.testing.simulation.scenario import Host
 
 AGAIN = 0.3
 """Seconds between looks, and after what did not work."""
 MOST = 3
 BROKEN = "an actor's attempt broke"
+
+
+def by_hand(
+    chance: randomness.Random, wishes: Sequence[Wish], hosts: Sequence[Host], actors: int
+) -> tuple[tuple[Wish, ...], tuple[Host, ...]]:
+    """In half of the seeds with actors, add operations of the type that has no code.
+
+    Some of them are paused or cancelled while jobs run. Any executor may coordinate them that serves the type and the
+    table.
+    """
+    if not actors or chance.random() < 0.5:
+        return tuple(wishes), tuple(hosts)
+    model, found = wishes[0], []
+    for _ in range(chance.randint(1, 3)):
+        jobs = chance.choices((1, 2, 5, 40), (4, 3, 3, 1))[0]
+        arg = {"seed": chance.randrange(1 << 30), "partitions": jobs, "pace": 0.1, "trouble": 0.0, "calls": 0.1}
+        ways = ((), (), (), ("cancel",), ("pause", "resume"), ("pause", "cancel"))
+        acts = tuple(Act(chance.uniform(0.1, 2.0), what) for what in chance.choice(ways))
+        names = tuple(f"p={n}" for n in range(jobs))
+        arg["chunk"] = 1000
+        found.append(Wish(model.client, chance.uniform(0.0, 2.0), BY_HAND, model.table, arg, names, None, acts))
+    serving = tuple(
+        replace(
+            host,
+            only_types=host.only_types and (*host.only_types, BY_HAND),
+            only_tables=host.only_tables and tuple(dict.fromkeys((*host.only_tables, model.table))),
+        )
+        for host in hosts
+    )
+    return (*wishes, *found), serving
 
 
 async def act(
@@ -30,10 +65,14 @@ async def act(
     """Claim and return jobs, until nobody waits for anything any more. ``note``: is told what must not be."""
     async with Client(config) as client:
         work: set[asyncio.Task[None]] = set()
-        while not over():
+        gone: ClusterChanged | None = None
+        while not over() and gone is None:
             await asyncio.sleep(AGAIN * random.uniform(0.3, 2.0))
             try:
                 jobs = await client.own_jobs(name, types, int(random.uniform(1, MOST + 1)), random.uniform(0.3, 3.0))
+            except ClusterChanged as error:
+                gone = error  # for this client for good
+                continue
             except DistopError:
                 continue
             for job in jobs:
@@ -43,6 +82,8 @@ async def act(
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+        if gone is not None:
+            raise gone
 
 
 async def _work(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:

@@ -33,6 +33,8 @@ _COMBINE = {
 
 RARE = "rare"
 """A type that one executor offers at most (``departures``)."""
+BY_HAND = "by-hand"
+"""A type without code, whose jobs actors alone run."""
 
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
@@ -49,13 +51,14 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
         Declaration("join", completes=False, joins=True),
         Declaration(RARE, can_fail=False, failure_policy="collect_all", retry=_RETRY),
+        Declaration(BY_HAND, failure_policy="collect_all", retry=_RETRY, completes=False, cleans=False, code=False),
     )
 }  # fmt: skip
 """One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
 report, whose lost jobs fail, with and without a cleanup; one whose name begins like another's; one that is started on
-no table as well; one that only waits; and one that hardly anybody offers.
+no table as well; one that only waits; one that hardly anybody offers; and one without code.
 """
-DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name != RARE)
+DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND))
 """Those that scenarios are drawn of."""
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from distop.config import ClientConfig
+    from distop.core.declaration import Declaration
     from distop.operation import Operation
     from distop.testing.simulation.scenario import DrainAct, Removal, Wish
 
@@ -68,10 +69,13 @@ class Told:
         heard), ``confirmed``, ``refused``."""
 
 
-async def set_up(config: ClientConfig, tables: tuple[str, ...]) -> None:
-    """Register the tables."""
+async def set_up(config: ClientConfig, tables: tuple[str, ...], declared: tuple[Declaration, ...] = ()) -> None:
+    """Register the types without code, and the tables."""
     async with Client(config) as client:
         await _connected(client)
+        for one in declared:
+            policy, retry = one.failure_policy, one.retry
+            await _insist(client.register_type, one.type_name, failure_policy=policy, retry=retry)
         for name in tables:
             await _insist(client.add_table, TableRecord(name, "parquet", f"/data/{name}"), check=False)
 

@@ -24,7 +24,7 @@ from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.actors import act
 from distop.testing.simulation.authors import Authors
-from distop.testing.simulation.behaviors import RARE
+from distop.testing.simulation.behaviors import RARE, TYPES
 from distop.testing.simulation.caller_transactions import CALLERS, Branches, turn_some
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
 from distop.testing.simulation.completions import Completions
@@ -304,7 +304,8 @@ class Simulation:
             machine.start()
             if host.leaves:
                 self.loop.world_at(host.leaves, self._leave, machine)
-        self._spawn("set-up", set_up(self._config, wanted.tables))
+        declared = tuple(TYPES[name] for name in {wish.type: None for wish in wanted.wishes} if not TYPES[name].code)
+        self._spawn("set-up", set_up(self._config, wanted.tables, declared))
         for n in range(wanted.clients):
             self._begin_client(n)
         for n in range(wanted.actors):
@@ -412,6 +413,9 @@ class Simulation:
         for machine in self.machines:
             machine.go_on()
             machine.start()
+        for n in range(self.scenario.actors):
+            if all(process.dead for process, number in self._actors.items() if number == n):
+                self._begin_actor(n)
         self._stopping.calm()
         left = let_go(self._config, self._over, self._left_drained, self._left_alone)
         self._spawn("janitor", left, waits=False)

@@ -240,6 +240,7 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
+    from distop.testing.simulation.actors import by_hand
     from distop.testing.simulation.bounds import draw_limits, limits_that_change, losses_within_a_limit
     from distop.testing.simulation.caller_transactions import with_branches
     from distop.testing.simulation.departures import AWAY_TABLE, draw_leaving
@@ -325,6 +326,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         limits = replace(limits, gone=gone, overdue=lost.choice((0, 1, DEFAULT.overdue)))
     if limits != DEFAULT or any(wish.alike for wish in wishes):
         limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
+    wishes, some = by_hand(random.Random(f"by hand/{seed}"), wishes, some, actors)
     return Scenario(
         seed,
         some,
