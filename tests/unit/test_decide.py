@@ -201,6 +201,17 @@ def test_cancelling_waits_for_the_living_and_reaps_the_rest() -> None:
     assert decision.value == Decision(State.CANCELLED, 3, 1, 0)
 
 
+def test_a_cancelled_operation_is_looked_at_again_soon_before_an_actors_claim_is_abandoned() -> None:
+    """Later than now, whatever is left: the look would be repeated without end where time moves in steps."""
+    world, ref = world_with(jobs=1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.cancel(ref))
+    actors = {0: 1e-9}
+    todo = next_step(world.keys, world.op(ref), set(world.leases), world.election, NOW, POLL, actors)
+    assert isinstance(todo, d.WakeAt)
+    assert NOW < todo.time < NOW + 1.0
+
+
 def test_completing() -> None:
     world, ref = world_with(jobs=0)
     world.do(world.decide(ref))
@@ -290,6 +301,7 @@ def test_an_executor_leaves_a_job_to_others_longer_after_each_failure() -> None:
         assert look(mine, patience=1.0, unchanged_for={0: left}).waiting == (0,)
         assert look(mine, patience=1.0, executor="ex-b").waiting == (0,)
         assert look(mine, patience=1.0, others=False).waiting == (0,)
+    assert d.LEFT_TO_OTHERS < 120.0, "others may not come"
 
 
 def test_a_clock_that_is_ahead_delays_no_longer_than_patience() -> None:
@@ -478,3 +490,13 @@ def test_a_job_that_can_go_on_is_left_to_the_one_that_has_its_state_for_a_moment
     for later in (look("other", ["home"], d.HEAD_START), look("other", [], 0.0), look("home", ["other"], 0.0)):
         assert later.lost == (0,)
         assert 1 in later.waiting
+    waits = look("other", ["home"], 0.0).next_due
+    assert waits is not None
+    assert 100.0 < waits < 110.0
+
+
+def test_another_executor_falls_quiet_for_a_suspect_within_minutes() -> None:
+    """The first may never be alone, for a reason that nobody else sees; it also may have to end a long job first."""
+    assert d.quiet_in(0, 0.0) == 0.0
+    assert 60.0 < d.quiet_in(1, 0.0) < 900.0
+    assert d.quiet_in(1, 900.0) == 0.0

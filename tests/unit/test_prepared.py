@@ -428,6 +428,9 @@ def test_C14_attempts_come_ever_later_and_another_one_asks_where_the_first_does_
         8.0,
         p.LONGEST_PAUSE,
     ]
+    assert 60.0 < p.due_after(replace(TERMS, asked=1, asker="e1"), 0, asking=True) < 300.0, "it may take 60"
+    assert 60.0 < p.due_after(replace(TERMS, asked=40, failed=40), 0, asking=False) < 3600.0
+    assert 61.0 < p.due_after(TERMS, 1, asking=False) < 90.0, "the first may be out of reach, and has its own turn"
     nodes = [f"node-{n}" for n in range(5)]
     for terms in (TERMS, replace(TERMS, asked=1)):
         assert sorted(p.rank(terms, one, nodes) for one in nodes) == [0, 1, 2, 3, 4], "all know the same order"
