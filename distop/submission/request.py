@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import field, replace
@@ -394,7 +395,7 @@ def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:
     if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgument("a partition's name must be a text that is not empty")
     if len(set(names)) < len(names):
-        twice = next(name for n, name in enumerate(names) if name in names[:n])
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise InvalidArgument(f"the partition {shown(twice)} is named twice")
     check_encodable("".join(names), "a partition's name")
     size = sum(len(name.encode()) + 3 for name in names)

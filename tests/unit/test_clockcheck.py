@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from distop import logs
 from distop.core.model import Node
 from distop.node.clockcheck import TOLD_AFTER, ClockCheck
 from distop.store import server_clock
+from tests.support.virtualtime import VirtualTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +77,37 @@ async def test_a_clock_that_was_wrong_is_wrong_until_it_is_compared_again(etcd: 
     for _ in range(TOLD_AFTER):
         assert not await etcd.check.agrees()
     assert (etcd.check.ahead, etcd.check.unknown) == (7200, WHY)
+
+
+def test_the_clocks_are_compared_for_ever_and_soon_again_after_a_failure() -> None:
+    """A clock may go wrong at any time, and a wrong one deletes history."""
+    time = VirtualTime()
+    compared: list[float] = []
+
+    async def main() -> None:
+        etcd = Etcd()
+
+        async def read(*asked: Any) -> float:
+            compared.append(time.now)
+            assert len(compared) < 500, "it is compared without a pause"
+            return await etcd.read(*asked)
+
+        server_clock.reading.set(read)
+        running = asyncio.ensure_future(etcd.check.run())
+        await asyncio.sleep(7200.0)
+        assert 2 <= len(compared) <= 200
+        etcd.ahead = None
+        await asyncio.sleep(3600.0)
+        assert etcd.check.unknown == WHY
+        failed = len(compared)
+        await asyncio.sleep(3600.0)
+        assert 10 <= len(compared) - failed <= 200
+        etcd.ahead = 7200.0
+        await asyncio.sleep(300.0)
+        assert etcd.check.ahead == 7200
+        running.cancel()
+
+    time.run(main, limit=20_000.0)
 
 
 def test_the_node_record_says_why_a_clock_cannot_be_compared() -> None:

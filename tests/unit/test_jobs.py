@@ -24,7 +24,6 @@ from distop.core.txn import Put, Txn
 from distop.core.view import ClusterView
 from distop.daemon.capability import Capability
 from distop.errors import EtcdRejected, EtcdUnavailable
-from distop.executor import jobs
 from distop.executor.jobs import Jobs
 from distop.executor.suspicion import Suspicion
 from distop.node.context import Context
@@ -36,6 +35,7 @@ from distop.node.reporter import Reporter
 from distop.store.config import EtcdConfig
 from distop.testing import ModelStore
 from distop.worker.model import JobEnded, JobItem
+from tests.support.virtualtime import VirtualTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,28 +257,54 @@ async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_
     assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
 
 
-async def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(tmp_path: Path) -> None:
     """As where a role is revoked for a while: the job was reported as failed, and nobody ever cleaned up after it."""
-    monkeypatch.setattr(jobs, "GIVE_UP_PAUSE", (0.0, 0.0))
-    here = Here(tmp_path, Rules(resumable=True))
-    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
-    refusals = [EtcdRejected("permission denied") for _ in range(3)]
-    read = here.etcd.read
+    time, refused = VirtualTime(), list[float]()
 
-    async def refused(*gets: Any) -> Any:
-        if refusals:
-            raise refusals.pop()
-        return await read(*gets)
+    async def main() -> None:
+        here = Here(tmp_path, Rules(resumable=True))
+        assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+        read = here.etcd.read
 
-    monkeypatch.setattr(here.etcd, "read", refused)
-    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
-    await here.jobs.run(here.op, [0])
-    await here.jobs.drain()
-    assert refusals == []
-    assert [item.progress for item in here.child.cleaned] == [{"at": 41}]
-    assert here.state(0) == "failed"
+        async def refuse(*gets: Any) -> Any:
+            if time.now < 60.0 and len(refused) < 200:
+                refused.append(time.now)
+                raise EtcdRejected("permission denied")
+            return await read(*gets)
+
+        here.etcd.read = refuse  # type: ignore[method-assign]
+        here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+        await here.jobs.run(here.op, [0])
+        await here.jobs.drain()
+        assert [item.progress for item in here.child.cleaned] == [{"at": 41}]
+        assert here.state(0) == "failed"
+
+    time.run(main)
+    assert 5 < len(refused) < 200
+    assert time.now < 90.0
+
+
+def test_jobs_that_wait_for_their_turn_in_a_slot_are_left_to_others_after_a_moment(tmp_path: Path) -> None:
+    """They were thought to be short. What has begun goes on."""
+    time, told, ends = VirtualTime(), list[tuple[str, float]](), list[JobEnded]()
+
+    async def main() -> None:
+        here = Here(tmp_path)
+        other = OperationRef("t", "noop", "", 2)
+        chunks = chunked([PartitionPlan(0, "p=0")])
+        second = OpenOperation(other, 2, here.op.spec, {}, Plan(1, "", "", 1), chunks, [0])
+        second.held[0] = here.op.held[0]
+
+        async def run_in_turn(asked: list[Any]) -> None:
+            await asyncio.sleep(20.0)
+
+        here.child.run_in_turn = run_in_turn  # type: ignore[attr-defined]
+        here.child.pause = lambda op: told.append((op, time.now))  # type: ignore[attr-defined]
+        ends.extend(await here.jobs.run_in_turn([here.op, second], lambda: told.append(("slow", time.now))))
+
+    time.run(main)
+    assert [what for what, _ in told] == ["slow", "t/noop/1", "t/noop/2"]
+    assert all(0.1 < when < 5.0 for _, when in told)
 
 
 async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp_path: Path) -> None:

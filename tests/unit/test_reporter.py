@@ -18,11 +18,12 @@ from distop.core.limits import Limits
 from distop.core.links import Edge
 from distop.core.model import OperationRef, State
 from distop.core.txn import Put, Txn, TxnResult, absent, flaw
-from distop.errors import MalformedRequest
+from distop.errors import MalformedRequest, PermissionDenied
 from distop.logs import ContextLogger
 from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
 from tests.support.modelclient import ModelClient
+from tests.support.virtualtime import VirtualTime
 from tests.support.world import TABLE, TYPE, World
 
 
@@ -69,6 +70,32 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         assert all(applied)
 
     asyncio.run(main())
+
+
+def test_reports_are_sent_again_while_etcd_refuses_them_and_not_without_a_pause() -> None:
+    """As where a role is revoked for a while."""
+    time, refused = VirtualTime(), list[float]()
+
+    async def main() -> None:
+        client, applied = ModelClient(), list[int]()
+        lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        log = ContextLogger(logging.getLogger("tests"), {})
+        reporter = Reporter(client, Keys(), lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
+
+        def refuse(txn: Txn) -> TxnResult:
+            if time.now < 120.0 and len(refused) < 200:
+                refused.append(time.now)
+                raise PermissionDenied("permission denied")
+            return client.store.apply(txn)
+
+        client.usual = refuse
+        reporter.submit([(report(0), applied.append)])
+        await reporter.drain()
+        assert len(applied) == 1
+
+    time.run(main)
+    assert 5 < len(refused) < 200
+    assert time.now < 150.0
 
 
 # --------------------------------------------------------- what etcd refuses
