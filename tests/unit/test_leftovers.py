@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,3 +146,41 @@ async def test_a_job_that_is_begun_anew_while_etcd_is_asked_is_no_former_runs(tm
     assert node.cleaned == [0]
     assert local.former == []
     assert len(list((tmp_path / "runs").iterdir())) == 1, "the run that has begun stays written down"
+
+
+async def left_by_a_former_run(tmp_path: Path, *partitions: int) -> Node:
+    """Each of these jobs was left by a former run, and another executor has it by now."""
+    before = LocalJobs(RunFiles(tmp_path), "old")
+    before.load()
+    await before.begin(REF, {}, None, [item(p) for p in partitions])
+    local = LocalJobs(RunFiles(tmp_path), "now")
+    local.load()
+    keys = Keys()
+    theirs = Claim("bob", "bob", 2, 0).encode()
+    stored = {keys.of(REF, "state"): b"running", **{keys.claim(REF, p): theirs for p in partitions}}
+
+    async def nothing() -> None:
+        pass
+
+    return Node(local, stored, nothing)
+
+
+async def test_all_jobs_that_a_former_run_left_are_settled_page_by_page(tmp_path: Path) -> None:
+    node = await left_by_a_former_run(tmp_path, *range(5))
+    node.context.limits = replace(DEFAULT, settled=2)
+    await Reconciler(node.context, node.local).look()
+    assert node.cleaned == [0, 1, 2, 3, 4]
+    assert node.local.former == []
+
+
+async def test_what_a_former_run_left_is_looked_at_again_beside_other_work(tmp_path: Path) -> None:
+    """At each poll: its fate may not have been decided at the start."""
+    node = await left_by_a_former_run(tmp_path, 0)
+    node.context.cluster = SimpleNamespace(nodes=LIVE, gates={REF: None}, pending={})
+    reconciler = Reconciler(node.context, node.local)
+    reconciler.look_soon()
+    reconciler.look_soon()
+    assert reconciler._looking is not None
+    await asyncio.wait({reconciler._looking}, timeout=10.0)
+    assert node.cleaned == [0]
+    assert node.local.former == []

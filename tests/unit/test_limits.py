@@ -357,6 +357,16 @@ def test_L35_an_executor_serves_the_more_urgent_first_and_waits_for_its_round() 
     assert turns.rank(low, 0, 161.0, held=False) == 0, "who was served waits anew"
 
 
+def test_an_operation_of_which_no_more_jobs_may_run_is_looked_at_again_soon_and_then_less_often() -> None:
+    _, ref = limited(1)
+    turns = Turns()
+    pauses = [turns.full(ref, 30.0) for _ in range(10)]
+    assert 0.1 < pauses[0] < 2.0
+    assert 10.0 < pauses[-1] <= 30.0
+    turns.served(ref, 100.0, won=True)
+    assert turns.full(ref, 30.0) < 2.0, "one has ended: others may soon"
+
+
 def test_who_went_and_came_back_waits_anew_whether_it_is_named_or_all_are_looked_at() -> None:
     for refs in (lambda ref: [ref], lambda ref: None):
         world, low = limited(0)

@@ -12,12 +12,14 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
+from distop.core import decide
 from distop.core.declaration import Rules
 from distop.core.digest import plan_digest
 from distop.core.keys import Keys
 from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef, Spec
-from distop.core.plan import PartitionPlan, Plan, chunked
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
+from distop.core.seen import Seen
 from distop.core.txn import Put, Txn, TxnResult
 from distop.core.view import ClusterView
 from distop.errors import PermissionDenied, SessionLost
@@ -25,6 +27,7 @@ from distop.executor.role import Executor
 from distop.node.context import Context
 from distop.node.openop import OpenOperation
 from distop.store.config import EtcdConfig
+from tests.support.virtualtime import VirtualTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,3 +144,96 @@ async def test_an_executor_that_takes_nothing_is_not_told_what_was_planned(
     assert (await executor.open(REF, make, PLAN, 7)).revision == 9
     assert ctx.sent == ["plan"]
     assert executor._free_slots == free
+
+
+async def test_all_of_an_executors_share_is_claimed_at_once_where_it_fits() -> None:
+    """With the plan, or while the operation is read: otherwise a job waits for another round."""
+    ctx = Alone()
+    executor = Executor(ctx)
+    assert executor._claimer.first_share(planned(), PLAN, 8) == [0, 1, 2, 3]
+    assert executor._claimer.first_share(planned(), PLAN, 2) == [0, 1]
+    ctx.caught_up_at = 4
+    ctx.cluster.gates[REF] = Seen(Gate(2), 5)
+    assert executor._few(REF, 2) == [0, 1]
+    assert executor._few(REF, 1) == [], "it is read first"
+
+
+async def test_of_a_batch_that_is_too_large_the_others_are_free_again() -> None:
+    ctx = Alone()
+    claimer = Executor(ctx)._claimer
+    size = decide.BATCH_BYTES_PER_SLOT
+    chunks = chunked([PartitionPlan(n, f"p={n}", bytes=size) for n in range(5)])
+    plan = Plan(5, "", plan_digest(chunks), len(chunks))
+    op = OpenOperation.planned(REF, Spec("request", "", "", Rules(batch=True)), {}, plan, chunks)
+    assert claimer._one_batch(op, [0, 1, 2, 3, 4]) == [0, 1]
+    assert list(op.free) == [2, 3, 4]
+
+
+def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replaced() -> None:
+    """Nobody tells it so."""
+    time = VirtualTime()
+
+    async def main() -> None:
+        ctx = Alone()
+        executor, served = Executor(ctx), list[float]()
+        ctx.worker.stuck = ("t/noop/9",)
+        looked: list[float] = []
+        executor._assign_small = executor._assign_general = lambda: served.append(time.now)  # type: ignore[method-assign]
+        disk_pause = executor._jobs.disk_pause
+
+        def look() -> float:
+            looked.append(time.now)
+            assert len(looked) < 100, "it is looked at without a pause"
+            return disk_pause()
+
+        executor._jobs.disk_pause = look  # type: ignore[method-assign]
+        running = asyncio.ensure_future(executor.run())
+        await asyncio.sleep(20.0)
+        assert served == []
+        ctx.worker.stuck = ()
+        await asyncio.sleep(5.0)
+        assert served
+        running.cancel()
+
+    time.run(main)
+
+
+async def test_the_child_forgets_an_operation_that_is_gone() -> None:
+    """Its private directories stay otherwise until the executor starts again."""
+    ctx = Alone()
+    forgotten: list[str] = []
+
+    async def forget(*refs: str) -> None:
+        forgotten.extend(refs)
+
+    ctx.worker.forget = forget
+    executor = Executor(ctx)
+    for number in (1, 2):
+        ref = OperationRef("t", "noop", "", number)
+        executor._operations[ref] = op = planned()
+        op.ref, ctx.gates_at = ref, 9
+    executor.cluster_changed(hint=False)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert forgotten == ["t/noop/1", "t/noop/2"]
+
+
+async def test_others_are_told_of_claims_that_were_given_back() -> None:
+    """They would look at them at the next poll alone."""
+    ctx = Alone()
+    told: list[str] = []
+
+    async def drain() -> None:
+        told.append("written")
+
+    async def announce() -> None:
+        told.append("told")
+
+    ctx.reporter = SimpleNamespace(drain=drain)  # type: ignore[assignment]
+    ctx.announce_released = announce  # type: ignore[method-assign]
+    executor = Executor(ctx)
+    for _ in range(2):
+        executor._hint_released()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == ["written", "told"]
