@@ -311,10 +311,7 @@ class Session:
                 return
             try:
                 node = await self._client.get(self.node_key)
-            except ClusterChanged as error:
-                self._lose(describe(error))
-                return
-            except DistopError as error:
+            except DistopError as error:  # of another cluster the next renewal hears as well
                 log.debug("session %s: the node key could not be read: %s", self.node_key, error)
                 continue
             if node is None or node.create_revision != self.create_revision:
