@@ -1,0 +1,170 @@
+"""Feeds on watches that fall silent, are refused, or are backed by slow listings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Put, Txn
+from distop.store.client import EtcdClient
+from distop.store.watch import Feed
+from distop.testing.simulation.users import DENIED
+
+if TYPE_CHECKING:
+    from distop.store.watch import Batch
+    from distop.testing.simulation.loop import Process
+    from tests.simulation.worlds import World
+
+
+class Content:
+    """The keys that a feed has handed over."""
+
+    def __init__(self, client: EtcdClient, *, relist_every: float = 10_000.0) -> None:
+        self.keys: set[str] = set()
+        self.listings = 0
+        self.feed = Feed(client, "k", "l", self._apply, relist_every=relist_every)
+
+    def _apply(self, batch: Batch) -> None:
+        self.listings += batch.listing
+        self.keys |= {event.kv.key for event in batch.events}
+
+
+async def write(client: EtcdClient, key: str) -> int:
+    return (await client.commit(Txn((), (Put(key, b""),)))).revision
+
+
+def opened(world: World, most: int = 100) -> list[float]:
+    """When watches are opened; more than ``most`` of them end the test, where time may stand still."""
+    when: list[float] = []
+
+    def sending(process: Process, path: str, asked: object) -> float:
+        if path.endswith("/Watch") and asked.HasField("create_request"):  # type: ignore[attr-defined]
+            when.append(world.loop.now)
+            assert len(when) <= most, "watches are opened again and again"
+        return 0.0
+
+    world.network.sending = sending
+    return when
+
+
+def test_a_revision_that_touched_nothing_of_a_feed_is_reached_soon(world: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        content = Content(client)
+        await content.feed.start()
+        await asyncio.sleep(1.0)
+        revision = await write(client, "z")
+        async with asyncio.timeout(8.0):
+            await content.feed.reached(revision)
+        await content.feed.close()
+
+    world.run(work)
+
+
+def test_a_watch_that_the_server_has_forgotten_is_replaced(world: World) -> None:
+    """Its connection stands, and nothing comes on it. What is missing would come with the next listing alone."""
+
+    async def work(client: EtcdClient) -> None:
+        content, server = Content(client), world.etcd.watching
+        await content.feed.start()
+        await asyncio.sleep(1.0)
+        server._watches.clear()
+        answer = server.progress
+        server.progress = lambda *asked: None  # type: ignore[method-assign]
+        await write(client, "k1")
+        await asyncio.sleep(60.0)
+        assert content.keys == {"k1"}
+        server.progress = answer  # type: ignore[method-assign]
+        await content.feed.close()
+
+    world.run(work)
+
+
+def test_a_watch_of_which_nothing_happens_is_kept(world: World) -> None:
+    """Its server is asked how far it has come, and answers."""
+
+    async def work(client: EtcdClient) -> None:
+        when = opened(world)
+        content = Content(client)
+        await content.feed.start()
+        for _ in range(10):
+            await write(client, "z")
+            await asyncio.sleep(30.0)
+        assert len(when) == 1
+        await content.feed.close()
+
+    world.run(work)
+
+
+def test_a_watch_that_is_refused_is_opened_again_soon_and_not_at_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(client: EtcdClient) -> None:
+        when = opened(world)
+        content, server = Content(client), world.etcd.watching
+        server.refuses = DENIED
+        await content.feed.start()
+        await asyncio.sleep(60.0)
+        assert 5 < len(when) <= 100
+        assert content.feed.problem == DENIED
+        server.refuses = ""
+        await write(client, "k1")
+        await asyncio.sleep(10.0)
+        assert (content.keys, content.feed.problem) == ({"k1"}, "")
+        await content.feed.close()
+
+    with caplog.at_level(logging.WARNING, "distop"):
+        world.run(work)
+    assert len(caplog.records) == 1
+
+
+def test_a_watch_that_cannot_be_opened_is_a_problem_of_its_feed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(client: EtcdClient) -> None:
+        content = Content(client)
+        await content.feed.start()
+        await asyncio.sleep(1.0)
+        world.stop(0, 1, 2)
+        await asyncio.sleep(10.0)
+        assert content.feed.problem
+        world.start(0, 1, 2)
+        await asyncio.sleep(20.0)
+        assert content.feed.problem == ""
+        await content.feed.close()
+
+    with caplog.at_level(logging.WARNING, "distop"):
+        world.run(work)
+    assert any("watch of k" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(("takes", "least", "most"), [(0.0, 5, 30), (2.0, 0, 3)])
+def test_listings_come_every_few_minutes_and_seldom_where_each_takes_long(
+    world: World, takes: float, least: int, most: int
+) -> None:
+    """They back a watch that is believed to be whole, and must not be most of what etcd does."""
+
+    async def work(client: EtcdClient) -> None:
+        content = Content(client, relist_every=20.0)
+        world.network.sending = lambda process, path, asked: takes if path.endswith("/Range") else 0.0
+        await content.feed.start()
+        before = content.listings
+        await asyncio.sleep(400.0)
+        assert least <= content.listings - before <= most
+        await content.feed.close()
+
+    world.run(work)
+
+
+def test_a_feed_ends_with_its_client(world: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        async with EtcdClient(client.config) as own:
+            content = Content(own)
+            await content.feed.start()
+            await asyncio.sleep(1.0)
+        async with asyncio.timeout(60.0):
+            await content.feed.wait()
+
+    world.run(work)
