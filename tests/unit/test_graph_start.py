@@ -19,13 +19,14 @@ from distop.core.invariants import check
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State
 from distop.core.series import Series
-from distop.core.txn import Delete, Put, Txn, TxnResult
+from distop.core.txn import Delete, Get, Put, Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
 from distop.graphs import requests
 from distop.operation import Operation
 from distop.submission.request import After
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.virtualtime import VirtualTime
 
 MANY = 100
 """Operations of more than one transaction."""
@@ -347,19 +348,53 @@ def test_who_repeats_a_request_while_it_is_inserted_hears_what_becomes_of_it(alo
     run(work)
 
 
-def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(etcd: Etcd) -> None:
+def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still() -> None:
+    """After a minute or two, in which etcd is asked a few times a second."""
+    time = VirtualTime()
+
+    async def main() -> None:
+        etcd = Etcd()
         await give_up(etcd, 1)
         (id_,) = holds(etcd)
         etcd.put(KEYS.hold(id_), Hold("graph").encode())
-        monkeypatch.setattr("distop.submission.graph.overdue", lambda began: True)
         before = etcd.store.revision
+
+        async def read(*gets: Get) -> Any:
+            assert len(etcd.requests) < 2_000, "it is looked at without a pause"
+            return await former(*gets)
+
+        former, etcd.read = etcd.read, read  # type: ignore[method-assign]
         with pytest.raises(OperationStartError, match="inserts these operations still, or died"):
             await etcd.client.start_operations([noop() for _ in range(MANY)], request_id="nightly")
         with pytest.raises(OperationStartError, match="inserts these operations still, or died"):
             await etcd.client.submission(noop(), request_id="nightly")
         assert etcd.store.revision == before
-        etcd.store.history.clear()
+
+    time.run(main, limit=300.0)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refused(place: int) -> None:
+    """Whichever it is of those in one transaction: that transaction is refused each time."""
+
+    async def work(etcd: Etcd) -> None:
+        refused: list[str] = []
+
+        async def another_comes_first(txn: Txn) -> TxnResult:
+            begun = [op for part in txn.success if isinstance(part, Txn) for op in part.success] or list(txn.success)
+            specs = [op for op in begun if isinstance(op, Put) and op.key.endswith(".spec")]
+            assert len(refused) < 50, "it is sent again and again"
+            if specs and not refused:
+                refused.append(Spec.decode(specs[place].value).request_id)
+                etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+                await etcd.client.start_operation("noop", TABLE, {}, request_id=refused[0])
+            elif specs:
+                refused.append("")
+            return etcd.store.apply(txn)
+
+        etcd.usual = another_comes_first
+        with pytest.raises(OperationStartError, match="an earlier call has started 1 of these 100 operations"):
+            await etcd.client.start_operations([noop(request_id=f"mine {n}") for n in range(MANY)])
 
     run(work)
 
