@@ -21,6 +21,7 @@ from distop.core.options import Options
 from distop.core.txn import flaw
 from distop.errors import InvalidArgument
 from distop.node.actionlog import ActionLog, write
+from distop.operation import Operation
 from distop.store.config import EtcdConfig
 from distop.submission import registry
 from distop.submission.request import acting, whoami
@@ -86,6 +87,21 @@ def test_an_end_that_does_not_know_of_an_alteration_is_refused(world: World) -> 
     assert world.mod(ref, "state") > before
     assert world.op(ref).actions.kept == (ALTERED,)
     assert not world.store.apply(late).succeeded
+
+
+async def test_who_paused_an_operation_and_who_resumed_it_is_recorded(world: World) -> None:
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    world.do(world.plan(ref, 1))
+    etcd = Client("ann")
+    etcd.store = world.store
+    operation = Operation(etcd, world.keys, ref)  # type: ignore[arg-type]
+    await operation.pause()
+    await operation.pause(now=True)
+    await operation.resume()
+    told = [(one.action, one.by) for one in world.op(ref).actions.kept]
+    assert told == [("pause", "ann"), ("pause --now", "ann"), ("resume", "ann")]
 
 
 def test_the_record_of_an_operation_tells_who_did_what() -> None:

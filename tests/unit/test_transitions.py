@@ -960,3 +960,19 @@ def test_a_cancelled_operation_whose_plan_was_not_seen_is_not_decided_without_it
     unplanned = Decision(State.CANCELLED, 0, 0, 0)
     late = f.decide(world.keys, ref, world.election, world.mod(ref, "state"), unplanned, planned=False)
     assert not world.store.apply(late).succeeded
+    counters = world.counters()
+    final = replace(world.finals([ref])[0], decision_mod=0, planned=False)
+    end = f.finish(world.keys, world.election, counters.run_ops, counters.run_ops_mod, [final])
+    assert not world.store.apply(end).succeeded
+
+
+def test_an_operation_that_was_decided_while_it_was_paused_is_not_resumed() -> None:
+    """Its gate would be open again, and its end remove it with the claims."""
+    world, ref = ready()
+    world.do(world.claim(ref, "a", range(JOBS)))
+    for p in range(JOBS):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.pause(ref))
+    resume = world.resume(ref)
+    world.do(world.decide(ref))
+    assert not world.store.apply(resume).succeeded
