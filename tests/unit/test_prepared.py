@@ -57,8 +57,9 @@ def hold(etcd: Etcd) -> tuple[p.Terms, Hold, int]:
 
 def test_C13_it_is_inserted_held_in_one_transaction() -> None:
     async def work(etcd: Etcd) -> None:
-        op = await prepare(etcd, verify="orders", verify_after=30)
+        op = await prepare(etcd, arg={"a": 1}, verify="orders", verify_after=30)
         assert op.ref == "t/noop/1"
+        assert etcd.value(KEYS.of(REF, "arg")) == b'{"a":1}'
         assert len(etcd.committed) == 1
         terms, record, _ = hold(etcd)
         assert (terms.op, terms.external_id, terms.verify, terms.verify_after) == ("t/noop/1", ID, "orders", 30)

@@ -694,6 +694,20 @@ def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
     assert [world.store.apply(txn).succeeded for txn in (take_over, fail)] == [False, False]
 
 
+def test_all_lost_claims_of_a_page_are_set_to_waiting_and_by_no_executor_without_a_session() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.die("a")
+    world.do(world.revoke_lost(ref, "b", 0, 1))
+    assert [seen.value.waiting for _, seen in sorted(world.op(ref).claims.items())] == [True, True]
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.die("a")
+    revoke = world.revoke_lost(ref, "b", 0, 1)
+    world.die("b")
+    assert not world.store.apply(revoke).succeeded
+
+
 @pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel", "give_up"])
 def test_a_write_refused_by_a_pause_stays_refused(what: str) -> None:
     """Its sender was told so, and has done something else since (T9)."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import Start, chain
+from distop.core.codec import dumps
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
 from distop.core.model import Spec
@@ -185,6 +186,21 @@ def test_C10_a_request_whose_failure_branch_wrote_is_decided_for_whoever_repeats
         assert (again.committed, again.earlier, again.answers) == (False, True, ())
         assert etcd.value("won") is None
         assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C9_all_operations_of_one_transaction_are_there_with_all_that_belongs_to_them() -> None:
+    async def work(etcd: Etcd) -> None:
+        starts = [Start("noop", table, {"n": n}) for n, table in enumerate((TABLE, TABLE, "@cluster"))]
+        done = await etcd.client.transaction(start=starts)
+        assert [op.ref for op in done.operations] == ["t/noop/1", "t/noop/2", "@cluster/noop/1"]
+        for n, ref in enumerate(op.parts for op in done.operations):
+            assert Spec.decode(etcd.value(KEYS.of(ref, "spec")) or b"").version
+            assert etcd.value(KEYS.of(ref, "arg")) == dumps({"n": n})
+            assert (etcd.value(KEYS.of(ref, "state")), etcd.value(KEYS.pending(ref))) == (b"pending", b"waiting")
+        after = await etcd.client.transaction(start=starts)
+        assert [op.ref for op in after.operations] == ["t/noop/3", "t/noop/4", "@cluster/noop/2"]
 
     run(work)
 
