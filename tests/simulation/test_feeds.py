@@ -120,9 +120,7 @@ def test_a_watch_that_is_refused_is_opened_again_soon_and_not_at_once(
     assert len(caplog.records) == 1
 
 
-def test_a_watch_that_cannot_be_opened_is_a_problem_of_its_feed(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_watch_that_cannot_be_opened_is_a_problem_of_its_feed(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def work(client: EtcdClient) -> None:
         content = Content(client)
         await content.feed.start()
