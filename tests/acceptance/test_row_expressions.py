@@ -225,6 +225,66 @@ def test_hole_1_each_function_is_on_the_list_or_refused(spark: SparkSession, onl
                 assert name in GRAMMAR, (name, given)
 
 
+CATALYST = "org.apache.spark.sql.catalyst.expressions"
+KINDS = (
+    *("Nondeterministic", "Unevaluable", "Generator", "aggregate.AggregateFunction", "WindowFunction"),
+    "UserDefinedExpression",
+)
+"""Kinds of Spark's expressions that no listed function is of: the result depends on more than its arguments, or on more
+than one row."""
+TELLING = frozenset(
+    """
+    CurrentDate CurrentTime CurrentTimestamp LocalTimestamp Now UnixTimestamp ConvertTimezone
+    SparkVersion CallMethodViaReflection TryReflect
+    ArrayInsert ArrayRepeat FormatString Sequence StringRepeat StringSpace
+    CsvToStructs FromAvro FromProtobuf JsonToStructs XmlToStructs
+    """.split()
+)
+"""Classes of functions that tell the time or the place, call code, make as much as a number says, or take a type as
+text, and that are of none of the kinds."""
+BUILDERS = frozenset(
+    """
+    Ceil Collate Contains DatePart EndsWith Floor Hour LPad MakeTimestamp MakeTimestampLTZ MakeTimestampNTZ Mask Minute
+    ParseJson ParseToTimestampLTZ ParseToTimestampNTZ RPad Second StartsWith TryMakeTimestamp TryMakeTimestampLTZ
+    TryMakeTimestampNTZ TryParseJson TryToDate TryToTime TryToTimestamp
+    """.split()
+)
+"""Functions that a class builds of their arguments, which does not tell the kind: the builders that were read."""
+
+
+def why_unfit(spark: SparkSession, function: str) -> list[str]:
+    """What speaks against a function on the list, by the class that Spark has for it."""
+    told = session_of(spark).sql(f"DESCRIBE FUNCTION `{function}`").collect()
+    (name,) = [row[0].removeprefix("Class: ") for row in told if row[0].startswith("Class: ")]
+    simple, jvm = name.rpartition(".")[2], spark._jvm
+    assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    names = (name, *(f"{CATALYST}.{kind}" for kind in KINDS))
+    own, *kinds = (jvm.java.lang.Class.forName(one, False, loader) for one in names)
+    found = [kind for kind, java in zip(KINDS, kinds, strict=True) if java.isAssignableFrom(own)]
+    read = {"ToCharacterBuilder", *(f"{one}ExpressionBuilder" for one in BUILDERS)}
+    if simple.endswith("Builder") and simple not in read:
+        found.append("built by a class that was not read")
+    return found + [simple] * (simple in TELLING)
+
+
+def test_hole_1_no_listed_function_depends_on_more_than_its_arguments(spark: SparkSession) -> None:
+    assert {name: why for name in ROW_FUNCTIONS if (why := why_unfit(spark, name))} == {}
+
+
+UNFIT = """
+array_repeat count current_catalog current_database current_date current_timezone current_user explode from_json
+input_file_block_length input_file_block_start input_file_name java_method localtimestamp monotonically_increasing_id
+now rand randn randstr reflect row_number sequence session_user spark_partition_id sum try_reflect unix_timestamp user
+uuid variant_get version
+"""
+
+
+@pytest.mark.parametrize("function", UNFIT.split())
+def test_a_function_that_may_not_be_listed_is_told(spark: SparkSession, function: str) -> None:
+    assert why_unfit(spark, function)
+
+
 def test_each_operator_is_a_node_on_the_list(spark: SparkSession) -> None:
     for operator in "+ - * / % & | ^ << >> >>> = == < > <= >= <=> || <> != AND OR DIV LIKE ILIKE RLIKE REGEXP".split():
         assert why_refused(spark, f"a {operator} b") is None, operator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 from pathlib import Path
@@ -18,7 +17,7 @@ def listening(pid: int) -> list[int]:
     own = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            own.add(os.readlink(descriptor))
+            own.add(str(descriptor.readlink()))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
