@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -193,10 +193,12 @@ def test_a_check_of_keys_gives_no_verdict_on_a_table_that_cannot_be_read(
         here = TableRecord("here", "parquet", str(tmp_path / "here"))
         away = TableRecord("away", "parquet", "s3://bucket/listed")
         table, other = (away, here) if refused == "own" else (here, away)
-        checks = [{"references": {"column": "a", "table": other.name, "to": "a"}}]
+        checks: list[Any] = [{"references": {"column": "a", "table": other.name, "to": "a"}}]
         behavior, ctx = load("validate"), FakeContext(tmp_path, table)
         ctx.tables[other.name] = other
-        arg = behavior.Arg.model_validate({"checks": [{"unique": "a"}] * (refused == "own") + checks, "statistics": mode})
+        if refused == "own":
+            checks.insert(0, {"unique": "a"})
+        arg = behavior.Arg.model_validate({"checks": checks, "statistics": mode})
         planned = behavior.partitions(table, arg, ctx)
         plans = [p for p in select(behavior.jobs(arg, planned.partitions, None, ctx), None) if p.name == "@table"]
         assert len(plans) == 1
