@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +136,8 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     stale.chmod(0o600)
     with contextlib.chdir(current):
         logging = ("--log-level", "debug", "--log-format", "json", "--actions-log", str(tmp_path / "actions"))
-        ann = group.spawn("ann", "--spark-master", "local[2]", *logging, env=env, through=UNCAPPED)
+        options = ("--spark-master", "local[2]", "--metrics", "127.0.0.1:0", *logging)
+        ann = group.spawn("ann", *options, env=env, through=UNCAPPED)
     watch = Watch(ann.pid, tmp_path / "ann")
     watch.start()
     try:
@@ -154,6 +157,11 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
         (jvm,) = [pid for pid in machine(ann.pid) if "java" in Path(f"/proc/{pid}/comm").read_text()]
         answers = {port: asked_for_a_block(port) for port in listening(jvm)}
         pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, *failed) for words in SHOWN]
+        others = (("nodes",), ("doctor",), ("why", failed[0].ref), ("history", "--actions"), ("ls", "--json"))
+        pages += [distop_process(group, *words).stdout for words in others]
+        (url,) = set(re.findall(r"metrics at (http://[^\s\"]+)", ann.log.read_text()))
+        with urllib.request.urlopen(url, timeout=30) as metrics:
+            pages.append(metrics.read().decode())
         assert ann.stop() == 0
     finally:
         watch.end()
