@@ -473,7 +473,6 @@ def alter(
     ref: OperationRef,
     state: State,
     state_mod: int,
-    terms: Terms,
     new: Options,
     opened: tuple[Gate, int] | None,
     actions: Actions = NO_ACTIONS,
@@ -491,7 +490,6 @@ def alter(
             unchanged(keys.of(ref, "state"), state_mod),
             value_is(keys.of(ref, "state"), word(state)),
             absent(keys.of(ref, "decision")),
-            unchanged(keys.of(ref, "options"), terms.mod),
             unchanged(keys.gate(ref), mod),
         ),
         (
