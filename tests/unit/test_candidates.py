@@ -14,7 +14,7 @@ from distop.core.invariants import check
 from distop.core.owning import OWNED_PER_TXN
 from distop.core.txn import Put
 from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import ModelFeed
+from tests.support.modelfeed import SilentFeed
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TYPE, World
 
@@ -31,7 +31,7 @@ SOON = 120.0
 
 @pytest.fixture(autouse=True)
 def feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "Feed", ModelFeed)
+    monkeypatch.setattr(candidates, "Feed", SilentFeed)
 
 
 class Play:
