@@ -30,9 +30,11 @@ class ModelFeed:
         apply: Callable[[Batch], None],
         *,
         relist_every: float = 300.0,
+        name: str = "",
         gather: Callable[[], Any] | None = None,
         **_: Any,
     ) -> None:
+        self.name = name
         self.revision = 0
         self._client = client
         self._range = start, end
@@ -100,11 +102,16 @@ class ModelFeed:
         self._apply(batch)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._every, self._list)
+        # It takes its time, as etcd does: a feed that listed all the time would list some thousand times an hour.
+        self._timer = asyncio.get_running_loop().call_later(max(self._every, 1.0), self._list)
 
 
 class SilentFeed(ModelFeed):
     """It tells of no change."""
+
+    def begin(self) -> None:
+        if not self.revision:
+            self._list()
 
     def loses(self, change: Change) -> bool:
         return True

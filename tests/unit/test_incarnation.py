@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,20 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
+from distop.core import keys as K
+from distop.core.actions import Action, Actions
 from distop.core.draining import NodeState
 from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef, TableRecord
 from distop.core.plan import Gate
 from distop.core.seen import Change
 from distop.core.txn import KeyValue, Put, Txn
+from distop.daemon import incarnation as module
 from distop.daemon.incarnation import Incarnation, together
 from distop.errors import PermissionDenied
 from distop.store.config import EtcdConfig
 from tests.support.modelclient import ModelClient
+from tests.support.modelfeed import SilentFeed
 from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
@@ -159,3 +164,61 @@ async def test_all_tables_that_are_asked_for_are_found(tmp_path: Path, count: in
     for put in puts:
         one.client.store.apply(Txn((), (put,)))
     assert await one._find_tables([*records, "not there"]) == {**records, "not there": None}
+
+
+class Quiet:
+    """A session that nothing ends."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        pass
+
+    async def update(self, value: bytes) -> None:
+        pass
+
+
+class Child:
+    """A child that has no types."""
+
+    trouble, stuck = "", False
+
+    async def start(self) -> list[Any]:
+        return []
+
+    def set_deadline(self, deadline: float) -> None:
+        pass
+
+
+def test_an_action_whose_event_was_lost_is_logged_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables are listed again, but seldom: there may be thousands."""
+    listings: Counter[str] = Counter()
+
+    class Counting(SilentFeed):
+        def _list(self) -> None:
+            listings.update([self.name])
+            super()._list()
+
+    monkeypatch.setattr(module, "Feed", Counting)
+    monkeypatch.setattr(module, "Session", Quiet)
+    caplog.set_level(logging.INFO, "distop.actions")
+
+    async def main() -> None:
+        one: Any = Incarnation(ExecutorConfig(EtcdConfig(), tmp_path), ModelClient(), "ann", logs.get())  # type: ignore[arg-type]
+        one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
+        one.lost = asyncio.get_running_loop().create_future()
+        living = asyncio.ensure_future(one._live())
+        await asyncio.sleep(1.0)
+        done = Actions().and_then(Action("2025-01-01T00:00:00.000Z", "add_table", "me"))
+        one.client.store.apply(Txn((), (Put(one.keys.table_actions("t"), done.encode()),)))
+        await asyncio.sleep(2 * 3_600.0)
+        living.cancel()
+        assert [record.getMessage() for record in caplog.records if record.name == "distop.actions"] == [
+            "add_table of t by me"
+        ]
+        assert listings[K.TABLE_ACTIONS] <= 30
+
+    in_virtual_time(main, limit=3 * 3_600.0)
