@@ -457,7 +457,6 @@ def resume(
             value_is(keys.of(ref, "state"), word(State.PAUSED)),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
-            *((unchanged(keys.of(ref, "options"), terms.mod),) if planned else ()),
         ),
         (Put(keys.of(ref, "state"), word(State.RUNNING)), *after, *_recorded(keys, ref, actions)),
         _who_won(keys, ref),

@@ -62,6 +62,17 @@ def test_a_begin_that_saw_the_former_options_is_refused() -> None:
     assert world.gate(ref).options == Options(max_jobs=1)
 
 
+def test_a_resume_that_saw_the_former_options_is_refused() -> None:
+    """It opens the gate with those."""
+    world, ref = ready()
+    world.do(world.pause(ref))
+    late = world.resume(ref)
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert not world.store.apply(late).succeeded
+    world.do(world.resume(ref))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
 def test_the_audit_finds_a_gate_without_the_current_options() -> None:
     world, ref = ready()
     world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
