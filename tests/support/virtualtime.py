@@ -1,0 +1,31 @@
+"""Runs a coroutine in virtual time: nothing waits, and distop's clocks follow the loop."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.clock import source
+from distop.testing.simulation.loop import Process, VirtualLoop
+from distop.testing.simulation.source import SimSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+
+def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]], limit: float = 600.0) -> T:
+    """What the coroutine returns, within so many virtual seconds."""
+    chance = random.Random(1)
+    loop = VirtualLoop(chance)  # type: ignore[abstract]
+    context = contextvars.Context()
+    context.run(source.set, SimSource(loop, chance))
+    task = loop.spawn(Process("test"), work(), context)
+    try:
+        assert loop.run(task.done, limit), f"it has not ended after {limit:g} virtual seconds"
+        assert loop.troubles == []
+        return task.result()
+    finally:
+        loop.end()
