@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +16,13 @@ from distop_behaviors.reading.session import session_of
 from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from tests.support.checked import Table
 
 pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def why_refused(spark: SparkSession, text: str) -> str | None:
@@ -283,6 +286,26 @@ uuid variant_get version
 @pytest.mark.parametrize("function", UNFIT.split())
 def test_a_function_that_may_not_be_listed_is_told(spark: SparkSession, function: str) -> None:
     assert why_unfit(spark, function)
+
+
+def shown_in_the_docs() -> dict[str, str]:
+    """Expressions that the docs show or advise, each with the file that has it."""
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*"))):
+        text = path.read_text() if path.is_file() else ""
+        found |= {json.loads(one): path.name for one in re.findall(r'"(?:check|where)": ("(?:[^"\\]|\\.)+")', text)}
+    _, _, table = (ROOT / "docs/behaviors.md").read_text().partition("| written | in Spark | write |\n|---|---|---|\n")
+    for line in table.partition("\n\n")[0].splitlines():
+        quoted = line.split(" | ")[-1].rstrip("| ")
+        advised = quoted[3:-3] if quoted.startswith("`` ") else quoted.strip("`")
+        found[f"a {advised}" if advised.startswith("RLIKE") else advised] = "behaviors.md"
+    return found
+
+
+def test_what_the_docs_show_is_accepted(spark: SparkSession) -> None:
+    shown = {text: file for text, file in shown_in_the_docs().items() if not text.startswith(("r'", "\\"))}
+    assert len(shown) >= 8
+    assert {(file, text, why) for text, file in shown.items() if (why := why_refused(spark, text)) is not None} == set()
 
 
 def test_each_operator_is_a_node_on_the_list(spark: SparkSession) -> None:
