@@ -375,19 +375,20 @@ class Settings:
             )
 
     def get(self, name: str) -> Any:
-        """The value of a setting. Raises InvalidArgument, which says where the wrong value stands."""
-        setting = SETTINGS[name]
-        variable = f"DISTOP_{name.upper()}"
-        for source, where in (
+        """The value of a setting: of the flag, else the variable, else the file, else its default. A setting of pairs
+        has those of all three: for one key the same order decides. Raises InvalidArgument, which says where the wrong
+        value stands.
+        """
+        setting, variable = SETTINGS[name], f"DISTOP_{name.upper()}"
+        sources = (
             (self._flags.get(name), self._names.get(name, f"--{name.replace('_', '-')}")),
             (self._env.get(variable) or None, variable),
-        ):
-            if source is not None:
-                return self._read(setting, source, where)
-        source = self._values.get(name)
-        if source is not None:
-            return self._read(setting, source, f"{name} in {self.file.path}")
-        return setting.default
+            (self._values.get(name), f"{name} in {self.file.path}"),
+        )
+        found = (self._read(setting, value, where) for value, where in sources if value is not None)
+        if isinstance(setting.default, dict):
+            return {key: value for one in reversed(list(found)) for key, value in one.items()}
+        return next(found, setting.default)
 
     def given(self, name: str) -> bool:
         """The setting stands somewhere, and so is not the default."""

@@ -473,7 +473,7 @@ class Operation:
                 return None
             before = {name: getattr(terms.options, name) for name in wanted}
             actions = await self._with("alter", before, wanted)
-            return t.alter(self._keys, self._ref, state, mod, terms, new, opened, actions)
+            return t.alter(self._keys, self._ref, state, mod, new, opened, actions)
 
         await self._command("altered", step)
 

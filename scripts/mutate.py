@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from mutating import source_mutants
-from mutating.catalogue import LAYERS, Catalogue, Place, collected
+from mutating.catalogue import LAYERS, UNIT, Catalogue, Place, collected
 from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
 from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant
 
@@ -165,7 +166,9 @@ class MutationRun:
 
     def hunt(self, catalogue: Catalogue, mutant: Mutant, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
         tried = self.wanted.tries
-        places = [place for layer in LAYERS for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
+        # Of one with a reason it is looked cheaply whether its row can be removed: schedules take most of the time.
+        layers = (UNIT,) if str(mutant) in explained() else LAYERS
+        places = [place for layer in layers for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
         if known is not None and known.killed:
             former = Place.parse(known.killer)
             if (not former.test or former.test in items) and known.killer not in catalogue.broken:
@@ -230,9 +233,10 @@ def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, 
     return 1 - len(left) / max(1, len(counted)), left
 
 
-def explained() -> set[str]:
+@functools.cache
+def explained() -> frozenset[str]:
     """The mutants that docs/mutants.md gives a reason for."""
-    return set(EXPLAINED.findall((ROOT / "docs/mutants.md").read_text()))
+    return frozenset(EXPLAINED.findall((ROOT / "docs/mutants.md").read_text()))
 
 
 def row(first: str, *cells: object) -> str:

@@ -207,6 +207,19 @@ def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
     return causes.pop() if len(found) > 1 and len(causes) == 1 else None
 
 
+def check_store(facts: Sequence[FileFacts | Unreadable]) -> None:
+    """Raises TableUnavailable where the store refuses all of these files for one cause.
+
+    Such a refusal says nothing about the files, and another node may have access.
+    """
+    asked = facts[:THREADS]
+    cause = refusal(asked)
+    if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
+        raise TableUnavailable(
+            f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
+        )
+
+
 def _read(file: PlannedFile, schemas: _Schemas, immutable: bool) -> FileFacts | Unreadable:
     try:
         facts = _open(file[0], schemas) if immutable else _of_planned(file, schemas)

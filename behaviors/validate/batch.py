@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobCancelled, TableUnavailable
+from distop.behavior import JobCancelled
 from distop_behaviors.reading import footer_probe, footers, manifests, nearer, page_headers
 from distop_behaviors.reading.facts import VOID, Unreadable, match, may_match, of_json
 from distop_behaviors.reading.session import session_of
@@ -118,7 +118,7 @@ class Batch:
         known = [_by_source(p, snapshots[p.source]) if p.source else [next(read) for _ in p.files] for p in plans]
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
-            self._check_store([fact for p, facts in zip(plans, known, strict=True) if not p.source for fact in facts])
+            footers.check_store([fact for p, facts in zip(plans, known, strict=True) if not p.source for fact in facts])
         preparation = Preparation(self._argument, names, self._types, self._declared)
         preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
@@ -129,18 +129,6 @@ class Batch:
         crashing = footer_probe.crashing_footers(files, names.wanted(), self._stop) if self._ctx.again else {}
         read = iter(footers.read_all([f for f in files if f[0] not in crashing], names.wanted(), self._stop))
         return [crashing[f[0]] if f[0] in crashing else next(read) for f in files]
-
-    def _check_store(self, facts: Sequence[FileFacts | Unreadable]) -> None:
-        """Raises TableUnavailable where the store refuses all files of the batch.
-
-        Such a refusal says nothing about the files, and another node may have access.
-        """
-        asked = facts[: footers.THREADS]
-        cause = footers.refusal(asked)
-        if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
-            raise TableUnavailable(
-                f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
-            )
 
     def _part(self, preparation: Preparation, plan: PartitionPlan, facts: Sequence[FileFacts | Unreadable]) -> Part:
         good = [fact for fact in facts if not isinstance(fact, Unreadable)]

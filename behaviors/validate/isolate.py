@@ -6,13 +6,11 @@ is raised: it says nothing about the data.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop.behavior import TableUnavailable
-from distop_behaviors.reading import footers, iceberg, rows_read, store_errors
+from distop_behaviors.reading import footers, iceberg, rows_read
 from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.validate import failures, scan
+from distop_behaviors.validate import failures, refused, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
 
@@ -90,7 +88,8 @@ class Isolated:
                     return {}
                 if failures.is_unexpected(e):
                     raise
-                self._check_store(e, group)
+                if not self._store_readable:
+                    self._store_readable = refused.check_store(self._session, group, e, self._check_stop)
                 found = self._blame(e, left, files, group, checks)
                 if not found and attempts:
                     return self._halves(e, left, files)
@@ -100,31 +99,6 @@ class Isolated:
                     ordinal = part.plan.partition
                     files[ordinal] = [file for file in files[ordinal] if file[0] not in part.unreadable]
         return {}
-
-    def _check_store(self, error: Exception, group: Group) -> None:
-        """Raises TableUnavailable where the store refuses all files for one cause.
-
-        A few files are probed, so that not every file has to be read alone. If one of them is readable, the store is
-        not probed again.
-        """
-        cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 and not self._store_readable else None
-        if cause is None:
-            return
-        for file in store_errors.evenly_spaced(group.files):
-            self._check_stop()
-            try:
-                scan.count(self._session, replace(self._group_of([file]), all_rows=True), {}, None)
-            except Exception as e:
-                if failures.is_unexpected(e):
-                    raise
-                if store_errors.cause_of_spark_error(e) == cause:
-                    continue
-            self._store_readable = True
-            return
-        raise TableUnavailable(
-            f"Spark cannot read any of these files (files: {len(group.files)}) from this executor: {cause} "
-            f"({_cause(error)})"
-        )
 
     def _blame(
         self,
@@ -287,14 +261,14 @@ class Isolated:
         for part in parts if self._where is not None else ():
             # It is unknown how many rows the condition selects there.
             if all(part.tallies[n].error is not None for n in checks):
-                text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
+                text = f"the files of partition {part.plan.name} cannot be checked: {failures.sentence_of(error)}"
                 for file in files[part.plan.partition]:
                     part.mark_unreadable(file[0], text)
         return merged
 
     def _mark_unchecked(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
         """Mark one partition whose last check, or whose ``where``, still fails alone."""
-        text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
+        text = f"the files of partition {part.plan.name} cannot be checked: {failures.sentence_of(error)}"
         # What statistics decided stays decided.
         if self._single_check:
             for n in self._checks:
@@ -304,7 +278,3 @@ class Isolated:
             for file in files:
                 part.mark_unreadable(file[0], text)
         return {}
-
-
-def _cause(error: Exception) -> str:
-    return failures.sentence_of(error)

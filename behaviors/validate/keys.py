@@ -10,7 +10,7 @@ from distop.behavior import JobCancelled
 from distop_behaviors.reading import footers, page_headers, rows_read
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import failures, keyed, scan
+from distop_behaviors.validate import failures, keyed, refused, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted
@@ -292,6 +292,7 @@ class KeyChecks:
         if failures.is_unexpected(error):
             return error
         for side, files in read:
+            refused.check_store(self._session, side.group(files), error, self._stop)
             side.check_there(self._session, files)
             planned = side.group(files).files
             broken = None if side.source else failures.broken_file(error, planned)

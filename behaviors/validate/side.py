@@ -69,12 +69,11 @@ class Side:
         if self.source:
             snapshot = manifests.snapshot_of(self.source, names, stop)
             return snapshot.of(PartitionPlan(0, self.table.name, files=tuple(files), source=self.source))
-        found: list[FileFacts] = []
-        for facts in footers.read_all(files, names, stop):
-            if isinstance(facts, Unreadable):
-                raise facts
-            found.append(facts)
-        return found
+        read = footers.read_all(files, names, stop)
+        if why := next((facts for facts in read if isinstance(facts, Unreadable)), None):
+            footers.check_store(read)
+            raise why
+        return [facts for facts in read if not isinstance(facts, Unreadable)]
 
     def _check_reachable(self) -> None:
         check_reachable(self.table, self._spark)

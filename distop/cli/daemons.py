@@ -112,9 +112,10 @@ def executor(
             actions_log=actions_log,
         )
     )
-    logs.configure("debug" if current.debug else config.log_level, config.log_format, config.actions_log)
-    from distop.daemon.process import run_executor
+    from distop.daemon.process import make_work_dir, run_executor
 
+    make_work_dir(config.work_dir)  # the file of actions may be in it
+    logs.configure("debug" if current.debug else config.log_level, config.log_format, config.actions_log)
     hardening.forget_credentials()
     try:
         code = asyncio.run(run_executor(config))

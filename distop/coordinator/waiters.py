@@ -106,8 +106,8 @@ class Waiters:
     def holds_changed(self, ids: Collection[str] | None = None) -> None:
         """Of those that are held by these (None: by any), look again at those whose holds are gone, or denied."""
         holds = self._ctx.cluster.holds
-        for id_ in [one for one in (self._held if ids is None else ids) if one in self._held]:
-            if id_ not in holds or holds[id_].value.state != "held":
+        for id_ in dict.fromkeys(self._held if ids is None else ids):
+            if id_ in self._held and (id_ not in holds or holds[id_].value.state != "held"):
                 self.look(self._held.pop(id_))
 
     def table_changed(self) -> None:

@@ -45,3 +45,11 @@ def why_unsigned(key: bytes, namespace: str, history: History) -> str:
     except (ValueError, TypeError):
         right = False
     return "" if right else "it is not signed with the key in this executor's certificate-key-file, or was changed"
+
+
+def why_refused(op: str, key: bytes | None, namespace: str, record: History) -> str:
+    """Why a record that stands under an operation's key is not accepted as its own; "": it is. With a ``key``, it must
+    be signed."""
+    if record.op != op:
+        return "it is the one of another operation"
+    return why_unsigned(key, namespace, record) if key else ""

@@ -457,7 +457,6 @@ def resume(
             value_is(keys.of(ref, "state"), word(State.PAUSED)),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
-            *((unchanged(keys.of(ref, "options"), terms.mod),) if planned else ()),
         ),
         (Put(keys.of(ref, "state"), word(State.RUNNING)), *after, *_recorded(keys, ref, actions)),
         _who_won(keys, ref),
@@ -473,7 +472,6 @@ def alter(
     ref: OperationRef,
     state: State,
     state_mod: int,
-    terms: Terms,
     new: Options,
     opened: tuple[Gate, int] | None,
     actions: Actions = NO_ACTIONS,
@@ -491,7 +489,6 @@ def alter(
             unchanged(keys.of(ref, "state"), state_mod),
             value_is(keys.of(ref, "state"), word(state)),
             absent(keys.of(ref, "decision")),
-            unchanged(keys.of(ref, "options"), terms.mod),
             unchanged(keys.gate(ref), mod),
         ),
         (

@@ -187,8 +187,6 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
     ]
     if one.hold:
         compares.append(absent(keys.hold(one.hold)))
-    if one.planned is not None:
-        compares.append(unchanged(keys.of(ref, "options"), one.terms.mod))
     if one.one_at_a_time:
         compares.append(absent(keys.current(ref.table, ref.type, ref.object)))
     return compares

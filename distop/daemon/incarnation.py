@@ -23,7 +23,7 @@ from distop.core.draining import node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import History, Node, OperationRef, TableRecord
-from distop.core.record_signature import why_unsigned
+from distop.core.record_signature import why_refused
 from distop.core.records import read
 from distop.core.serving import refusal
 from distop.core.txn import Get, Put, Txn, unchanged
@@ -351,10 +351,7 @@ class Incarnation(Context):
             record = read(History.decode, kv)
         except (InvalidArgument, UnreadableRecord) as error:
             return {"refused": str(error)}
-        why = "it is the one of another operation" if record.op != str(ref) else ""
-        if not why and (key := self.config.certificate_key):
-            why = why_unsigned(key, self.keys.namespace, record)
-        if why:
+        if why := why_refused(str(ref), self.config.certificate_key, self.keys.namespace, record):
             return {"refused": f"the history record of {op} is not accepted: {why}"}
         return {"record": record.to_json()}
 

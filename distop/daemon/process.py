@@ -72,13 +72,23 @@ def check_system(platform: str = sys.platform) -> None:
         )
 
 
-@contextlib.contextmanager
-def locked(work_dir: Path) -> Iterator[os.stat_result]:
-    """Own a work directory alone. Raises NotAllowed while another daemon has it, InvalidArgument where it cannot be
-    written, or others can change it (:mod:`distop.ownership`). Gives what tells the locked file from others.
+def make_work_dir(work_dir: Path) -> None:
+    """Make it where it is missing. Raises InvalidArgument where it cannot be made, or others can change it
+    (:mod:`distop.ownership`).
     """
     try:
         make_own(work_dir, "--work-dir")
+    except (OSError, UnsafePath) as error:
+        raise _unusable(work_dir, error) from None
+
+
+@contextlib.contextmanager
+def locked(work_dir: Path) -> Iterator[os.stat_result]:
+    """Own a work directory alone. Raises NotAllowed while another daemon has it, InvalidArgument where it cannot be
+    written, or others can change it. Gives what tells the locked file from others.
+    """
+    make_work_dir(work_dir)
+    try:
         lock = open_fixed(work_dir / LOCK, os.O_RDWR | os.O_CREAT)
     except (OSError, UnsafePath) as error:
         raise _unusable(work_dir, error) from None

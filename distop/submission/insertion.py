@@ -16,7 +16,7 @@ from distop.core.model import History, OperationRef, Spec, State
 from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
-from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
+from distop.errors import DistopError, Incompatible, InvalidArgument, NotFound, OperationStartError
 from distop.store.config import WRITE_LIMIT
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, find_earlier, is_of
@@ -236,7 +236,9 @@ class Insertion:
         self._links = inner
 
     async def _read_predecessors(self) -> None:
-        """What is waited for that is not of this graph."""
+        """What is waited for that is not of this graph. Raises Lost where an operation that stood for one of the graph
+        has ended since: its id is free, or another one has it.
+        """
         waits = [
             (*one.after, *(after for after in self._outside.get(n, ()) if after.ref not in {a.ref for a in one.after}))
             if n in self._outside
@@ -244,6 +246,9 @@ class Insertion:
             for n, one in enumerate(self._wanted)
         ]
         standing = await standings(self._etcd, self._keys, (one.ref for after in waits for one in after))
+        for seen in (standing.get(ref) for ref in self._standing.values()):
+            if isinstance(seen, NotFound) or (seen is not None and not seen.mod):
+                raise Lost
         self._after = [
             predecessors(after, standing) if n not in self._standing else () for n, after in enumerate(waits)
         ]

@@ -57,6 +57,10 @@ class OnDeath(Protocol):
     def __call__(self, why: str, *, stalled: bool = False) -> None: ...
 
 
+_IN_ONE_PROCESS = re.compile(r"local(\[[^]]*\])?")
+"""Masters by which all of Spark is in the driver's JVM."""
+
+
 class SparkUnavailable(UsageError):
     """Spark cannot run here: Java is missing or too old. No retry on this node mends it, but another node may do."""
 
@@ -101,6 +105,10 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         "spark.sql.warehouse.dir": str(local / "warehouse"),
         "spark.local.dir": str(local / "local"),
     }
+    if _IN_ONE_PROCESS.fullmatch(master):
+        # Else every user of this machine may read settings and blocks of data at the driver's ports, and send it Java
+        # objects. Spark makes a secret of its own.
+        user = {**user, "spark.authenticate": "true"}
     if master.startswith("local"):
         cores = re.match(r"local\[(\d+)", master)
         count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1

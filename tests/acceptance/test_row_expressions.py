@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +16,13 @@ from distop_behaviors.reading.session import session_of
 from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from tests.support.checked import Table
 
 pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def why_refused(spark: SparkSession, text: str) -> str | None:
@@ -223,6 +226,86 @@ def test_hole_1_each_function_is_on_the_list_or_refused(spark: SparkSession, onl
                 assert why in (None, "no expression") or name in BOUNDED, (name, given, why)
             elif why is None:
                 assert name in GRAMMAR, (name, given)
+
+
+CATALYST = "org.apache.spark.sql.catalyst.expressions"
+KINDS = (
+    *("Nondeterministic", "Unevaluable", "Generator", "aggregate.AggregateFunction", "WindowFunction"),
+    "UserDefinedExpression",
+)
+"""Kinds of Spark's expressions that no listed function is of: the result depends on more than its arguments, or on more
+than one row."""
+TELLING = frozenset(
+    """
+    CurrentDate CurrentTime CurrentTimestamp LocalTimestamp Now UnixTimestamp ConvertTimezone
+    SparkVersion CallMethodViaReflection TryReflect
+    ArrayInsert ArrayRepeat FormatString Sequence StringRepeat StringSpace
+    CsvToStructs FromAvro FromProtobuf JsonToStructs XmlToStructs
+    """.split()
+)
+"""Classes of functions that tell the time or the place, call code, make as much as a number says, or take a type as
+text, and that are of none of the kinds."""
+BUILDERS = frozenset(
+    """
+    Ceil Collate Contains DatePart EndsWith Floor Hour LPad MakeTimestamp MakeTimestampLTZ MakeTimestampNTZ Mask Minute
+    ParseJson ParseToTimestampLTZ ParseToTimestampNTZ RPad Second StartsWith TryMakeTimestamp TryMakeTimestampLTZ
+    TryMakeTimestampNTZ TryParseJson TryToDate TryToTime TryToTimestamp
+    """.split()
+)
+"""Functions that a class builds of their arguments, which does not tell the kind: the builders that were read."""
+
+
+def why_unfit(spark: SparkSession, function: str) -> list[str]:
+    """What speaks against a function on the list, by the class that Spark has for it."""
+    told = session_of(spark).sql(f"DESCRIBE FUNCTION `{function}`").collect()
+    (name,) = [row[0].removeprefix("Class: ") for row in told if row[0].startswith("Class: ")]
+    simple, jvm = name.rpartition(".")[2], spark._jvm
+    assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    names = (name, *(f"{CATALYST}.{kind}" for kind in KINDS))
+    own, *kinds = (jvm.java.lang.Class.forName(one, False, loader) for one in names)
+    found = [kind for kind, java in zip(KINDS, kinds, strict=True) if java.isAssignableFrom(own)]
+    read = {"ToCharacterBuilder", *(f"{one}ExpressionBuilder" for one in BUILDERS)}
+    if simple.endswith("Builder") and simple not in read:
+        found.append("built by a class that was not read")
+    return found + [simple] * (simple in TELLING)
+
+
+def test_hole_1_no_listed_function_depends_on_more_than_its_arguments(spark: SparkSession) -> None:
+    assert {name: why for name in ROW_FUNCTIONS if (why := why_unfit(spark, name))} == {}
+
+
+UNFIT = """
+array_repeat count current_catalog current_database current_date current_timezone current_user explode from_json
+input_file_block_length input_file_block_start input_file_name java_method localtimestamp monotonically_increasing_id
+now rand randn randstr reflect row_number sequence session_user spark_partition_id sum try_reflect unix_timestamp user
+uuid variant_get version
+"""
+
+
+@pytest.mark.parametrize("function", UNFIT.split())
+def test_a_function_that_may_not_be_listed_is_told(spark: SparkSession, function: str) -> None:
+    assert why_unfit(spark, function)
+
+
+def shown_in_the_docs() -> dict[str, str]:
+    """Expressions that the docs show or advise, each with the file that has it."""
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*"))):
+        text = path.read_text() if path.is_file() else ""
+        found |= {json.loads(one): path.name for one in re.findall(r'"(?:check|where)": ("(?:[^"\\]|\\.)+")', text)}
+    _, _, table = (ROOT / "docs/behaviors.md").read_text().partition("| written | in Spark | write |\n|---|---|---|\n")
+    for line in table.partition("\n\n")[0].splitlines():
+        quoted = line.split(" | ")[-1].rstrip("| ")
+        advised = quoted[3:-3] if quoted.startswith("`` ") else quoted.strip("`")
+        found[f"a {advised}" if advised.startswith("RLIKE") else advised] = "behaviors.md"
+    return found
+
+
+def test_what_the_docs_show_is_accepted(spark: SparkSession) -> None:
+    shown = {text: file for text, file in shown_in_the_docs().items() if not text.startswith(("r'", "\\"))}
+    assert len(shown) >= 8
+    assert {(file, text, why) for text, file in shown.items() if (why := why_refused(spark, text)) is not None} == set()
 
 
 def test_each_operator_is_a_node_on_the_list(spark: SparkSession) -> None:

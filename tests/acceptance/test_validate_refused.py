@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import TableRecord, TableUnavailable
-from distop.tables import plan_table
+from distop.behavior import TableRecord, TableUnavailable, select
 from distop_behaviors.reading import store_errors
 from distop_behaviors.validate import Validate
 from tests.support.refusing import RefusingStore
@@ -38,23 +37,34 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableRecord]:
 
 
 @pytest.mark.parametrize(
+    "checks", [[{"not_null": "a"}, {"check": "a > 0"}], [{"unique": "a"}]], ids=["of rows", "of keys"]
+)
+@pytest.mark.parametrize(
     ("implementation", "cause"),
     [(None, store_errors.SCHEME), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_errors.NAME)],
     ids=["no file system", "an unknown host"],
 )
 def test_a_store_that_spark_cannot_read_gives_no_verdict(
-    spark: SparkSession, context: Any, refused: TableRecord, implementation: str | None, cause: str
+    spark: SparkSession,
+    context: Any,
+    refused: TableRecord,
+    implementation: str | None,
+    cause: str,
+    checks: list[dict[str, str]],
 ) -> None:
     configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()
     configuration.set("fs.s3.impl.disable.cache", "true")
     if implementation is not None:
         configuration.set("fs.s3.impl", implementation)
     try:
-        plans = plan_table(refused).partitions
-        assert len(plans) == FILES
-        arg = Validate.Arg.model_validate({"checks": [{"not_null": "a"}, {"check": "a > 0"}], "statistics": "never"})
+        ctx = context(refused)
+        arg = Validate.Arg.model_validate({"checks": checks, "statistics": "never"})
+        planned = Validate().partitions(refused, arg, ctx)
+        assert len(planned.partitions) == FILES
+        plans = list(select(Validate().jobs(arg, planned.partitions, None, ctx), None))
+        plans = [plan for plan in plans if (plan.name == "@table") == ("unique" in checks[0])]
         with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: {cause}"):
-            list(Validate().run_batch(arg, plans, context(refused)))
+            list(Validate().run_batch(arg, plans, ctx))
     finally:
         configuration.unset("fs.s3.impl")
         configuration.unset("fs.s3.impl.disable.cache")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.daemons import distop_process
 from tests.support.localspark import FRUGAL
 from tests.support.needs import need
+from tests.support.processes import machine
+from tests.support.spark_ports import asked_for_a_block, listening
 
 if TYPE_CHECKING:
     from distop.store.embedded import EmbeddedEtcd
@@ -132,7 +136,8 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     stale.chmod(0o600)
     with contextlib.chdir(current):
         logging = ("--log-level", "debug", "--log-format", "json", "--actions-log", str(tmp_path / "actions"))
-        ann = group.spawn("ann", "--spark-master", "local[2]", *logging, env=env, through=UNCAPPED)
+        options = ("--spark-master", "local[2]", "--metrics", "127.0.0.1:0", *logging)
+        ann = group.spawn("ann", *options, env=env, through=UNCAPPED)
     watch = Watch(ann.pid, tmp_path / "ann")
     watch.start()
     try:
@@ -149,10 +154,21 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
             failed.append(group.client.start_operation("sample", "t", arg, retry_attempts=1))
             assert failed[-1].wait(100).state == "failed", group.tails()
             (errors[action],) = [job.error or "" for job in failed[-1].results()]
+        (jvm,) = [pid for pid in machine(ann.pid) if "java" in Path(f"/proc/{pid}/comm").read_text()]
+        answers = {port: asked_for_a_block(port) for port in listening(jvm)}
         pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, *failed) for words in SHOWN]
+        others = (("nodes",), ("doctor",), ("why", failed[0].ref), ("history", "--actions"), ("ls", "--json"))
+        pages += [distop_process(group, *words).stdout for words in others]
+        (url,) = set(re.findall(r"metrics at (http://[^\s\"]+)", ann.log.read_text()))
+        with urllib.request.urlopen(url, timeout=30) as metrics:
+            pages.append(metrics.read().decode())
         assert ann.stop() == 0
     finally:
         watch.end()
+
+    asking = [answer for answer in answers.values() if b"Sasl" in answer]
+    assert len(asking) >= 2, f"the driver and its blocks ask for a secret first: {answers}"
+    assert not [port for port, answer in answers.items() if answer[8:9] == b"\x04" or b"StreamCorrupted" in answer]
 
     # What has them can use them; Spark has its settings letter by letter.
     assert results["variables"] == {TOKEN: len(SECRETS["token"]), "DISTOP_PASSWORD": 0, "DISTOP_SPARK_CONF": 0}

@@ -57,6 +57,7 @@ FOUND = {
     111_936: "a completion was left to a node that was gone by then, and never looked at again",
     410_115: "who woke up gave a job back while another executor cleaned up after it",
     717_183: "a job at its limit was reported, and not cleaned up after, while its executor's role was revoked",
+    6_050: "a hold that changed twice in one batch of a watch ended an executor's session",
     63: "a claim that a coordinator was to revoke had gone from its view meanwhile",
 }
 """Schedules that showed a bug once, with what it was."""

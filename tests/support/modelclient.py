@@ -58,6 +58,10 @@ class ModelClient:
         await self._ask("read")
         return Listing(self.store.revision, tuple(self.store.range(start, end)))
 
+    async def count(self, start: str, end: str) -> int:
+        await self._ask("read")
+        return len(self.store.range(start, end))
+
     async def parts(
         self, start: str, end: str, *, keys_only: bool = False, page: int = 0, revision: int = 0
     ) -> AsyncIterator[Listing]:

@@ -1,10 +1,10 @@
-"""Virtual time for code that waits: a wait of any length takes no time."""
+"""Runs a coroutine in virtual time: nothing waits, and distop's clocks follow the loop."""
 
 from __future__ import annotations
 
 import contextvars
 import random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import source
 from distop.testing.simulation.loop import Process, VirtualLoop
@@ -12,32 +12,20 @@ from distop.testing.simulation.source import SimSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any
 
 T = TypeVar("T")
 
 
-class VirtualTime:
-    """An event loop in virtual time, which the clocks of distop follow."""
-
-    def __init__(self) -> None:
-        chance = random.Random(1)
-        self.loop: Any = VirtualLoop(chance)  # type: ignore[abstract]
-        self._context = contextvars.copy_context()
-        self._context.run(source.set, SimSource(self.loop, chance))
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the beginning."""
-        seconds: float = self.loop.now
-        return seconds
-
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]], *, limit: float = 3600.0) -> T:
-        """Run this to its end, in at most ``limit`` virtual seconds."""
-        task = self.loop.spawn(Process("test"), work(), self._context)
-        try:
-            assert self.loop.run(task.done, limit), f"it has not ended within {limit:g} s"
-            result: T = task.result()
-            return result
-        finally:
-            self.loop.end()
+def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]], limit: float = 600.0) -> T:
+    """What the coroutine returns, within so many virtual seconds."""
+    chance = random.Random(1)
+    loop = VirtualLoop(chance)  # type: ignore[abstract]
+    context = contextvars.Context()
+    context.run(source.set, SimSource(loop, chance))
+    task = loop.spawn(Process("test"), work(), context)
+    try:
+        assert loop.run(task.done, limit), f"it has not ended after {limit:g} virtual seconds"
+        assert loop.troubles == []
+        return task.result()
+    finally:
+        loop.end()

@@ -254,7 +254,7 @@ class World:
         state = op.state if op.state in t.ALTERABLE else State.RUNNING
         new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
         opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
-        return t.alter(self.keys, ref, state, op.state_mod, op.terms, new, opened, actions)
+        return t.alter(self.keys, ref, state, op.state_mod, new, opened, actions)
 
     def gate(self, ref: OperationRef) -> Gate:
         kv = self.store.get(self.keys.gate(ref))

@@ -14,6 +14,7 @@ from distop.daemon.binding import Binding, BindingFile
 from distop.errors import ClusterChanged, InvalidArgument, NotAllowed
 from distop.store._proto import rpc_pb2 as rpc
 from tests.support.etcd import until
+from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +106,21 @@ async def test_it_is_written_only_for_news_and_once_more_at_the_end(
     ended.set()
     await keeping
     assert Binding.load(BindingFile(tmp_path), "").identity.revision == 9
+
+
+def test_how_far_etcd_has_come_is_written_within_a_minute_and_not_all_the_time(tmp_path: Path) -> None:
+    """What a process that is killed has not written down goes unnoticed in a restored etcd."""
+
+    async def main() -> None:
+        file = Counted(tmp_path)
+        binding, ended = Binding.load(file, ""), asyncio.Event()
+        keeping = asyncio.ensure_future(binding.keep(ended))
+        for second in range(60):
+            answer(binding, 1, 5 + second)
+            await asyncio.sleep(1.0)
+        written = Binding.load(BindingFile(tmp_path), "").identity.revision
+        assert written > 5
+        assert file.tries <= 60
+        keeping.cancel()
+
+    in_virtual_time(main)

@@ -28,6 +28,16 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
     assert not settings.given("poll")
 
 
+def test_pairs_of_flag_variable_and_file_are_put_together(tmp_path: Path) -> None:
+    """A flag for one setting of Spark's once left out the credentials that the file had."""
+    (tmp_path / "distop.toml").write_text('[spark-conf]\na = "file"\nb = "file"\nc = "file"\n')
+    settings = Settings(
+        {"spark_conf": ["a=flag"]}, {"DISTOP_SPARK_CONF": "a=var,b=var"}, file=find(folder=tmp_path)
+    )
+    assert settings.get("spark_conf") == {"a": "flag", "b": "var", "c": "file"}
+    assert settings.get("label") == {}
+
+
 @pytest.mark.parametrize(
     ("flags", "variables", "words"),
     [

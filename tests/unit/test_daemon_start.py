@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,3 +28,18 @@ def test_an_id_is_made_once_and_kept(tmp_path: Path) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]+-[0-9a-f]{4}", made)
     assert stable_id(tmp_path, None) == made
     assert stable_id(tmp_path, "mine") == "mine"
+
+
+def test_the_file_of_actions_may_be_in_a_work_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    """It ended with exit code 2, which a service manager does not start again."""
+    work = tmp_path / "work"
+    words = ["--etcd", "127.0.0.1:1", "--work-dir", str(work)]
+    command = [sys.executable, "-P", "-m", "distop.cli", "executor", *words, "--actions-log", str(work / "actions")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as executor:
+        deadline = time.monotonic() + 60
+        while not (work / "actions").exists() and executor.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        executor.kill()
+        assert executor.stderr is not None
+        assert (work / "actions").exists(), executor.stderr.read()
+    assert work.stat().st_mode & 0o777 == 0o700

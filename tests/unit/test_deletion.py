@@ -6,6 +6,7 @@ import ast
 import logging
 import os
 import random
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import fs
 
-import distop
-import distop_behaviors
 from distop import deletion, large
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
@@ -36,6 +35,7 @@ from distop_behaviors.index.folder import Folder, Generation
 from distop_behaviors.validate import certify
 from tests.support.context import FakeContext
 from tests.support.further import with_further
+from tests.support.source_trees import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +46,9 @@ REMOVES = {
     *("rmtree", "unlink", "rmdir", "remove", "removedirs", "delete_dir", "delete_dir_contents", "delete_file"),
     *("delete_root_dir_contents", "deleteFile", "deleteFiles", "dropTable", "drop_table", "purge_table", "move"),
     *("delete", "delete_files", "delete_data_files", "rename", "renames", "replace", "truncate", "ftruncate"),
-    *("write_text", "write_bytes"),
+    *("write_text", "write_bytes", "open_output_stream", "copy_file", "copy_files", "copyfile", "copytree"),
+    *("deleteIfExists", "deleteQuietly", "forceDelete", "deleteRecursively", "deleteOnExit", "expire_snapshots"),
+    *("overwrite", "O_TRUNC", "rm"),
 }
 """Names of what removes files, or takes away their content or their name, in Python, pyarrow, pyiceberg and Java."""
 ALSO_OF_VALUES = {"remove", "move", "replace"}
@@ -60,15 +62,9 @@ ALLOWED = {
     "distop/store/embedded.py": "the data folder that an embedded etcd has made for itself",
     "distop/testing/simulation/points.py": "what a transaction of etcd does, in words: no file",
     "distop/cli/page/writing.py": "the file that a person names with --html",
+    "distop/cli/commands.py": "the name of a command",
+    "distop/worker/spark_settings.py": "the file of settings, by its fixed name, in the work directory",
 }
-
-
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package, name in ((distop, "distop"), (distop_behaviors, "behaviors")):
-        for folder in package.__path__:
-            root = Path(folder).resolve()
-            for path in sorted(root.rglob("*.py")):
-                yield f"{name}/{path.relative_to(root).as_posix()}", ast.parse(path.read_text())
 
 
 def removals(tree: ast.Module) -> Iterator[int]:
@@ -85,18 +81,39 @@ def removals(tree: ast.Module) -> Iterator[int]:
                 yield node.lineno
         elif isinstance(node, ast.Constant) and node.value in REMOVES - ALSO_OF_VALUES:
             yield node.lineno  # getattr(os, "unlink")
+        elif _is_sql(node) or _opens_to_write(node):
+            yield node.lineno
 
 
 OURS = {("deletion", "delete")}
+_SQL = re.compile(r"\s*(DROP|TRUNCATE|DELETE\s+FROM|INSERT\s+OVERWRITE)\b")
+
+
+def _is_sql(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_SQL.match(node.value))
+
+
+def _opens_to_write(call: ast.AST) -> bool:
+    """``open(path, "w")``, ``path.open("wb")``: what was in the file is gone."""
+    if not isinstance(call, ast.Call):
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    modes = [one.value for one in (*call.args, *(k.value for k in call.keywords)) if isinstance(one, ast.Constant)]
+    return name in ("open", "fdopen") and any(isinstance(mode, str) and _MODE.fullmatch(mode) for mode in modes)
+
+
+_MODE = re.compile(r"[rwabt+]*w[rwabt+]*")
 
 
 def _of_a_path(call: ast.Call) -> bool:
     """Whether a call may be of a path or a file system: ``path.replace(target)``, but not ``text.replace(old, new)``
-    nor ``time.replace(tzinfo=UTC)``, and neither ``names.remove(name)`` nor ``names.move(…)``.
+    nor ``time.replace(tzinfo=UTC)``; ``fs.move(a, b)``, but not ``window.move(x)``; and not ``names.remove(name)``.
     """
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if method == "replace":
         return len(call.args) == 1 and not call.keywords
+    if method == "move":
+        return len(call.args) == 2
     return method not in ALSO_OF_VALUES
 
 
@@ -108,6 +125,11 @@ def _of_a_path(call: ast.Call) -> bool:
         *((line, True) for line in ("os.truncate(x, 0)", "file.truncate()", "path.write_text(x)", "x.write_bytes(y)")),
         *((line, True) for line in ("map(path.replace, x)", "getattr(io, 'delete')", "os.remove(x)", "x.unlink()")),
         *((line, True) for line in ("from pyiceberg.catalog import delete_files", "from other import delete")),
+        *((line, True) for line in ("fs.move(x, y)", "open(p, 'w')", "p.open('wb')", "os.open(p, os.O_TRUNC)")),
+        *((line, True) for line in ("fs.open_output_stream(p)", "df.write.mode('overwrite')", "tx.overwrite(df)")),
+        *((line, True) for line in ("jvm.java.nio.file.Files.deleteIfExists(p)", "spark.sql('DROP TABLE x')")),
+        *((line, True) for line in ("run(['rm', '-rf', p])", "fs.copy_file(x, y)", "df.parquet(p, mode='overwrite')")),
+        *((line, False) for line in ("open(p)", "open(p, 'rb')", "p.open('r')", "os.open(p, os.O_RDONLY)")),
         *((line, False) for line in ("deletion.delete(x, y)", "from distop.deletion import delete", "names.remove(x)")),
         *((line, False) for line in ("text.replace(x, y)", "time.replace(tzinfo=x)", "replace(x, a=y)", "Delete(key)")),
         *((line, False) for line in ("from dataclasses import replace", "x = 'replace'")),

@@ -656,6 +656,33 @@ async def graph(etcd: Etcd, *requests: Request, links: tuple[tuple[int, int], ..
     return await start_graph(etcd, KEYS, requests, [(a, b, "success") for a, b in links])  # type: ignore[arg-type]
 
 
+def test_L20_a_graph_joins_whoever_has_the_id_in_the_end() -> None:
+    """The operation that it was about to join is replaced by somebody else, between any two of its requests."""
+
+    async def work(etcd: Etcd, moment: int) -> bool:
+        await etcd.start(delay=60, files=[1])
+        others: list[Started] = []
+        before = len(etcd.requests)
+        ask = etcd._ask
+
+        async def asked(what: str) -> None:
+            await ask(what)
+            if len(etcd.requests) - before == moment:
+                etcd._ask = ask  # type: ignore[method-assign]
+                other = wanted(policy="replace", delay=60, files=[2])
+                others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
+
+        etcd._ask = asked  # type: ignore[method-assign]
+        _, last = await graph(etcd, wanted(policy="join", delay=60, files=[3]), wanted("b"), links=((0, 1),))
+        assert etcd.state(last.ref) in ("pending", "cancelled"), "cancelled: what it waited for was replaced afterwards"
+        return bool(others)
+
+    moment = 1
+    while run(lambda etcd: work(etcd, moment)):  # noqa: B023  # it is run before the next one
+        moment += 1
+    assert moment > 5
+
+
 def test_L19_two_of_one_id_in_a_graph_are_refused_and_nothing_is_started() -> None:
     async def work(etcd: Etcd) -> None:
         before = etcd.store.revision

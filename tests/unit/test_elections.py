@@ -41,8 +41,8 @@ def ref(number: int, instance: int = 1) -> OperationRef:
 class Daemon(Incarnation):
     """Coordinates one operation on each table; it is given the events of its watches by hand."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        client: Any = ModelClient()
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, client: Any = None) -> None:
+        client = client if client is not None else ModelClient()
         client.transport = SimpleNamespace(identity=SimpleNamespace(revision=0))
         super().__init__(ExecutorConfig(EtcdConfig(), folder), client, "ann", logs.get("distop.test"))
         self.store = client.store

@@ -20,6 +20,7 @@ from distop.core.txn import Txn, TxnResult
 from distop.errors import MalformedRequest
 from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
+from tests.support.virtualtime import in_virtual_time
 from tests.support.world import World
 
 
@@ -361,3 +362,24 @@ def test_after_one_another_each_is_a_transaction() -> None:
         assert one.client.requests == ["read", *["finish"] * 3], "runOps is as it was left"
 
     run(3, in_turn)
+
+
+def test_a_group_does_not_wait_for_others_as_long_as_a_slow_etcd_takes() -> None:
+    async def main() -> None:
+        one = Coordinator(2)
+        slow = 30.0
+
+        async def late(txn: Txn) -> TxnResult:
+            await asyncio.sleep(slow)
+            return one.client.store.apply(txn)
+
+        one.client.fates.append(late)
+        first, second = one.finals()
+        began = asyncio.get_running_loop().time()
+        task = asyncio.ensure_future(one.finishes.finish(first))
+        await one.client.until(lambda: "finish" in one.client.requests)
+        assert await one.finishes.finish(second)
+        assert await task
+        assert asyncio.get_running_loop().time() - began < slow + 5.0
+
+    in_virtual_time(main)

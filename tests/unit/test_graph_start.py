@@ -26,7 +26,7 @@ from distop.operation import Operation
 from distop.submission.request import After
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
-from tests.support.virtualtime import VirtualTime
+from tests.support.virtualtime import in_virtual_time
 
 MANY = 100
 """Operations of more than one transaction."""
@@ -350,7 +350,6 @@ def test_who_repeats_a_request_while_it_is_inserted_hears_what_becomes_of_it(alo
 
 def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still() -> None:
     """After a minute or two, in which etcd is asked a few times a second."""
-    time = VirtualTime()
 
     async def main() -> None:
         etcd = Etcd()
@@ -370,7 +369,7 @@ def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still() -> None:
             await etcd.client.submission(noop(), request_id="nightly")
         assert etcd.store.revision == before
 
-    time.run(main, limit=300.0)
+    in_virtual_time(main, limit=300.0)
 
 
 @pytest.mark.parametrize("place", [0, -1])

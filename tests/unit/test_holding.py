@@ -184,6 +184,24 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
     asyncio.run(main())
 
 
+def test_a_graph_is_given_up_once_nothing_was_seen_of_its_caller_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller refreshes its hold while it inserts the graph."""
+
+    async def main() -> None:
+        etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("g")
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        etcd.put(key, Hold("graph").encode())
+        daemon.cluster.holds["g"] = Seen(Hold("graph"), etcd.store.mod(key))
+        await daemon.keeper.look()
+        for now, state in ((holding.GRAPH_LIMIT - 1, HoldState.HELD), (holding.GRAPH_LIMIT + 1, HoldState.DENIED)):
+            daemon.now = now
+            await daemon.keeper.look()
+            assert Hold.decode(etcd.value(key) or b"").state is state
+        daemon.keeper.close()
+
+    asyncio.run(main())
+
+
 def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,21 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
+from distop.core import keys as K
+from distop.core.actions import Action, Actions
 from distop.core.draining import NodeState
-from distop.core.model import Node
+from distop.core.limits import DEFAULT
+from distop.core.model import Node, OperationRef, TableRecord
+from distop.core.plan import Gate
+from distop.core.seen import Change
+from distop.core.txn import KeyValue, Put, Txn
+from distop.daemon import incarnation as module
 from distop.daemon.incarnation import Incarnation, together
 from distop.errors import PermissionDenied
 from distop.store.config import EtcdConfig
+from tests.support.modelclient import ModelClient
+from tests.support.modelfeed import SilentFeed
+from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,3 +113,112 @@ async def test_a_count_of_releases_does_not_undo_what_was_said(tmp_path: Path) -
     await said(one)
     await one.announce_released()
     assert [(node.released, node.state) for node in record.said] == [(0, NodeState.DRAINED), (1, NodeState.DRAINED)]
+
+
+def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -> None:
+    looked: Counter[str] = Counter()
+
+    def look(what: str) -> Any:
+        return lambda **_: looked.update([what])
+
+    async def look_at_holds() -> None:
+        looked.update(["holds"])
+
+    async def main() -> None:
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.client = ModelClient()
+        one.elections = SimpleNamespace(busy=False, poll=look("elections"))
+        one.executor = SimpleNamespace(busy=False, cluster_changed=look("open operations"))
+        one._reconciler = SimpleNamespace(look_soon=look("former runs"))
+        one._holds = SimpleNamespace(look=look_at_holds)
+        one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(3.5 * one.config.poll)
+        polling.cancel()
+        assert looked == dict.fromkeys(["elections", "former runs", "holds", "open operations"], 3)
+        assert one.client.requests == ["read"] * 3, "claims that name this incarnation"
+
+    in_virtual_time(main)
+
+
+def test_a_stop_ends_within_a_minute_though_jobs_and_child_do_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def nothing() -> None:
+            pass
+
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.executor = one.worker = SimpleNamespace(stop=asyncio.sleep)  # for as long as they may
+        one.elections, one.session = SimpleNamespace(stop=nothing), SimpleNamespace(close=nothing)
+        async with asyncio.timeout(60.0):
+            await one._stop_gracefully()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("count", [1, 2, DEFAULT.reads, DEFAULT.reads + 1])
+async def test_all_tables_that_are_asked_for_are_found(tmp_path: Path, count: int) -> None:
+    one = incarnation(tmp_path, Record(refusals=0))
+    one.client = ModelClient()
+    records = {f"t{n}": TableRecord(f"t{n}", "parquet", f"/data/t{n}") for n in range(count)}
+    puts = (Put(one.keys.table(name), record.encode()) for name, record in records.items())
+    for put in puts:
+        one.client.store.apply(Txn((), (put,)))
+    assert await one._find_tables([*records, "not there"]) == {**records, "not there": None}
+
+
+class Quiet:
+    """A session that nothing ends."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        pass
+
+    async def update(self, value: bytes) -> None:
+        pass
+
+
+class Child:
+    """A child that has no types."""
+
+    trouble, stuck = "", False
+
+    async def start(self) -> list[Any]:
+        return []
+
+    def set_deadline(self, deadline: float) -> None:
+        pass
+
+
+def test_an_action_whose_event_was_lost_is_logged_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables are listed again, but seldom: there may be thousands."""
+    listings: Counter[str] = Counter()
+
+    class Counting(SilentFeed):
+        def _list(self) -> None:
+            listings.update([self.name])
+            super()._list()
+
+    monkeypatch.setattr(module, "Feed", Counting)
+    monkeypatch.setattr(module, "Session", Quiet)
+    caplog.set_level(logging.INFO, "distop.actions")
+
+    async def main() -> None:
+        one: Any = Incarnation(ExecutorConfig(EtcdConfig(), tmp_path), ModelClient(), "ann", logs.get())  # type: ignore[arg-type]
+        one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
+        one.lost = asyncio.get_running_loop().create_future()
+        living = asyncio.ensure_future(one._live())
+        await asyncio.sleep(1.0)
+        done = Actions().and_then(Action("2025-01-01T00:00:00.000Z", "add_table", "me"))
+        one.client.store.apply(Txn((), (Put(one.keys.table_actions("t"), done.encode()),)))
+        await asyncio.sleep(2 * 3_600.0)
+        living.cancel()
+        assert [record.getMessage() for record in caplog.records if record.name == "distop.actions"] == [
+            "add_table of t by me"
+        ]
+        assert listings[K.TABLE_ACTIONS] <= 30
+
+    in_virtual_time(main, limit=3 * 3_600.0)

@@ -10,6 +10,7 @@ from distop import chord
 from distop.core import claiming, owning, prepared
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.actions import Actions
 from distop.core.due import ended_waiting
 from distop.core.invariants import check
 from distop.core.jobs import Claim
@@ -49,6 +50,27 @@ def test_of_two_alterations_that_saw_the_same_options_one_is_refused() -> None:
         world.do(world.alter(ref, Options(priority=9)))
         assert not world.store.apply(late).succeeded
         assert world.op(ref).terms.options == Options(priority=9)
+
+
+def test_a_begin_that_saw_the_former_options_is_refused() -> None:
+    """It brings its plan, and would open its gate with those."""
+    world, ref = waiting()
+    late = world.begin_planned(ref)
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert not world.store.apply(late).succeeded
+    world.do(world.begin_planned(ref))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
+def test_a_resume_that_saw_the_former_options_is_refused() -> None:
+    """It opens the gate with those."""
+    world, ref = ready()
+    world.do(world.pause(ref))
+    late = world.resume(ref)
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert not world.store.apply(late).succeeded
+    world.do(world.resume(ref))
+    assert world.gate(ref).options == Options(max_jobs=1)
 
 
 def test_the_audit_finds_a_gate_without_the_current_options() -> None:
@@ -167,6 +189,24 @@ def test_confirming_an_aborted_operation_is_refused() -> None:
         mod = etcd.store.mod(KEYS.of(op.parts, "state"))
         assert etcd.store.apply(w.end_waiting(KEYS, op.parts, mod, history, WHY)).succeeded
         assert not etcd.store.apply(late).succeeded
+
+    run(work)
+
+
+def test_an_alteration_that_did_not_see_a_confirmation_keeps_it_on_record() -> None:
+    """Both write what was done to the operation."""
+
+    async def work(etcd: Etcd) -> None:
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
+
+        async def confirmed_before(txn: Txn) -> TxnResult:
+            await etcd.client.confirm("tx-17")
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(confirmed_before)
+        await op.alter(priority=9)
+        done = Actions.decode(etcd.value(KEYS.of(op.parts, "actions")) or b"")
+        assert [one.action for one in done.kept] == ["confirm", "alter"]
 
     run(work)
 

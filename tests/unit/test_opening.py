@@ -27,13 +27,18 @@ from distop.executor.role import Executor
 from distop.node.context import Context
 from distop.node.openop import OpenOperation
 from distop.store.config import EtcdConfig
-from tests.support.virtualtime import VirtualTime
+from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 REF = OperationRef("t", "noop", "", 1)
 PLAN = Txn((), (Put("plan", b""),), (), "plan")
+
+
+def now() -> float:
+    """Seconds on the loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 class Alone(Context):
@@ -171,18 +176,17 @@ async def test_of_a_batch_that_is_too_large_the_others_are_free_again() -> None:
 
 def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replaced() -> None:
     """Nobody tells it so."""
-    time = VirtualTime()
 
     async def main() -> None:
         ctx = Alone()
         executor, served = Executor(ctx), list[float]()
         ctx.worker.stuck = ("t/noop/9",)
         looked: list[float] = []
-        executor._assign_small = executor._assign_general = lambda: served.append(time.now)  # type: ignore[method-assign]
+        executor._assign_small = executor._assign_general = lambda: served.append(now())  # type: ignore[method-assign]
         disk_pause = executor._jobs.disk_pause
 
         def look() -> float:
-            looked.append(time.now)
+            looked.append(now())
             assert len(looked) < 100, "it is looked at without a pause"
             return disk_pause()
 
@@ -195,7 +199,7 @@ def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replace
         assert served
         running.cancel()
 
-    time.run(main)
+    in_virtual_time(main)
 
 
 async def test_the_child_forgets_an_operation_that_is_gone() -> None:

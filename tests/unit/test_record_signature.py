@@ -10,7 +10,7 @@ import pytest
 
 from distop.config import Settings, executor_config
 from distop.core.model import History, State
-from distop.core.record_signature import signature, why_unsigned
+from distop.core.record_signature import signature, why_refused, why_unsigned
 from distop.errors import InvalidArgument
 
 KEY = b"k" * 32
@@ -52,6 +52,14 @@ def test_hole_8_a_record_of_another_key_or_namespace_or_without_signature_is_ref
     assert why_unsigned(KEY, "ns", RECORD).startswith(
         "it is not signed, and this executor's certificate-key-file wants"
     )
+
+
+def test_hole_8_a_signed_record_under_the_key_of_another_operation_is_refused() -> None:
+    """Whoever writes history by hand copies one that is signed."""
+    assert why_refused("t/validate/1", KEY, "ns", signed(RECORD)) == ""
+    assert why_refused("t/validate/2", KEY, "ns", signed(RECORD)) == "it is the one of another operation"
+    assert why_refused("t/validate/2", None, "ns", RECORD) == "it is the one of another operation"
+    assert "not signed" in why_refused("t/validate/1", KEY, "ns", RECORD)
 
 
 def key_file(folder: Path, data: bytes = KEY, mode: int = 0o600) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from distop.schema import ROW_EXPRESSION, check_argument
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 from distop_behaviors.validate import Validate
 from tests.support.check_constraints import CLOCK, CONSTRAINTS
+from tests.support.source_trees import sources
 
 SCHEMA = Validate.declaration().arg_schema
 
@@ -160,3 +162,43 @@ def test_the_list_is_published_for_both_expressions() -> None:
 def test_any_text_is_answered(text: str) -> None:
     why = refusal(text, ROW_FUNCTIONS)
     assert why is None or why.startswith("the expression ")
+
+
+PARSES = {"expr", "selectExpr", "sql", "parseExpression", "parsePlan", "parseQuery", "call_function", "createTempView"}
+"""Names of what has Spark parse a text as an expression or a statement."""
+PARSING = {
+    "behaviors/reading/row_expressions.py": "the one place in which a submitted text is parsed",
+    "behaviors/validate/expressions.py": "a bound from a file's statistics, which is a number",
+    "behaviors/validate/keyed.py": "aggregates of distop's own",
+    "behaviors/index/finding.py": "types and quoted names of columns",
+}
+
+
+def parses(tree: ast.Module) -> list[int]:
+    """The lines that have Spark parse a text. Conditions that are constants are distop's own."""
+    # ``org.apache.spark.sql.X`` is a name of Java's.
+    packages = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in PARSES]
+    texts = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("where", "filter")
+        and any(isinstance(arg, ast.JoinedStr) for arg in node.args)
+    ]
+    return sorted(node.lineno for node in (*called, *texts) if id(node) not in packages)
+
+
+@pytest.mark.parametrize(
+    "line", ["F.expr(x)", "frame.selectExpr(x)", "spark.sql(x)", "frame.where(f'{x} > 1')", "f = F.expr"]
+)
+def test_which_lines_have_spark_parse_a_text(line: str) -> None:
+    assert parses(ast.parse(line))
+
+
+def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
+    """So the expressions of a further behavior are held to the same list."""
+    found = {name: parses(tree) for name, tree in sources()}
+    assert {name: lines for name, lines in found.items() if lines and name not in PARSING} == {}
+    assert [name for name in PARSING if not found[name]] == [], "exceptions that nobody needs any more"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from distop import files
-from distop.behavior import TableRecord, TableUnavailable, load
+from distop.behavior import TableRecord, TableUnavailable, load, select
 from distop.tables import plan_table
 from distop_behaviors.reading import footers, store_errors
 from distop_behaviors.reading.facts import Unreadable
@@ -178,6 +178,32 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
     assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_errors.CONNECTION
     with pytest.raises(Unreadable, match="cannot be read"):
         footers.unchanged(*plan[0])
+
+
+@pytest.mark.parametrize("mode", ["only", "auto"])
+@pytest.mark.parametrize("refused", ["own", "other"])
+def test_a_check_of_keys_gives_no_verdict_on_a_table_that_cannot_be_read(
+    refused: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the error of the check, which ended the operation, though another executor may read the table."""
+    (tmp_path / "here" / "a.parquet").parent.mkdir()
+    (tmp_path / "here" / "a.parquet").write_bytes(parquet())
+    with RefusingStore(files={f"listed/day={n}/a.parquet": None for n in range(FILES)}) as store:
+        store.serve(monkeypatch)
+        here = TableRecord("here", "parquet", str(tmp_path / "here"))
+        away = TableRecord("away", "parquet", "s3://bucket/listed")
+        table, other = (away, here) if refused == "own" else (here, away)
+        checks: list[Any] = [{"references": {"column": "a", "table": other.name, "to": "a"}}]
+        behavior, ctx = load("validate"), FakeContext(tmp_path, table)
+        ctx.tables[other.name] = other
+        if refused == "own":
+            checks.insert(0, {"unique": "a"})
+        arg = behavior.Arg.model_validate({"checks": checks, "statistics": mode})
+        planned = behavior.partitions(table, arg, ctx)
+        plans = [p for p in select(behavior.jobs(arg, planned.partitions, None, ctx), None) if p.name == "@table"]
+        assert len(plans) == 1
+        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+            list(behavior.run_batch(arg, plans, ctx))
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])

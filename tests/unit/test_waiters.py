@@ -71,9 +71,9 @@ class Coordinator:
         self.view.replace([Change(kv) for kv in listing], claims=False)
         self.waiters.look([REF])
 
-    def sees_holds(self) -> None:
+    def sees_holds(self, *changed: str) -> None:
         self.cluster.replace(["distOpHold"], [Change(kv) for kv in self.etcd.store.range(*KEYS.family("distOpHold"))])
-        self.waiters.holds_changed()
+        self.waiters.holds_changed(changed or None)
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
@@ -105,6 +105,26 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
         return (etcd.value(KEYS.of(REF, "state")) or b"").decode()
 
     assert asyncio.run(main()) == ("running" if confirmed else "cancelled")
+
+
+def test_a_hold_that_changed_twice_is_looked_at_once() -> None:
+    """A watch that is behind brings both changes at once; the error ended the executor's session."""
+
+    async def main() -> str:
+        etcd = Etcd()
+        await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
+        coordinator = Coordinator(etcd)
+        coordinator.sees_operations()
+        coordinator.sees_holds()
+        await etcd.client.confirm("tx-17")
+        coordinator.sees_operations()
+        coordinator.sees_holds(p.hold_id("tx-17"), p.hold_id("tx-17"))
+        async with asyncio.timeout(20):
+            await coordinator.done.wait()
+        coordinator.waiters.close()
+        return (etcd.value(KEYS.of(REF, "state")) or b"").decode()
+
+    assert asyncio.run(main()) == "running"
 
 
 # ------------------------------------------------------------------- many

@@ -210,6 +210,13 @@ def test_the_users_settings_win(tmp_path: Path) -> None:
     assert os.fspath(tmp_path) in conf["spark.local.dir"]
 
 
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,3]"])
+def test_hole_6_other_users_of_the_machine_have_no_secret_of_a_local_spark(tmp_path: Path, master: str) -> None:
+    conf = settings(master, "ex", tmp_path, 10.0, {"spark.authenticate": "false"})
+    assert conf["spark.authenticate"] == "true"
+    assert "spark.authenticate" not in settings("spark://h:7077", "ex", tmp_path, 10.0, {}), "needs a secret of yours"
+
+
 @pytest.mark.parametrize("ttl", [6.0, 10.0, 30.0, 600.0])
 def test_spark_executors_elsewhere_stop_before_their_jobs_are_taken_over(tmp_path: Path, ttl: float) -> None:
     conf = settings("spark://h:7077", "ex", tmp_path, ttl, {})

@@ -1,0 +1,128 @@
+"""The coordinator of one type on one table, on the model store, for tests in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from distop import logs
+from distop.config import ExecutorConfig
+from distop.coordinator import role
+from distop.coordinator.role import Coordinator
+from distop.core.jobs import JobState
+from distop.core.model import History, OperationRef
+from distop.node.context import Context
+from distop.node.rejected_writes import RejectedWrites
+from distop.store.config import EtcdConfig
+from tests.support.modelclient import ModelClient
+from tests.support.modelfeed import ModelFeed
+from tests.support.world import TABLE, TYPE, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from distop.core.declaration import Rules
+
+AT_ONE_MOMENT = 200
+"""Requests that etcd gets at one moment of virtual time at most."""
+
+
+class BusyClient(ModelClient):
+    """``busy``: etcd was asked again and again, without a pause."""
+
+    busy = False
+    _now = _count = 0.0
+
+    async def _ask(self, what: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._count = self._count + 1 if now == self._now else 0
+        self._now = now
+        if self._count > AT_ONE_MOMENT:
+            self.busy = True
+            await asyncio.sleep(1.0)
+        await super()._ask(what)
+
+
+class UnitContext(Context):
+    """What a coordinator needs of its node, which is the incarnation ``a``."""
+
+    def __init__(self, world: World, client: ModelClient) -> None:
+        self.config = ExecutorConfig(EtcdConfig(), Path("nowhere"))
+        self.client = client  # type: ignore[assignment]
+        self.keys = world.keys
+        self.log = logs.get("distop.test")
+        self.incarnation, self.executor_id = "a", "ex-a"
+        self.cluster = world.cluster()
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
+        self.types, self.reports_only = frozenset({TYPE}), frozenset()
+        self.arguments = {}
+        self.lost = asyncio.get_running_loop().create_future()
+        self.capability = SimpleNamespace(serves=lambda *_: True)  # type: ignore[assignment]
+
+    async def prune_history(self, table: str) -> None:
+        pass
+
+
+class Coordinating:
+    """A coordinator that is elected, and what it is told of failures. ``elsewhere``: how often it was to give up its
+    election for the sake of another node.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:
+        self.feeds: dict[str, ModelFeed] = {}
+
+        def made(*args: Any, **options: Any) -> ModelFeed:
+            one = self.feeds[options["name"]] = feed(*args, **options)
+            return one
+
+        monkeypatch.setattr(role, "Feed", made)
+        self.client = BusyClient()
+        self.world = World(store=self.client.store, rules=rules)
+        self.world.join("a")
+        self.world.do(self.world.elect("a"))
+        self.ctx = UnitContext(self.world, self.client)
+        self.failures: list[BaseException] = []
+        self.elsewhere = 0
+        fence = self.world.store.mod(self.world.keys.coordinator(TABLE, TYPE))
+        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, lambda: None, self._elsewhere)
+
+    def _elsewhere(self) -> bool:
+        self.elsewhere += 1
+        return True
+
+    def started(self) -> OperationRef:
+        ref = self.world.next_ref()
+        self.world.do(self.world.start(ref))
+        return ref
+
+    def open(self, jobs: int) -> OperationRef:
+        """An operation with so many jobs, which it did not plan itself."""
+        ref = self.started()
+        self.world.do(self.world.plan(ref, jobs))
+        return ref
+
+    async def until(self, reached: Callable[[], bool], within: float = 60.0) -> None:
+        async with asyncio.timeout(within):
+            while not reached():  # noqa: ASYNC110  # it is virtual time
+                await asyncio.sleep(0.1)
+
+    async def ended(self, ref: OperationRef) -> History:
+        """Its record, once it has ended."""
+        key = self.world.keys.history(ref)
+        await self.until(lambda: self.client.store.get(key) is not None)
+        kv = self.client.store.get(key)
+        assert kv is not None
+        return History.decode(kv.value)
+
+    def all_succeed(self, ref: OperationRef, jobs: int) -> None:
+        self.world.do(self.world.claim(ref, "a", range(jobs)))
+        for p in range(jobs):
+            self.world.do(self.world.report(ref, p, JobState.SUCCESS))
+
+    def tell_of_nodes(self) -> None:
+        self.ctx.cluster = self.world.cluster()
+        self.role.cluster_changed()

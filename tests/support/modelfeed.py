@@ -1,0 +1,117 @@
+"""A feed of the model store, in place of one that watches etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.core.seen import Change
+from distop.store.position import Batch, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.modelclient import ModelClient
+
+LOOK_EVERY = 0.02
+"""Virtual seconds between two looks at what was written."""
+
+
+class ModelFeed:
+    """It lists at its start, every ``relist_every`` seconds and on :meth:`relist`, and tells of all changes but those
+    that it :meth:`loses`.
+    """
+
+    def __init__(
+        self,
+        client: ModelClient,
+        start: str,
+        end: str,
+        apply: Callable[[Batch], None],
+        *,
+        relist_every: float = 300.0,
+        name: str = "",
+        gather: Callable[[], Any] | None = None,
+        **_: Any,
+    ) -> None:
+        self.name = name
+        self.revision = 0
+        self._client = client
+        self._range = start, end
+        self._apply = apply
+        self._every = relist_every
+        self._gather = gather
+        self._timer: asyncio.TimerHandle | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def loses(self, change: Change) -> bool:
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """It cannot go on."""
+        self._failure.set_exception(error)
+
+    async def start(self) -> None:
+        self._list()
+        self.begin()
+
+    def begin(self) -> None:
+        self._following = asyncio.ensure_future(self._follow())
+
+    async def relist(self) -> None:
+        self._list()
+
+    async def reached(self, revision: int) -> None:
+        self._look()
+
+    async def wait(self) -> None:
+        await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        for running in (self._timer, self._following):
+            if running is not None:
+                running.cancel()
+
+    async def _follow(self) -> None:
+        if not self.revision:
+            self._list()
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            self._look()
+
+    def _look(self) -> None:
+        first, after = self._range
+        written = self._client.store.between(self.revision + 1, self._client.store.revision)
+        self.revision = self._client.store.revision
+        changes = [one for _, changes in written for one in changes if first <= one.kv.key < after]
+        events = tuple(Event(one.kv, one.deleted) for one in changes if not self.loses(one))
+        if events:
+            self._apply(Batch(self.revision, events))
+
+    def _list(self) -> None:
+        store = self._client.store
+        self.revision = store.revision
+        listing = store.range(*self._range)
+        if self._gather is None:
+            batch = Batch(store.revision, tuple(Event(kv) for kv in listing), listing=True)
+        else:
+            gathered = self._gather()
+            gathered.apply([Change(kv) for kv in listing])
+            batch = Batch(store.revision, (), listing=True, gathered=gathered)
+        self._apply(batch)
+        if self._timer is not None:
+            self._timer.cancel()
+        # It takes its time, as etcd does: a feed that listed all the time would list some thousand times an hour.
+        self._timer = asyncio.get_running_loop().call_later(max(self._every, 1.0), self._list)
+
+
+class SilentFeed(ModelFeed):
+    """It tells of no change."""
+
+    def begin(self) -> None:
+        if not self.revision:
+            self._list()
+
+    def loses(self, change: Change) -> bool:
+        return True

@@ -1,0 +1,21 @@
+"""The syntax trees of all that is shipped, for rules that every module has to keep."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import distop
+import distop_behaviors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package, name in ((distop, "distop"), (distop_behaviors, "behaviors")):
+        for folder in package.__path__:
+            root = Path(folder).resolve()
+            for path in sorted(root.rglob("*.py")):
+                yield f"{name}/{path.relative_to(root).as_posix()}", ast.parse(path.read_text())
