@@ -26,6 +26,7 @@ from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg, manifests, rows_read
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 _TABLE = "table"
 """The folder of the table in a stage."""
-_DATA = "data/distop-staged"
-"""Below a table: the data files of all stages."""
 _NAMED = 10
 """Further files that one error names."""
 _CONTENTS = f"{_TABLE}/contents.json"
@@ -74,7 +73,7 @@ class Stage:
         inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
             raise UnsafePath(f"{place.location} is no stage of {shared.location}")
-        return cls(place, Place(table, f"{_DATA}/{space}/{inner}" if space else f"{_DATA}/{inner}"))
+        return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
 
     @property
     def table(self) -> str:
@@ -131,7 +130,8 @@ def stage(
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
     ``into``: its place is made before, its folder of data is made here. Nothing is left of it where that fails. Raises
-    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath.
+    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath, also where others
+    may change a folder that holds it.
     """
     if not files:
         return Staged()
@@ -150,6 +150,7 @@ def stage(
     try:
         # Whoever reads the table reads its data files.
         deletion.make_new(into.data, 0o755)
+        check_folder(into.data)
         if int(raw["format-version"]) >= iceberg.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:

@@ -20,6 +20,7 @@ from distop.confinement import own_folder
 from distop.errors import InvalidArgument
 from distop.storage_urls import check_paths
 from distop.tables.bounded import bounded
+from distop.tables.written_folders import check_metadata_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,14 +128,17 @@ def check_identity(table: Any) -> None:
 
 
 def check_written(table: Any) -> None:
-    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code."""
-    own_folder(str(table.metadata_location), str(table.metadata.location))
+    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code,
+    and UnsafePath where they go to a folder on a disk that others may change.
+    """
+    folder = own_folder(str(table.metadata_location), str(table.metadata.location))
     for name, why in _LEADING.items():
         if name in table.metadata.properties:
             raise InvalidArgument(
                 f"the table {'.'.join(table.name())!r} has the property {name}, by which pyiceberg would {why} for "
                 "this change: remove it from the table first"
             )
+    check_metadata_folder(folder)
 
 
 def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

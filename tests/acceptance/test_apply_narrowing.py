@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import OperationFailed, OutcomeRow, Summary, TableRecord
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import metadata_file, plan_table, read_metadata
 from distop.tables.location import Location
 from distop_behaviors.apply import Apply
@@ -468,6 +469,34 @@ def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_pat
     assert bench.apply(bench.certificate()).report["verdict"] == "applied"
     assert [victim.exists() for victim in victims] == [True] * 3
     assert bench.metadata.properties.items() >= DELETING.items()
+
+
+@pytest.mark.parametrize(
+    ("where", "owner", "method"),
+    [
+        ("data", Apply, "partitions"),
+        ("data", Narrowing, "stage"),
+        ("metadata", Apply, "partitions"),
+        ("metadata", HadoopTarget, "rewrite"),
+    ],
+)
+def test_hole_3_nothing_is_written_anew_where_others_may_write(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, owner: Any, method: str
+) -> None:
+    """Iceberg writes over what is there; the names of further manifests and files follow from the first."""
+    folder = bench.lake.path(bench.name) / where
+    certificate, before = bench.certificate(), set(folder.rglob("*"))
+    monkeypatch.setattr(owner, method, At(owner, method, 1, "before", lambda: folder.chmod(0o777)).wrapped)
+    try:
+        message = bench.apply(certificate).message
+    except UnsafePath as error:
+        message = str(error)
+    assert re.search(f"the table is not changed: .* {folder}, which is writable", message)
+    assert bench.kind == "long"
+    written = {path for path in set(folder.rglob("*")) - before if path.is_file()}
+    assert not written
+    folder.chmod(0o755)
+    assert bench.apply(certificate).report["verdict"] == "applied"
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.slow)])

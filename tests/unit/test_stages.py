@@ -115,6 +115,16 @@ def test_hole_3_no_stage_where_others_may_write(table: Path, where: str, mode: i
         _ = context(table).stage
 
 
+@pytest.mark.parametrize("shared", ["", "shared"])
+def test_hole_3_no_stage_where_others_may_replace_the_uppermost_folder(table: Path, shared: str) -> None:
+    above = table.parent
+    above.chmod(0o757)
+    with pytest.raises(UnsafePath, match=f"nothing is staged below {above}, which is writable"):
+        _ = context(table, shared=str(above / shared) if shared else "").stage
+    above.chmod(0o1777)
+    assert Path(context(table, shared=str(above / shared) if shared else "").stage).is_dir()
+
+
 def test_hole_3_a_shared_directory_is_the_executors_own(table: Path, tmp_path: Path) -> None:
     table.chmod(0o777)
     shared = tmp_path / "shared"
