@@ -18,7 +18,7 @@ from distop.errors import UnsafePath
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop.tables.written_folders import check_folder, check_metadata_folder
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_manifests_of, uri
+from distop_behaviors.reading.iceberg import check_manifests_of, check_same, uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ class Production:
 
     def rewritten(self, rewrite: Rewrite) -> Any:
         """With data files in the place of others, and the schema with them. Raises UnsafePath for a new file that does
-        not lie in its stage, or is a link.
+        not lie in its stage, or is a link, and for a stage that others may have made.
         """
         lists = self._iceberg.relocated.com.google.common.collect.Lists
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
@@ -63,8 +63,10 @@ class Production:
             current = self._made.current()
             self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
-            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged.metadata()))
+            path, manifests = staged.metadata()
+            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(path))
             if (snapshot := source.currentSnapshot()) is not None:
+                check_same(path, manifests, snapshot, source.io())
                 new = lists.newArrayList(snapshot.addedDataFiles(source.io()))
                 for file in new:
                     staged.check_file(str(file.location()))

@@ -26,6 +26,7 @@ from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.staged_metadata import check_staged
 from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
@@ -37,7 +38,7 @@ from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate.report import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext
     from distop.logs import Log
@@ -80,10 +81,21 @@ class Stage:
         """The table that has the files."""
         return f"{self.place.location}/{_TABLE}"
 
-    def metadata(self) -> str:
-        """Its current metadata file. Raises UnsafePath where that is a link, InvalidArgument where there is none."""
+    def check_own(self) -> None:
+        """Raises UnsafePath where others may have put something into ``place``, or it is not there, and OSError: its
+        name follows from an outcome, and so does not tell who has made it.
+        """
+        deletion.check_own(self.place)
+
+    def metadata(self, check: Callable[[], None] = lambda: None) -> tuple[str, list[str]]:
+        """Its current metadata file, and the manifests that this names. Raises UnsafePath where others may have made
+        it, or it is a link, InvalidArgument where there is none, and what
+        :func:`~distop.tables.staged_metadata.check_staged` raises.
+        """
+        self.check_own()
         found = Path(metadata_file(Location.of(self.table)))
-        return str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
+        source = str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
+        return source, check_staged(source, self.data.location, check)
 
     def check_file(self, path: str) -> None:
         """Raises UnsafePath for a data file that does not lie in this stage, or is a link, and OSError."""
@@ -176,10 +188,11 @@ def written_in(
     stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]
 ) -> tuple[Staged, str] | None:
     """What a stage has of these files under these ids, and the snapshot that they were read from; None where it was
-    made of anything else.
+    made of anything else, or others may have made it.
     """
     wanted = _contents(files, schema, last_column, ids)
     try:
+        stage.check_own()
         told = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
         if not wanted.items() <= told.items():
             return None

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from distop.behavior import Progress
 from distop.core.frozen import frozen
-from distop.deletion import delete_or_log, make_new, regular_file
+from distop.deletion import check_own, delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
@@ -123,6 +123,12 @@ class Completion:
                 continue
             if row.stage is None:
                 self._ctx.log.warning("Partition %s is indexed again: no executor has run its job", row.name)
+                continue
+            try:
+                # Its name follows from the outcome, and so does not tell who has made it.
+                check_own(row.stage)
+            except (OSError, UnsafePath) as error:
+                self._ctx.log.warning("Partition %s is indexed again: %s", row.name, error)
                 continue
             yield row.stage, result
 

@@ -244,6 +244,7 @@ class Job:
             if not checkpoint:
                 return 0
             former = self._former(checkpoint["stage"])
+            deletion.check_own(former)
             for lines in closed(lines_of(former, checkpoint["bytes"])):
                 ours = [
                     replace(line, segment=self._take_over(former, line.segment, line.digest, self._lines + n))

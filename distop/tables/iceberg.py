@@ -208,8 +208,12 @@ def check_manifests(source: str, manifests: Sequence[str]) -> None:
     """Raises InvalidArgument where Java has read other ``manifests`` from the current snapshot's list than Python has:
     their decoders differ on a list that was made for it. And what :func:`check_files` raises.
     """
-    known = [_plain(str(found[0])) for found in _checked_manifests(source)[1:]]
-    if known != [_plain(path) for path in manifests]:
+    check_same_manifests(source, [str(found[0]) for found in _checked_manifests(source)[1:]], manifests)
+
+
+def check_same_manifests(source: str, known: Iterable[str], manifests: Iterable[str]) -> None:
+    """Raises InvalidArgument where these are not the same paths. ``known``: those that Python has read."""
+    if [_plain(path) for path in known] != [_plain(path) for path in manifests]:
         raise InvalidArgument(
             f"the list of manifests of {source} is not read by Java as by Python: have the table's writer write it anew"
         )

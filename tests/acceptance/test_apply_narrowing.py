@@ -15,7 +15,7 @@ from distop.behavior import OperationFailed, OutcomeRow, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import metadata_file, plan_table, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.apply import Apply
+from distop_behaviors.apply import Apply, producing
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.apply.publishing import Narrowing
@@ -628,6 +628,32 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
         assert not late.exists()
         assert bench.folders() == live
         assert bench.rows() == ROWS
+
+
+@pytest.mark.parametrize("forged", ["list", "mode"])
+def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, forged: str
+) -> None:
+    """Java would ask any host that a list of manifests lies on."""
+    opened: list[str] = []
+
+    def forge() -> None:
+        (stage,) = bench.work.glob(f"stage/{bench.name}/apply/*/000000/*")
+        if forged == "mode":
+            stage.chmod(0o777)
+            return
+        metadata = stage / "table" / "metadata" / "v2.metadata.json"
+        told = json.loads(metadata.read_text())
+        told["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
+        metadata.write_text(json.dumps(told))
+
+    real = producing.uri
+    monkeypatch.setattr(producing, "uri", lambda path: (opened.append(path), real(path))[1])
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "before", forge).wrapped)
+    message = bench.apply(bench.certificate()).message
+    assert re.search("names the host|which is writable by its group or by others", message)
+    assert [path for path in opened if "/000000/" in path] == []
+    assert bench.kind == "long"
 
 
 @pytest.mark.parametrize("forged", ["outcomes", "files", "twice"])

@@ -291,6 +291,21 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     assert (unit.files, unit.snapshot, unit.staged.rows) == (frozenset({"/t/0"}), "7", 2)
 
 
+@pytest.mark.parametrize("where", ["", "stage", "stage/t/apply/7/000000/1-inc"])
+def test_hole_2_a_stage_that_others_may_have_made_is_not_read(layout: Layout, where: str) -> None:
+    """Its name follows from an outcome, which a submitter may write; its content would be the writer's of the folder."""
+    stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
+    told = rewriting._contents(["/t/0"], 1, 4, ids)
+    told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7"}
+    deletion.write(stage.place, rewriting._CONTENTS, json.dumps(told).encode())
+    assert rewriting.written_in(stage, ["/t/0"], 1, 4, ids) is not None
+    others = Path(layout.shared.location) / where
+    others.chmod(0o777)
+    assert rewriting.written_in(stage, ["/t/0"], 1, 4, ids) is None
+    with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
+        stage.metadata()
+
+
 @pytest.mark.parametrize(
     "end", ["", " -- a comment", " -- a comment\\", " -- one\n-- two", " /* a comment */", " OR s = '--'"]
 )

@@ -269,6 +269,32 @@ def test_an_attempt_goes_on_from_what_another_has_checkpointed(
         clean(one)
 
 
+@pytest.mark.parametrize("reader", ["completion", "next attempt"])
+def test_hole_3_a_stage_that_others_may_have_made_is_not_read(
+    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """Its name follows from an outcome or a checkpoint, which a submitter may write."""
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
+    one, read = Indexes(Path(indexes.record.location), tmp_path / "shared"), list[str]()
+    operation = one.plan(columns=["k"])
+    (partition,) = operation.planned.partitions
+    first = operation.attempt(partition)
+    if reader == "completion":
+        operation.run(partition, first)
+    else:
+        first.stop_after = 2
+        assert stopped(lambda: operation.run(partition, first))
+    Path(first.stage).chmod(0o777)
+    real = segments.lines_of
+    for module in (building, segments):
+        monkeypatch.setattr(module, "lines_of", lambda stage, *a: (read.append(stage.location), real(stage, *a))[1])
+    if reader == "next attempt":
+        operation.run(partition, operation.attempt(partition, fence=2))
+    operation.complete()
+    assert first.stage not in read
+    holds(one)
+
+
 def test_two_attempts_at_once_leave_one(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A former holder of a job goes on beside the present one, and ends later; the outcome names what counts."""
     operation = indexes.plan(columns=["k"])
