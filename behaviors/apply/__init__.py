@@ -68,9 +68,18 @@ class Apply(Behavior):
         return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """See Applying.run, and Narrowing.stage."""
+        """See Applying.run, and Narrowing.stage. Raises InvalidArgument where the plan is not of this argument."""
+        from distop_behaviors.apply.constraints import wanted
+        from distop_behaviors.apply.narrowing import needed
+
         if partition.source:
             return self._narrowing(arg, ctx).stage(partition)
+        certificate = request_of(arg, ctx).certificate
+        if needed(wanted(certificate).narrowed, certificate):
+            raise InvalidArgument(
+                f"the plan of {ctx.operation} rewrites nothing, and its argument narrows a column: the argument was "
+                "changed meanwhile; start the operation again"
+            )
         return self._applying(arg, ctx).run()
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:

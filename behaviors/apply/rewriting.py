@@ -20,7 +20,7 @@ from distop import deletion
 from distop.confinement import copied
 from distop.core.frozen import frozen
 from distop.deletion import Place
-from distop.errors import TableUnavailable, UnsafePath
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import open_regular
 from distop.places import STAGE
 from distop.storage_urls import check_paths
@@ -139,11 +139,12 @@ def stage(
     narrowed: Sequence[Narrowed],
     ids: Mapping[int, int],
     into: Stage,
+    certificate: str,
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
-    ``into``: its place is made before, its folder of data is made here. Nothing is left of it where that fails. Raises
-    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath, also where others
-    may change a folder that holds it.
+    ``certificate``: the digest of the one that is applied. ``into``: its place is made before, its folder of data is
+    made here. Nothing is left of it where that fails. Raises RowsLost, what Spark raises, FileExistsError where that
+    folder is there before, and UnsafePath, also where others may change a folder that holds it.
     """
     if not files:
         return Staged()
@@ -171,6 +172,7 @@ def stage(
         _check_complete(ctx, session, source, files, staged.rows)
         told = _contents((path for path, _, _ in files), int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
         told |= {"snapshot": manifests.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
+        told["made_for"] = made_for(certificate, narrowed)
         deletion.write(into.place, _CONTENTS, json.dumps(told).encode())
     except BaseException:
         discard(into, frozenset(), ctx.log)
@@ -184,21 +186,32 @@ def _contents(files: Iterable[str], schema: int, last_column: int, ids: Mapping[
     return {"files": digest.hexdigest(), "schema": schema, "last_column": last_column, "ids": columns}
 
 
+def made_for(certificate: str, narrowed: Iterable[Narrowed]) -> dict[str, Any]:
+    """What decides what a stage has of its files: the digest of a certificate, and the columns with their new types."""
+    return {"certificate": certificate, "narrowed": {str(n.id): [n.name, n.type, n.spark] for n in narrowed}}
+
+
 def written_in(
-    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]
+    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int], wanted_for: Any
 ) -> tuple[Staged, str] | None:
     """What a stage has of these files under these ids, and the snapshot that they were read from; None where it was
-    made of anything else, or others may have made it.
+    made of anything else, or others may have made it. Raises InvalidArgument where it was made for something else than
+    ``wanted_for`` (:func:`made_for`).
     """
     wanted = _contents(files, schema, last_column, ids)
     try:
         stage.check_own()
         told = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
-        if not wanted.items() <= told.items():
-            return None
-        return Staged.model_validate(told["staged"]), str(told["snapshot"])
+        if told["made_for"] == wanted_for:
+            if not wanted.items() <= told.items():
+                return None
+            return Staged.model_validate(told["staged"]), str(told["snapshot"])
     except (OSError, UnsafePath, ValueError, LookupError, TypeError, AttributeError):
         return None
+    raise InvalidArgument(
+        f"{stage.place.location} was written for another certificate or other types than the operation's argument now "
+        "asks for: the argument was changed meanwhile, and nothing was changed; start the operation again"
+    )
 
 
 def _staged_in(location: str) -> Staged:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.behavior import OperationFailed, OutcomeRow, Summary, TableRecord
+from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import metadata_file, plan_table, read_metadata
 from distop.tables.location import Location
@@ -31,8 +31,6 @@ from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from distop.behavior import PartitionPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
@@ -628,6 +626,36 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
         assert not late.exists()
         assert bench.folders() == live
         assert bench.rows() == ROWS
+
+
+@pytest.mark.parametrize("other", ["type", "certificate"])
+def test_hole_8_files_that_were_written_for_another_argument_are_not_published(bench: Bench, other: str) -> None:
+    """A submitter may overwrite the argument while jobs run: integers were published as times."""
+    mine = bench.certificate()
+    check = {"fits": {"column": "n", "type": "timestamp"}} if other == "type" else FITS
+    arguments = [
+        Apply.Arg.model_validate({"certificate": presented(one), "settle_seconds": 0})
+        for one in (mine, bench.certificate(check))
+    ]
+    ctx = bench.context()
+    planned = Apply().partitions(bench.record, arguments[0], ctx)
+    rows = []
+    for ctx.partition in planned.partitions:
+        told = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, told, "", ctx.stage_place))
+    done = Summary("success", 3, 3, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
+    with pytest.raises(OperationFailed, match="the argument was changed meanwhile, and nothing was changed"):
+        Apply().complete_operation(arguments[1], bench.record, done, ctx)
+    assert (bench.kind, bench.rows()) == ("long", ROWS)
+    bench.clean()
+
+
+def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: Bench) -> None:
+    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    ctx = bench.context()
+    ctx.partition = PartitionPlan(0, "table")
+    with pytest.raises(InvalidArgument, match="rewrites nothing, and its argument narrows a column"):
+        Apply().start_or_resume_job(argument, ctx.partition, ctx)
 
 
 @pytest.mark.parametrize("forged", ["list", "mode"])

@@ -207,7 +207,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     monkeypatch.setattr(Context, "spark", None)
     monkeypatch.setattr(ctx, "status", lambda _: None)
     rewrite: Any = object.__new__(publishing.Narrowing)
-    rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, None, None, []
+    rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, SimpleNamespace(digest=""), None, []
     rewrite._folder, rewrite.outcome, rewrite._validate = str(table), SimpleNamespace(), lambda *_: None
     with pytest.raises(FileExistsError, match="exists before the attempt"):
         rewrite.stage(PartitionPlan(0, "p", files=(("/t/a.parquet", 1, 1),), source="/t/m.json"))
