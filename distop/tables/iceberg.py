@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, check_form, check_metadata, own_folder, table_of
+from distop.confinement import TableFiles, check_folder, check_form, check_metadata, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import DistopError, InvalidArgument, TableUnavailable
 from distop.files import NotRegular, gone, identity, local_path
@@ -299,7 +299,11 @@ def _folder(table: TableRecord, options: Options) -> str | None:
         return table.location
     name = catalogs.identifier(table)
     warehouse = options.catalog.warehouse()
-    return None if warehouse is None else "/".join((warehouse, *name))
+    if warehouse is None:
+        return None
+    folder = "/".join((warehouse, *name))
+    check_folder(folder, options.folder)
+    return folder
 
 
 def _current(table: TableRecord, options: Options, check: Callable[[], None]) -> str:
