@@ -69,6 +69,17 @@ def own_folder(source: str, location: str) -> str:
     return folder
 
 
+def check_folder(folder: str, pinned: str) -> None:
+    """Raises InvalidArgument where a catalog has a table in another folder than its record says. ``pinned``: what that
+    says; "" for nothing, so that any folder is allowed.
+    """
+    if pinned and _place(folder) != _place(pinned):
+        raise InvalidArgument(
+            f"the catalog has the table at {shown(folder)}, and not at {shown(pinned)}, the option 'folder' of its "
+            "record: the table has moved; register it anew if it is to lie there"
+        )
+
+
 def copied(source: str, path: str) -> None:
     """Note that this process has written the metadata of ``source`` to another path: they are of the same table."""
     _copies[path] = table_of(source)

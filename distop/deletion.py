@@ -17,13 +17,14 @@ import shutil
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.clock import uuid
 from distop.core.frozen import frozen
 from distop.errors import UnsafePath, describe
 from distop.files import local_path, open_filesystem
-from distop.ownership import changeable
+from distop.ownership import changeable, check_above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 """Of what is made, less the umask: whatever that is, nobody else may write there."""
+_STAGED = ("nothing is staged", "give the executors a --shared-dir that their user alone can change or replace")
+"""What is not done in a folder that others may change, and what to do about it."""
 
 
 def components(path: str) -> list[str]:
@@ -198,11 +201,13 @@ def make_new(place: Place, mode: int = 0o700) -> None:
             raise FileExistsError(taken) from None
 
 
-def check_own(place: Place) -> None:
-    """Raises UnsafePath where a place on a disk is no folder, or others may change it, and OSError."""
+def check_own(place: Place, told: tuple[str, str] = _STAGED, *, missing: bool = False) -> None:
+    """Raises UnsafePath where a place on a disk is no folder, or others may change or replace it, and OSError.
+    ``told``: what is not done there then, and what to do about it. ``missing``: that it is not there is fine.
+    """
     if local_path(place.anchor) is not None:
-        with _opened(place.anchor, components(place.path), own=True) as folder:
-            if folder is None:
+        with _opened(place.anchor, components(place.path) if place.path else [], own=told) as folder:
+            if folder is None and not missing:
                 raise UnsafePath(f"{place.location} is not a folder")
 
 
@@ -224,7 +229,7 @@ def made_folder(place: Place) -> Iterator[int]:
     if anchor is not None:
         anchor.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
     parts = components(place.path) if place.path else []
-    with _opened(place.anchor, parts, make=True, own=place.own) as opened:
+    with _opened(place.anchor, parts, make=True, own=_STAGED if place.own else None) as opened:
         if opened is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
         yield opened
@@ -251,7 +256,9 @@ def regular_file(place: Place, path: str) -> Path:
 
 
 @contextmanager
-def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = False) -> Iterator[int | None]:
+def _opened(
+    anchor: str, parts: list[str], *, make: bool = False, own: tuple[str, str] | None = None
+) -> Iterator[int | None]:
     """The folder at the end of a path, open; None where it is not there. ``make``: those behind the anchor are made.
     Raises UnsafePath where a link is on the way behind the anchor, and with ``own`` where others may change a folder.
     """
@@ -268,7 +275,8 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = Fa
             return
         stack.callback(os.close, folder)
         if own:
-            _check_own(folder, str(path), sticky=True)
+            _check_own(folder, str(path), own, sticky=True)
+            check_above(path, partial(_unsafe, own))
         for n, part in enumerate(parts, 1):
             if make:
                 with suppress(FileExistsError):
@@ -288,19 +296,20 @@ def _opened(anchor: str, parts: list[str], *, make: bool = False, own: bool = Fa
                 return
             stack.callback(os.close, folder)
             if own:
-                _check_own(folder, "/".join((str(path), *parts[:n])))
+                _check_own(folder, "/".join((str(path), *parts[:n])), own)
         yield folder
 
 
-def _check_own(folder: int, path: str, *, sticky: bool = False) -> None:
+def _check_own(folder: int, path: str, told: tuple[str, str], *, sticky: bool = False) -> None:
     """Raises UnsafePath for an open folder that others may change. ``sticky``: that they cannot replace what is in it
     is enough, since the folders below are checked as well.
     """
     if why := changeable(os.fstat(folder), sticky=sticky):
-        raise UnsafePath(
-            f"nothing is staged below {path}, which {why}: give the executors a --shared-dir that their user alone can "
-            "change"
-        )
+        raise _unsafe(told, path, why)
+
+
+def _unsafe(told: tuple[str, str], what: str, why: str) -> UnsafePath:
+    return UnsafePath(f"{told[0]} below {what}, which {why}: {told[1]}")
 
 
 def _is_link(folder: int, name: str) -> bool:

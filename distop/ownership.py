@@ -21,8 +21,12 @@ import pwd
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distop.errors import UnsafePath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LINKS = 40
 """Links that are followed, as the kernel does."""
@@ -47,20 +51,40 @@ def make_own(folder: Path, option: str) -> None:
     UnsafePath where somebody else can change or replace it, and OSError.
     """
 
-    def check(*, last: bool) -> None:
-        if why := changeable(found, sticky=not last, private_group=not last):
-            raise _unsafe(str(place), why, option)
+    def unsafe(what: str, why: str) -> UnsafePath:
+        return _unsafe(what, why, option)
 
+    place, found = _resolved(folder, unsafe, make=True)
+    if not stat.S_ISDIR(found.st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    if why := changeable(found):
+        raise unsafe(str(place), why)
+
+
+def check_above(folder: Path, unsafe: Callable[[str, str], UnsafePath]) -> None:
+    """Raises what ``unsafe`` makes of a path and a reason, where somebody else can replace this folder: by a folder or
+    a link on the way to it. The folder itself is not judged. Raises OSError where it is not there.
+    """
+    _resolved(folder, unsafe, make=False)
+
+
+def _resolved(
+    folder: Path, unsafe: Callable[[str, str], UnsafePath], *, make: bool
+) -> tuple[Path, os.stat_result]:
+    """A folder without links, and its status, after a look at all that is on the way."""
     place, links = Path("/"), 0
     rest = list(reversed(folder.absolute().parts[1:]))
     found = place.lstat()
     while rest:
-        check(last=False)
+        if why := changeable(found, sticky=True, private_group=True):
+            raise unsafe(str(place), why)
         part = rest.pop()
         here = place / part if part != ".." else place.parent
         try:
             found = here.lstat()
         except FileNotFoundError:
+            if not make:
+                raise
             with suppress(FileExistsError):
                 here.mkdir(0o755 if rest else 0o700)
             found = here.lstat()
@@ -68,7 +92,7 @@ def make_own(folder: Path, option: str) -> None:
             place = here
             continue
         if found.st_uid not in (0, os.geteuid()):
-            raise _unsafe(f"the link {here}", _stranger(found), option)
+            raise unsafe(f"the link {here}", _stranger(found))
         links += 1
         if links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
@@ -76,9 +100,7 @@ def make_own(folder: Path, option: str) -> None:
         place = Path("/") if target.is_absolute() else place
         rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
         found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
-    check(last=True)
+    return place, found
 
 
 def _unsafe(what: str, why: str, option: str) -> UnsafePath:

@@ -34,17 +34,20 @@ class Apply(Behavior):
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job; where a column is narrowed, one for each partition, which is written anew. Raises InvalidArgument
         for what can be told before anything is looked at: a table without a schema to change, a certificate of another,
-        a check that can become nothing, and a column that something else is made of.
+        a check that can become nothing, a folder on a disk that others may change, and a column that something else is
+        made of.
         """
         from distop_behaviors.apply.constraints import wanted
         from distop_behaviors.apply.narrowing import needed
-        from distop_behaviors.apply.target import check_format
+        from distop_behaviors.apply.target import check_format, target_of
         from distop_behaviors.validate.certify import check_table
 
         check_format(table)
         certificate = request_of(arg, ctx).certificate
         check_table(certificate, table)
-        if not needed(wanted(certificate).narrowed, certificate):
+        rewritten = needed(wanted(certificate).narrowed, certificate)
+        target_of(table, ctx).check_folders(rewritten=bool(rewritten))
+        if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
         planned = super().partitions(table, arg, ctx)
         from distop.tables.iceberg import read_metadata
@@ -65,9 +68,18 @@ class Apply(Behavior):
         return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """See Applying.run, and Narrowing.stage."""
+        """See Applying.run, and Narrowing.stage. Raises InvalidArgument where the plan is not of this argument."""
+        from distop_behaviors.apply.constraints import wanted
+        from distop_behaviors.apply.narrowing import needed
+
         if partition.source:
             return self._narrowing(arg, ctx).stage(partition)
+        certificate = request_of(arg, ctx).certificate
+        if needed(wanted(certificate).narrowed, certificate):
+            raise InvalidArgument(
+                f"the plan of {ctx.operation} rewrites nothing, and its argument narrows a column: the argument was "
+                "changed meanwhile; start the operation again"
+            )
         return self._applying(arg, ctx).run()
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:

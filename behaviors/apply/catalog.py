@@ -12,8 +12,10 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import table_of
 from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.tables import catalogs
+from distop.tables.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.producing import Production, detached
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
@@ -40,6 +42,15 @@ class CatalogTarget:
         self._table = table
         self._ctx = ctx
         self._check = check
+
+    def check_folders(self, *, rewritten: bool) -> None:
+        """See Target. A server that writes metadata by itself has rights of its own."""
+        with catalogs.opened(self._table, self._check) as found:
+            folder = table_of(found.source)
+            if rewritten or not found.writes_metadata:
+                check_metadata_folder(folder, missing=True)
+            if rewritten:
+                check_data_folder(folder)
 
     def load(self) -> Head:
         """See Target. Raises InvalidArgument where the catalog has no such table any more."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop.confinement import check_metadata
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import folder_of, metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.producing import Production, keeping_log, properties
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
@@ -38,6 +39,19 @@ class HadoopTarget:
         self._table = table
         self._ctx = ctx
 
+    def check_folders(self, *, rewritten: bool) -> None:
+        """See Target."""
+        folder = self._folder
+        check_metadata_folder(folder, missing=True)
+        if rewritten:
+            check_data_folder(folder)
+
+    @property
+    def _folder(self) -> str:
+        folder = folder_of(self._table)
+        assert folder is not None, "a table whose catalog alone knows its folder"
+        return folder
+
     def load(self) -> Head:
         """See Target. Raises also FatalError where Spark has no Iceberg."""
         from py4j.protocol import Py4JJavaError
@@ -45,8 +59,7 @@ class HadoopTarget:
         session: Any = self._ctx.spark
         jvm = session._jvm
         check_installed(jvm)
-        location = folder_of(self._table)
-        assert location is not None, "a table whose catalog alone knows its folder"
+        location = self._folder
         # Spark follows links, and reads files of any size: what it will load is looked at before.
         try:
             read_metadata(metadata_file(Location.of(location)))
@@ -83,7 +96,7 @@ class HadoopTarget:
         outcome = production.rewritten(rewrite)
         try:
             self._commit(table.operations(), production.base, outcome)
-        except Moved:
+        except (Moved, UnsafePath):
             production.discard()
             raise
 
@@ -95,13 +108,14 @@ class HadoopTarget:
         outcome = production.rolled_back(schema, snapshot, kept, change)
         try:
             self._commit(table.operations(), production.base, outcome)
-        except Moved:
+        except (Moved, UnsafePath):
             production.discard()
             raise
 
     def _production(self, head: Head) -> tuple[Any, Production]:
         """A transaction on what was loaded. Raises Moved where the table is another one by now."""
         table, _, _ = head.base
+        check_metadata_folder(self._folder)  # manifests are written there
         production = Production(self._ctx.spark, table, self._ctx.operation)
         if (source := _source(production.base)) != head.source:
             raise Moved(f"the table has other metadata by now: {source}")
@@ -111,11 +125,11 @@ class HadoopTarget:
         session: Any = self._ctx.spark
         return session._jsparkSession.sessionState().newHadoopConf()
 
-    @staticmethod
-    def _commit(operations: Any, base: Any, updated: Any) -> None:
+    def _commit(self, operations: Any, base: Any, updated: Any) -> None:
         from py4j.protocol import Py4JJavaError
 
         check_metadata(_source(base))
+        check_metadata_folder(self._folder)
         try:
             operations.commit(base, updated)
         except Py4JJavaError as error:

@@ -16,8 +16,9 @@ from distop.confinement import own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
 from distop.tables.iceberg import NO_SNAPSHOT
+from distop.tables.written_folders import check_folder, check_metadata_folder
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_manifests_of, uri
+from distop_behaviors.reading.iceberg import check_manifests_of, check_same, uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +54,7 @@ class Production:
 
     def rewritten(self, rewrite: Rewrite) -> Any:
         """With data files in the place of others, and the schema with them. Raises UnsafePath for a new file that does
-        not lie in its stage, or is a link.
+        not lie in its stage, or is a link, and for a stage that others may have made.
         """
         lists = self._iceberg.relocated.com.google.common.collect.Lists
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
@@ -62,8 +63,10 @@ class Production:
             current = self._made.current()
             self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
-            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged.metadata()))
+            path, manifests = staged.metadata()
+            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(path))
             if (snapshot := source.currentSnapshot()) is not None:
+                check_same(path, manifests, snapshot, source.io())
                 new = lists.newArrayList(snapshot.addedDataFiles(source.io()))
                 for file in new:
                     staged.check_file(str(file.location()))
@@ -161,17 +164,21 @@ def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any
 def detached(session: Any, source: str) -> Iterator[Any]:
     """The table of a metadata file that a catalog knows, for a :class:`Production`, without that catalog: as one by
     path, in a folder of its own below the table's metadata, where the manifests that are written stay. ``source``: as a
-    plan names it. Nothing but those is left. Raises InvalidArgument where the metadata name another folder.
+    plan names it. Nothing but those is left. Raises InvalidArgument where the metadata name another folder, and
+    UnsafePath where others may change one on a disk.
     """
     jvm = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
-    place = Place(_local(own_folder(source, str(loaded.location()))), f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
+    table = _local(own_folder(source, str(loaded.location())))
+    check_metadata_folder(table)
+    place = Place(table, f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
     told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
     write(folder, "v1.metadata.json", told)
     write(folder, "version-hint.text", b"1")
     try:
+        check_folder(folder)
         yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:
         for name in ("v1.metadata.json", "version-hint.text"):

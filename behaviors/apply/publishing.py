@@ -173,10 +173,12 @@ class Narrowing(Applying):
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
         """What executors have staged, as the stages themselves say. A job whose stage is missing, or was made of other
-        files, is left out: the completion does its work.
+        files, is left out: the completion does its work. Raises InvalidArgument for one that was made for another
+        argument.
         """
         stages = {row.partition: row.stage for row in summary.outcomes() if row.success}
         ids = narrowing.new_ids(metadata, self._narrowed)
+        wanted_for = rewriting.made_for(self._certificate.digest, self._narrowed)
         units, covered = [], set[str]()
         for plan in summary.partitions():
             files = frozenset(path for path, _, _ in plan.files)
@@ -185,7 +187,8 @@ class Narrowing(Applying):
             place, found = stages[plan.partition], None
             if place is not None:
                 stage = self._stage_at(place)
-                found = rewriting.written_in(stage, files, metadata.current_schema_id, metadata.last_column_id, ids)
+                now = metadata.current_schema_id, metadata.last_column_id
+                found = rewriting.written_in(stage, files, *now, ids, wanted_for)
             if found is None:
                 self._ctx.log.warning("Partition %s is written again: no executor has staged its files", plan.name)
                 continue
@@ -213,7 +216,7 @@ class Narrowing(Applying):
     def _written_anew(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
         """What :func:`rewriting.stage` wrote. Raises JobFailed, with an outcome, where it is not all rows."""
         try:
-            return rewriting.stage(self._ctx, source, files, self._narrowed, ids, stage)
+            return rewriting.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
         except rewriting.RowsLost as error:
             self.outcome.verdict = "error"
             raise JobFailed(str(error), self.outcome) from error

@@ -20,12 +20,14 @@ from distop import deletion
 from distop.confinement import copied
 from distop.core.frozen import frozen
 from distop.deletion import Place
-from distop.errors import TableUnavailable, UnsafePath
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import open_regular
 from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.staged_metadata import check_staged
+from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg, manifests, rows_read
@@ -36,7 +38,7 @@ from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate.report import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext
     from distop.logs import Log
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
 _TABLE = "table"
 """The folder of the table in a stage."""
-_DATA = "data/distop-staged"
-"""Below a table: the data files of all stages."""
 _NAMED = 10
 """Further files that one error names."""
 _CONTENTS = f"{_TABLE}/contents.json"
@@ -74,17 +74,28 @@ class Stage:
         inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
             raise UnsafePath(f"{place.location} is no stage of {shared.location}")
-        return cls(place, Place(table, f"{_DATA}/{space}/{inner}" if space else f"{_DATA}/{inner}"))
+        return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
 
     @property
     def table(self) -> str:
         """The table that has the files."""
         return f"{self.place.location}/{_TABLE}"
 
-    def metadata(self) -> str:
-        """Its current metadata file. Raises UnsafePath where that is a link, InvalidArgument where there is none."""
+    def check_own(self) -> None:
+        """Raises UnsafePath where others may have put something into ``place``, or it is not there, and OSError: its
+        name follows from an outcome, and so does not tell who has made it.
+        """
+        deletion.check_own(self.place)
+
+    def metadata(self, check: Callable[[], None] = lambda: None) -> tuple[str, list[str]]:
+        """Its current metadata file, and the manifests that this names. Raises UnsafePath where others may have made
+        it, or it is a link, InvalidArgument where there is none, and what
+        :func:`~distop.tables.staged_metadata.check_staged` raises.
+        """
+        self.check_own()
         found = Path(metadata_file(Location.of(self.table)))
-        return str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
+        source = str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
+        return source, check_staged(source, self.data.location, check)
 
     def check_file(self, path: str) -> None:
         """Raises UnsafePath for a data file that does not lie in this stage, or is a link, and OSError."""
@@ -128,10 +139,12 @@ def stage(
     narrowed: Sequence[Narrowed],
     ids: Mapping[int, int],
     into: Stage,
+    certificate: str,
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
-    ``into``: its place is made before, its folder of data is made here. Nothing is left of it where that fails. Raises
-    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath.
+    ``certificate``: the digest of the one that is applied. ``into``: its place is made before, its folder of data is
+    made here. Nothing is left of it where that fails. Raises RowsLost, what Spark raises, FileExistsError where that
+    folder is there before, and UnsafePath, also where others may change a folder that holds it.
     """
     if not files:
         return Staged()
@@ -150,6 +163,7 @@ def stage(
     try:
         # Whoever reads the table reads its data files.
         deletion.make_new(into.data, 0o755)
+        check_folder(into.data)
         if int(raw["format-version"]) >= iceberg.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:
@@ -158,6 +172,7 @@ def stage(
         _check_complete(ctx, session, source, files, staged.rows)
         told = _contents((path for path, _, _ in files), int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
         told |= {"snapshot": manifests.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
+        told["made_for"] = made_for(certificate, narrowed)
         deletion.write(into.place, _CONTENTS, json.dumps(told).encode())
     except BaseException:
         discard(into, frozenset(), ctx.log)
@@ -171,20 +186,32 @@ def _contents(files: Iterable[str], schema: int, last_column: int, ids: Mapping[
     return {"files": digest.hexdigest(), "schema": schema, "last_column": last_column, "ids": columns}
 
 
+def made_for(certificate: str, narrowed: Iterable[Narrowed]) -> dict[str, Any]:
+    """What decides what a stage has of its files: the digest of a certificate, and the columns with their new types."""
+    return {"certificate": certificate, "narrowed": {str(n.id): [n.name, n.type, n.spark] for n in narrowed}}
+
+
 def written_in(
-    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]
+    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int], wanted_for: Any
 ) -> tuple[Staged, str] | None:
     """What a stage has of these files under these ids, and the snapshot that they were read from; None where it was
-    made of anything else.
+    made of anything else, or others may have made it. Raises InvalidArgument where it was made for something else than
+    ``wanted_for`` (:func:`made_for`).
     """
     wanted = _contents(files, schema, last_column, ids)
     try:
+        stage.check_own()
         told = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
-        if not wanted.items() <= told.items():
-            return None
-        return Staged.model_validate(told["staged"]), str(told["snapshot"])
+        if told["made_for"] == wanted_for:
+            if not wanted.items() <= told.items():
+                return None
+            return Staged.model_validate(told["staged"]), str(told["snapshot"])
     except (OSError, UnsafePath, ValueError, LookupError, TypeError, AttributeError):
         return None
+    raise InvalidArgument(
+        f"{stage.place.location} was written for another certificate or other types than the operation's argument now "
+        "asks for: the argument was changed meanwhile, and nothing was changed; start the operation again"
+    )
 
 
 def _staged_in(location: str) -> Staged:

@@ -68,6 +68,11 @@ class Rewrite:
 class Target(Protocol):
     """A table whose metadata can be swapped."""
 
+    def check_folders(self, *, rewritten: bool) -> None:
+        """Raises UnsafePath where others may change a folder on a disk in which a change would be written by paths.
+        ``rewritten``: data files are written, too. It is looked at again before each writing.
+        """
+
     def load(self) -> Head:
         """The current metadata, read anew. Raises TableUnavailable where there is no table."""
 

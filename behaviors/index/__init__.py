@@ -56,7 +56,7 @@ class BuildIndex(Behavior):
         """
         from distop_behaviors.index.planning import plan
 
-        return plan(_argument(arg), table, ctx)
+        return plan(_argument(arg, ctx), table, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's segments, in this attempt's stage. Raises OSError where that cannot be written,
@@ -67,7 +67,7 @@ class BuildIndex(Behavior):
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
-        argument = _argument(arg)
+        argument = _argument(arg, ctx)
         ctx.status(f"indexing {partition.name}")
         job = Job(
             argument,
@@ -94,7 +94,7 @@ class BuildIndex(Behavior):
             raise InvalidArgument(NO_TABLE)
         report = None
         if summary.verdict == "success":
-            report = Completion(_argument(arg), table, ctx).run(summary)
+            report = Completion(_argument(arg, ctx), table, ctx).run(summary)
         if ctx.shared is not None:
             remove_stages(ctx.shared, ctx.operation, ctx.log)
         return report
@@ -134,8 +134,7 @@ class DropIndex(Behavior):
         # Builds stage beside this job, under their type. Listed first: one that comes late finds here what
         # was there before, and no stage of a build that came since.
         shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
-        if ref.object != name:
-            raise InvalidArgument(f"the operation {ref} is not one on the index {name!r}")
+        _check_name(name, ref)
         builds_of = str(replace(ref, type=BuildIndex.type_name))
         given_up = names(series_of(shared, builds_of)) if shared is not None else []
         dropped = Folder(_root(ctx.table, ctx), name, ctx.space).drop(ctx.operation, after, builds)
@@ -169,5 +168,13 @@ def _name(arg: Any) -> str:
     return (arg if isinstance(arg, DropArgument) else DropArgument.model_validate(arg)).name
 
 
-def _argument(arg: Any) -> BuildArgument:
-    return arg if isinstance(arg, BuildArgument) else BuildArgument.model_validate(arg)
+def _argument(arg: Any, ctx: JobContext) -> BuildArgument:
+    """Raises InvalidArgument where it names another index than the operation."""
+    argument = arg if isinstance(arg, BuildArgument) else BuildArgument.model_validate(arg)
+    _check_name(argument.name, OperationRef.parse(ctx.operation))
+    return argument
+
+
+def _check_name(name: str, ref: OperationRef) -> None:
+    if ref.object != name:
+        raise InvalidArgument(f"the operation {ref} is not one on the index {name!r}")

@@ -16,13 +16,13 @@ from pydantic import ValidationError
 
 from distop.behavior import Progress
 from distop.core.frozen import frozen
-from distop.deletion import delete_or_log, make_new, regular_file
+from distop.deletion import check_own, delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
 from distop_behaviors.index.planning import base_of, covered, file_list, options
-from distop_behaviors.index.segments import Job, agree, closed, lines_of, merged
+from distop_behaviors.index.segments import Job, agree, closed, journal_of, merged
 from distop_behaviors.index.table import escaped, ids_now, listed, name_of, widened
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ class Completion:
         """Files that are not indexed: size, time, and why."""
 
     def run(self, summary: Summary) -> BuildReport:
-        """Publish it, unless that was done or nothing is new. Raises OSError, after what it wrote was removed."""
+        """Publish it, unless that was done or nothing is new. Raises OSError, after what it wrote was removed, and
+        InvalidArgument where a job has had another argument.
+        """
         self._build = _build(summary)
         if self._newest is not None and self._is_own(self._newest):
             return BuildReport.model_validate(self._newest.report)
@@ -124,18 +126,25 @@ class Completion:
             if row.stage is None:
                 self._ctx.log.warning("Partition %s is indexed again: no executor has run its job", row.name)
                 continue
+            try:
+                # Its name follows from the outcome, and so does not tell who has made it.
+                check_own(row.stage)
+            except (OSError, UnsafePath) as error:
+                self._ctx.log.warning("Partition %s is indexed again: %s", row.name, error)
+                continue
             yield row.stage, result
 
     def _collect(self, found: Iterable[tuple[Place, BuildResult]]) -> None:
         for stage, result in found:
             self._ctx.check_cancelled()
-            if result.ids != self._ids:
-                self._ctx.log.warning("what %s holds is indexed again: the columns are others now", stage.location)
-                continue
             try:
-                lines = lines_of(stage, result.bytes, result.digest)
+                header, lines = journal_of(stage, result.bytes, result.digest)
             except (OSError, UnsafePath) as e:
                 self._ctx.log.warning("what it names is indexed again: %s", e)
+                continue
+            header.check(self._argument, stage)
+            if header.ids != self._ids:
+                self._ctx.log.warning("what %s holds is indexed again: the columns are others now", stage.location)
                 continue
             for group in closed(lines):
                 self._take(stage, group)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop import deletion
 from distop.core.frozen import frozen
-from distop.errors import UnsafePath
+from distop.errors import InvalidArgument, UnsafePath
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
@@ -64,6 +64,33 @@ class FileEntry:
     nulls: int = 0
     schema: int = 0
     why: str = ""
+
+
+@frozen
+class Header:
+    """The first line of the journal: the argument of the build, as JSON, and the ids of its columns (BuildResult). An
+    outcome has them too, but that is data, and so is the argument that is read later.
+    """
+
+    argument: Mapping[str, Any]
+    ids: Mapping[str, int | str] | None
+
+    def to_json(self) -> str:
+        ids = None if self.ids is None else dict(self.ids)
+        return json.dumps({"argument": self.argument, "ids": ids}, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Header:
+        data = json.loads(text)
+        return cls(data["argument"], data["ids"])
+
+    def check(self, argument: BuildArgument, stage: Place) -> None:
+        """Raises InvalidArgument where this is not the argument that the journal of ``stage`` was written for."""
+        if self.argument != argument.model_dump(mode="json"):
+            raise InvalidArgument(
+                f"{stage.location} was written for other columns or settings than the operation's argument now has: "
+                "the argument was changed meanwhile; start the operation again"
+            )
 
 
 @frozen
@@ -138,6 +165,7 @@ class Job:
         # An earlier process may have run the same attempt.
         deletion.delete(self._place, JOURNAL)
         with deletion.new_file(self._place, JOURNAL) as self._journal:
+            self._append(Header(self._argument.model_dump(mode="json"), self._ids).to_json())
             return self._run(progress)
 
     def _run(self, progress: Progress) -> BuildResult:
@@ -224,12 +252,15 @@ class Job:
         return deletion.new_file(self._place, name)
 
     def _write(self, line: Line) -> None:
-        text = line.to_json().encode()
+        self._append(line.to_json())
+        self._lines += 1
+
+    def _append(self, line: str) -> None:
+        text = line.encode()
         self._journal.write(text)
         self._journal.flush()
         self._digest.update(text)
         self._bytes += len(text)
-        self._lines += 1
 
     def _count(self, line: Line) -> None:
         self._totals[0] += sum(1 for entry in line.files if not entry.why)
@@ -237,14 +268,20 @@ class Job:
 
     def _resume(self, checkpoint: Any) -> int:
         """Take over what a former attempt has done; the place of the first file that is still to be done. What is not
-        there any more is done again, with all that came after it.
+        there any more is done again, with all that came after it. Raises InvalidArgument where it was made for another
+        argument.
         """
         after = 0
         try:
             if not checkpoint:
                 return 0
             former = self._former(checkpoint["stage"])
-            for lines in closed(lines_of(former, checkpoint["bytes"])):
+            deletion.check_own(former)
+            header, found = journal_of(former, checkpoint["bytes"])
+            header.check(self._argument, former)
+            if header.ids != self._ids:
+                raise OSError(f"{former.location} has other columns of the same names")
+            for lines in closed(found):
                 ours = [
                     replace(line, segment=self._take_over(former, line.segment, line.digest, self._lines + n))
                     for n, line in enumerate(lines)
@@ -305,7 +342,7 @@ def merged(some: Sequence[str | None], others: Sequence[str | None]) -> tuple[st
     return tuple(a or b for a, b in zip(some, others, strict=True))
 
 
-def lines_of(stage: Place, size: int, digest: str = "") -> list[Line]:
+def journal_of(stage: Place, size: int, digest: str = "") -> tuple[Header, list[Line]]:
     """The first ``size`` bytes of the journal of a stage. Raises OSError where it is gone, shorter, or not what
     ``digest`` says, UnsafePath where it is no file of that stage.
     """
@@ -314,4 +351,9 @@ def lines_of(stage: Place, size: int, digest: str = "") -> list[Line]:
         data = file.read(size)
     if len(data) != size or (digest and hashlib.blake2b(data, digest_size=16).hexdigest() != digest):
         raise OSError(f"the journal {journal} is damaged")
-    return [Line.from_json(line) for line in data.splitlines()]
+    header, *lines = data.splitlines() or [b""]
+    try:
+        first = Header.from_json(header)
+    except (ValueError, LookupError, TypeError) as error:
+        raise OSError(f"the journal {journal} is damaged: {error}") from error
+    return first, [Line.from_json(line) for line in lines]

@@ -22,7 +22,7 @@ from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
 from distop.storage_urls import check_paths
-from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened
+from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened, check_same_manifests
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.table_properties import for_reading
 
@@ -308,7 +308,16 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
 
 def check_manifests_of(source: str, snapshot: Any, io: Any) -> None:
     """:func:`check_manifests` for a snapshot in the JVM, before Java opens its manifests."""
-    check_manifests(source, [str(manifest.path()) for manifest in snapshot.allManifests(io)])
+    check_manifests(source, _manifests(snapshot, io))
+
+
+def check_same(source: str, manifests: Sequence[str], snapshot: Any, io: Any) -> None:
+    """Raises InvalidArgument where Java reads other manifests from a snapshot's list than Python did."""
+    check_same_manifests(source, manifests, _manifests(snapshot, io))
+
+
+def _manifests(snapshot: Any, io: Any) -> list[str]:
+    return [str(manifest.path()) for manifest in snapshot.allManifests(io)]
 
 
 def _checked(source: str, check: Callable[[str], None]) -> None:

@@ -180,6 +180,7 @@ class Jobs:
             table=op.table,
             items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
             batch=op.spec.rules.batch,
+            opened=op.gate_mod,
             cleanup_first=any(h.claim.attempt > 1 for _, h in held),
             resumable=op.spec.rules.resumable,
             time_limit=shortest(op.spec.rules.time_limit, ctx.config.job_time_limit(op.ref.type)),

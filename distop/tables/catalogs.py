@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.confinement import check_folder, table_of
 from distop.core.frozen import frozen
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
 
@@ -216,7 +217,7 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     catalog = Catalog.of(table.options.get("catalog"))
     name = identifier(table)
     try:
-        loaded = _answer(lambda: _load(catalog, name), check)
+        loaded = _answer(lambda: _load(catalog, name, str(table.options.get("folder") or "")), check)
     except DistopError:
         raise
     except TimeoutError as error:
@@ -229,18 +230,20 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     try:
         if not loaded.metadata_location:
             raise InvalidArgument(f"{catalog} has no metadata file for the table {table.location!r}")
+        check_folder(table_of(str(loaded.metadata_location)), loaded.catalog.pinned)
         yield CatalogTable(catalog, loaded, check)
     finally:
         loaded.catalog.close()
 
 
-def _load(catalog: Catalog, name: tuple[str, ...]) -> Any:
+def _load(catalog: Catalog, name: tuple[str, ...], pinned: str) -> Any:
     from distop.tables.guarded_catalogs import check_identity, made
 
     settings = catalog.settings()
     _check_sqlite(str(settings.get("uri") or ""))
     # Reading makes no tables in a data base, and no data base.
     found = made(catalog.name, {"init_catalog_tables": "false", **settings})
+    found.pinned = pinned
     try:
         loaded = found.load_table(name)
         check_identity(loaded)

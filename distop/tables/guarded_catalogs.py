@@ -16,10 +16,11 @@ from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.typedef import EMPTY_DICT
 from requests import RequestException
 
-from distop.confinement import own_folder
+from distop.confinement import check_folder, own_folder
 from distop.errors import InvalidArgument
 from distop.storage_urls import check_paths
 from distop.tables.bounded import bounded
+from distop.tables.written_folders import check_metadata_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ _OTHERS = {
 """Modules and classes of the catalogs that need other packages."""
 
 
-def made(name: str, settings: Mapping[str, Any]) -> Catalog:
+def made(name: str, settings: Mapping[str, Any]) -> _Guarded:
     """The catalog of these settings, with what its type needs. Raises what pyiceberg raises: ValueError for settings
     that do not fit, NotInstalledError, and errors of the connection.
     """
@@ -72,12 +73,15 @@ def made(name: str, settings: Mapping[str, Any]) -> Catalog:
         cls = getattr(import_module(f"pyiceberg.catalog.{module}"), class_name)
     except ImportError as error:
         raise NotInstalledError(f"a catalog of type {kind.value} needs another package: {error}") from error
-    guarded: Callable[..., Catalog] = type(class_name, (_Guarded, cls), {})
+    guarded: Callable[..., _Guarded] = type(class_name, (_Guarded, cls), {})
     return guarded(name, **settings)
 
 
 class _Guarded(Catalog):
     """Opens the files of a table by the settings, and by what is listed of its properties."""
+
+    pinned = ""
+    """The folder that the one table which is asked for lies in, by its record; "": any."""
 
     def _load_file_io(self, properties: Mapping[str, Any] = EMPTY_DICT, location: str | None = None) -> FileIO:
         check_paths(() if location is None else (location,))
@@ -87,7 +91,7 @@ class _Guarded(Catalog):
         # The table as a commit has just loaded it: what it says now decides where its metadata go.
         if current_table is not None:
             check_identity(current_table)
-            check_written(current_table)
+            check_written(current_table, self.pinned)
         return super()._update_and_stage_table(current_table, *args, **named)  # type: ignore[misc]
 
 
@@ -126,15 +130,20 @@ def check_identity(table: Any) -> None:
             )
 
 
-def check_written(table: Any) -> None:
-    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code."""
-    own_folder(str(table.metadata_location), str(table.metadata.location))
+def check_written(table: Any, pinned: str = "") -> None:
+    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code, or
+    where they do not lie in the folder of the record (``pinned``); UnsafePath where they go to a folder on a disk that
+    others may change.
+    """
+    folder = own_folder(str(table.metadata_location), str(table.metadata.location))
+    check_folder(folder, pinned)
     for name, why in _LEADING.items():
         if name in table.metadata.properties:
             raise InvalidArgument(
                 f"the table {'.'.join(table.name())!r} has the property {name}, by which pyiceberg would {why} for "
                 "this change: remove it from the table first"
             )
+    check_metadata_folder(folder)
 
 
 def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, check_form, check_metadata, own_folder, table_of
+from distop.confinement import TableFiles, check_folder, check_form, check_metadata, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import DistopError, InvalidArgument, TableUnavailable
 from distop.files import NotRegular, gone, identity, local_path
@@ -208,8 +208,12 @@ def check_manifests(source: str, manifests: Sequence[str]) -> None:
     """Raises InvalidArgument where Java has read other ``manifests`` from the current snapshot's list than Python has:
     their decoders differ on a list that was made for it. And what :func:`check_files` raises.
     """
-    known = [_plain(str(found[0])) for found in _checked_manifests(source)[1:]]
-    if known != [_plain(path) for path in manifests]:
+    check_same_manifests(source, [str(found[0]) for found in _checked_manifests(source)[1:]], manifests)
+
+
+def check_same_manifests(source: str, known: Iterable[str], manifests: Iterable[str]) -> None:
+    """Raises InvalidArgument where these are not the same paths. ``known``: those that Python has read."""
+    if [_plain(path) for path in known] != [_plain(path) for path in manifests]:
         raise InvalidArgument(
             f"the list of manifests of {source} is not read by Java as by Python: have the table's writer write it anew"
         )
@@ -295,7 +299,11 @@ def _folder(table: TableRecord, options: Options) -> str | None:
         return table.location
     name = catalogs.identifier(table)
     warehouse = options.catalog.warehouse()
-    return None if warehouse is None else "/".join((warehouse, *name))
+    if warehouse is None:
+        return None
+    folder = "/".join((warehouse, *name))
+    check_folder(folder, options.folder)
+    return folder
 
 
 def _current(table: TableRecord, options: Options, check: Callable[[], None]) -> str:

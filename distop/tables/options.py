@@ -6,6 +6,7 @@ import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from distop.confinement import check_form
 from distop.core.frozen import frozen
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
@@ -27,17 +28,18 @@ _TYPE = re.compile(
 class Options:
     """``group_bytes`` and ``group_files`` bound a group of files in a table without partitions;
     ``partition_types`` gives partition columns of Parquet folders a Spark type (they are text otherwise); ``catalog``
-    is the one that knows an Iceberg table.
+    is the one that knows an Iceberg table, and ``folder`` the only one that this may say the table lies in ("": any).
     """
 
     group_bytes: int = 128 * 1024 * 1024
     group_files: int = 1_000
     partition_types: Mapping[str, str] = field(default_factory=dict)
     catalog: Catalog | None = None
+    folder: str = ""
 
 
 _NUMBERS = ("group_bytes", "group_files")
-_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "catalog"), "spark": _NUMBERS}
+_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "catalog", "folder"), "spark": _NUMBERS}
 
 
 def is_partition_type(text: str) -> bool:
@@ -70,4 +72,23 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
                 f"the type {shown(text)} of partition column {shown(column)} is no Spark type for one"
             )
     catalog = Catalog.of(options["catalog"]) if "catalog" in options else None
-    return Options(numbers["group_bytes"], numbers["group_files"], {c: t.strip() for c, t in types.items()}, catalog)
+    folder = _folder(options)
+    types = {column: text.strip() for column, text in types.items()}
+    return Options(numbers["group_bytes"], numbers["group_files"], types, catalog, folder)
+
+
+def _folder(options: Mapping[str, Any]) -> str:
+    """The option ``folder``; "" where there is none. Raises InvalidArgument."""
+    if "folder" not in options:
+        return ""
+    folder = options["folder"]
+    if "catalog" not in options:
+        raise InvalidArgument("the table option 'folder' goes with the option 'catalog': leave it out")
+    try:
+        check_form(folder.rstrip("/") if isinstance(folder, str) else "")
+    except InvalidArgument:
+        raise InvalidArgument(
+            "the table option 'folder' must be an absolute path or a URL without '.', '..' and empty names, not "
+            f"{shown(folder)}"
+        ) from None
+    return str(folder)

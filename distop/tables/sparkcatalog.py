@@ -20,6 +20,7 @@ _PART = r"[^.`\s/\\:]+|`[^`/\\:\0]+`"
 _TABLE = re.compile(rf"(?:(?P<catalog>[A-Za-z0-9_-]+|`[A-Za-z0-9_-]+`)\.)?(?P<database>{_PART})\.(?:{_PART})")
 """Spark looks for the class of a catalog under its name, and a name with a dot would find another setting."""
 _OF_SESSION = "spark_catalog"
+"""Spark compares this name without regard to case, and no other catalog's."""
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
@@ -106,7 +107,7 @@ def _describe(session: Any, name: str, *, partitions: bool) -> Described:
     catalog = parts.pop(0) if len(parts) > 2 else _OF_SESSION
     plugin = state.catalogManager().catalog(catalog)
     jvm = session._jvm
-    if catalog == _OF_SESSION and len(parts) == 2:
+    if catalog.lower() == _OF_SESSION and len(parts) == 2:
         database = jvm.scala.Option.apply(parts[0])
         identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[1], database)
         # Not by loadTable, which makes an object of the class that the table's properties name, and asks it.

@@ -216,6 +216,7 @@ class Context(JobContext):
         attempt: int = 1,
         fence: int = 0,
         incarnation: str = "",
+        opened: int = 0,
         progress: Any = None,
         cancelled: Callable[[int | None], bool] = lambda _: False,
         fences: Mapping[int, int] | None = None,
@@ -229,6 +230,7 @@ class Context(JobContext):
         self._fence = fence
         self._fences = fences
         self._incarnation = incarnation
+        self._opened = opened
         self._loaded = progress
         self._cancelled = cancelled
         self._follow_ups = follow_ups
@@ -271,7 +273,9 @@ class Context(JobContext):
         def folders(elsewhere: bool) -> tuple[str, ...]:
             return folders_of(table, self.check_cancelled, lambda: self.spark, elsewhere=elsewhere)
 
-        self._env.table_folders.check(self.operation, table, paths, folders, self.check_cancelled)
+        # The name alone does not tell: a number that was used before may be written by hand again.
+        of_which = f"gate{self._opened}" if self._opened else self.call or f"run{self._number}"
+        self._env.table_folders.check((self.operation, of_which), table, paths, folders, self.check_cancelled)
 
     @property
     def cancelled(self) -> bool:

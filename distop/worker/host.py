@@ -422,6 +422,8 @@ class Worker(Asking):
             incarnation=run.incarnation,
             more=False,
         )
+        if request.opened:
+            message["opened"] = request.opened
         if line:
             message["line"] = line
         if request.time_limit:

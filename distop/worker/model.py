@@ -110,6 +110,9 @@ class RunRequest:
     deadline: float = 0.0
     """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job, unless the deadline was renewed after
     the request arrived there (Worker.set_deadline); 0: none."""
+    opened: int = 0
+    """The mod revision of the gate under which its jobs were claimed: it tells this operation from an earlier one of
+    the same name. 0: not known, so that nothing is kept of it."""
 
 
 @frozen

@@ -94,6 +94,8 @@ class RunMessage(TypedDict):
     """Seconds for one job; none where it is left out."""
     grace: NotRequired[float]
     """With ``limit``: seconds for a job to stop."""
+    opened: NotRequired[int]
+    """See RunRequest."""
     line: NotRequired[int]
     """It takes its turn among the runs of the same line, in one thread; their ends may be told a little later."""
 

@@ -27,8 +27,10 @@ class Registered:
 
     def __init__(self, find: FindTables | None) -> None:
         self._find = find
-        self._opened: OrderedDict[str, list[Copy]] = OrderedDict()
-        """By operation, the copies that were registered when it was opened here: its jobs have the same."""
+        self._opened: OrderedDict[tuple[str, int], list[Copy]] = OrderedDict()
+        """By operation and its gate, the copies that were registered when it was opened here: its jobs have the same.
+        An operation that is written by hand under the same name has another gate.
+        """
 
     async def check(self, op: str, table: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """For a call; ``rows`` of the plan. Raises WorkerError: ``fatal`` for a copy that is not registered."""
@@ -61,14 +63,16 @@ class Registered:
             except WorkerError as error:
                 reasons[one.op] = str(error)
                 continue
-            known = self._opened.get(one.op, [])
+            known = self._opened.get((one.op, one.opened), [])
             new[one.op] = [copy for copy in found if copy not in known]
         registered = await self._registered([copy for found in new.values() for copy in found])
+        opened = {one.op: one.opened for one in requests}
         for op, found in new.items():
             reasons[op] = unregistered(op, found, registered)
-            if found and not reasons[op]:
-                self._opened[op] = self._opened.get(op, []) + found
-                self._opened.move_to_end(op)
+            if found and not reasons[op] and opened[op]:
+                key = (op, opened[op])
+                self._opened[key] = self._opened.get(key, []) + found
+                self._opened.move_to_end(key)
         while len(self._opened) > _OPENED:
             self._opened.popitem(last=False)
         return [reasons[one.op] for one in requests]

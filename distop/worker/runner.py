@@ -69,6 +69,7 @@ class Run:
         self._careful: bool = message["careful"]
         self._deadline = SessionDeadline(env, message["deadline"])
         self._incarnation: str = message["incarnation"]
+        self._opened: int = message.get("opened", 0)
         self.line: int = message.get("line", 0)
         self._limit: float = message.get("limit", 0.0)
         self._grace: float = message.get("grace", 0.0)
@@ -392,6 +393,7 @@ class Run:
                 attempt=attempt,
                 fence=fence,
                 incarnation=self._incarnation,
+                opened=self._opened,
                 progress=progress,
                 cancelled=self._is_cancelled,
                 stages=self._stages,
@@ -413,6 +415,7 @@ class Run:
                 number=self.number,
                 attempt=max(self._items[p][1] for p in group),
                 incarnation=self._incarnation,
+                opened=self._opened,
                 cancelled=cancelled,
                 stages=self._stages,
                 fences={p: self._items[p][2] for p in group},

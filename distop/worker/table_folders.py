@@ -25,12 +25,18 @@ class TableFolders:
         self._elsewhere: Kept[TableFiles] = Kept(100)
 
     def check(
-        self, op: str, record: TableRecord, paths: Sequence[str], folders: Folders, check: Callable[[], None]
+        self,
+        op: tuple[str, str],
+        record: TableRecord,
+        paths: Sequence[str],
+        folders: Folders,
+        check: Callable[[], None],
     ) -> None:
         """Raises InvalidArgument for a path that lies in none of the table's folders, and what asking for these
-        raises. ``check`` is called while another thread asks, and raises where the wait is to stop.
+        raises. ``op``: the operation, and what tells it from an earlier one of its name. ``check`` is called while
+        another thread asks, and raises where the wait is to stop.
         """
-        key = (op, record.name)
+        key = (*op, record.name)
         known = self._folders.get_once(key, lambda: folders(False), check)
         try:
             # Each time anew: a folder may have become a link.

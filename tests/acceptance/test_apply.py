@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, TableUnavailable
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.tables import plan_table
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
@@ -190,6 +190,30 @@ def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path
     # What the user has set stands in the table.
     assert bench.metadata("named").properties.items() >= DELETING.items()
     assert len(bench.metadata("named").metadata_log) == 4
+
+
+@pytest.mark.parametrize("moment", ["planned", "swapping"])
+@pytest.mark.parametrize("plant", ["", "metadata", "a folder", "a link"])
+def test_hole_3_nothing_is_committed_where_others_may_write_or_have_written(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, moment: str
+) -> None:
+    """Hadoop's file system would write through a link of theirs, and remove what is in a folder of theirs."""
+    name = f"others_{plant.replace(' ', '_')}_{moment}"
+    new_table(bench.lake, name)
+    certificate, metadata = bench.certificate(name, NOT_NULL), bench.lake.path(name) / "metadata"
+    crc = metadata / f".v{bench.version(name) + 1}.metadata.json.crc"
+    actions = {"a folder": crc.mkdir, "a link": lambda: crc.symlink_to(tmp_path / "victim")}
+    act = actions.get(plant, lambda: (bench.lake.path(name) / plant).chmod(0o777))
+    if moment == "planned":
+        act()
+    else:
+        monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", act).wrapped)
+    former = bench.version(name)
+    with pytest.raises(UnsafePath, match="the table is not changed: "):
+        bench.apply(bench.context(name), certificate)
+    assert (bench.version(name), bench.mark(name)) == (former, None)
+    assert not list(metadata.glob("*.tmp"))
+    assert not (tmp_path / "victim").exists()
 
 
 def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from distop.behavior import JobCancelled, PartitionPlan, TableRecord, TableUnavailable
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.catalogs import CatalogTable
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
@@ -283,6 +284,47 @@ def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path:
         assert bench.apply(bench.certificate()).report["verdict"] == "applied"
         assert [victim.exists() for victim in victims] == [True] * 3
         assert bench.loaded.properties.items() >= DELETING.items()
+
+
+@pytest.mark.parametrize("moment", ["planned", "swapping"])
+def test_hole_3_pyiceberg_writes_no_metadata_where_others_may_write(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A REST server writes them itself, by its own rights."""
+    certificate = bench.certificate()
+    folder = Path(bench.loaded.metadata_location.removeprefix("file://")).parent
+    if moment == "planned":
+        folder.chmod(0o777)
+    else:
+        at = At(CatalogTarget, "swap", 1, "before", lambda: folder.chmod(0o777))
+        monkeypatch.setattr(CatalogTarget, "swap", at.wrapped)
+    before = bench.versions()
+    if bench.kind == "rest":
+        assert bench.apply(certificate).report["verdict"] == "applied"
+        return
+    with pytest.raises(UnsafePath, match=f"the table is not changed: .* {folder}, which is writable"):
+        bench.apply(certificate)
+    assert (bench.versions(), bench.required) == (before, False)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("owner", "method"), [(Apply, "partitions"), (CatalogTarget, "rewrite")])
+def test_hole_3_iceberg_writes_no_manifests_where_others_may_write(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str
+) -> None:
+    need(jar(), MAVEN)
+    with opened("rest", tmp_path, spark) as bench:
+        certificate = bench.certificate({"fits": {"column": "id", "type": "int"}})
+        folder = Path(bench.loaded.metadata_location.removeprefix("file://")).parent
+        before = set(folder.rglob("*"))
+        monkeypatch.setattr(owner, method, At(owner, method, 1, "before", lambda: folder.chmod(0o777)).wrapped)
+        try:
+            message = bench.apply(certificate).message
+        except UnsafePath as error:
+            message = str(error)
+        assert re.search(f"the table is not changed: .* {folder}, which is writable", message)
+        assert set(folder.rglob("*")) == before
 
 
 def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.behavior import OperationFailed, OutcomeRow, Summary, TableRecord
-from distop.errors import InvalidArgument
+from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
+from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import metadata_file, plan_table, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.apply import Apply
+from distop_behaviors.apply import Apply, producing
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.apply.publishing import Narrowing
@@ -30,8 +31,6 @@ from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from distop.behavior import PartitionPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
@@ -470,6 +469,34 @@ def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_pat
     assert bench.metadata.properties.items() >= DELETING.items()
 
 
+@pytest.mark.parametrize(
+    ("where", "owner", "method"),
+    [
+        ("data", Apply, "partitions"),
+        ("data", Narrowing, "stage"),
+        ("metadata", Apply, "partitions"),
+        ("metadata", HadoopTarget, "rewrite"),
+    ],
+)
+def test_hole_3_nothing_is_written_anew_where_others_may_write(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, owner: Any, method: str
+) -> None:
+    """Iceberg writes over what is there; the names of further manifests and files follow from the first."""
+    folder = bench.lake.path(bench.name) / where
+    certificate, before = bench.certificate(), set(folder.rglob("*"))
+    monkeypatch.setattr(owner, method, At(owner, method, 1, "before", lambda: folder.chmod(0o777)).wrapped)
+    try:
+        message = bench.apply(certificate).message
+    except UnsafePath as error:
+        message = str(error)
+    assert re.search(f"the table is not changed: .* {folder}, which is writable", message)
+    assert bench.kind == "long"
+    written = {path for path in set(folder.rglob("*")) - before if path.is_file()}
+    assert not written
+    folder.chmod(0o755)
+    assert bench.apply(certificate).report["verdict"] == "applied"
+
+
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.slow)])
 def test_after_a_crash_at_any_step_it_is_done_once(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -599,6 +626,62 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
         assert not late.exists()
         assert bench.folders() == live
         assert bench.rows() == ROWS
+
+
+@pytest.mark.parametrize("other", ["type", "certificate"])
+def test_hole_8_files_that_were_written_for_another_argument_are_not_published(bench: Bench, other: str) -> None:
+    """A submitter may overwrite the argument while jobs run: integers were published as times."""
+    mine = bench.certificate()
+    check = {"fits": {"column": "n", "type": "timestamp"}} if other == "type" else FITS
+    arguments = [
+        Apply.Arg.model_validate({"certificate": presented(one), "settle_seconds": 0})
+        for one in (mine, bench.certificate(check))
+    ]
+    ctx = bench.context()
+    planned = Apply().partitions(bench.record, arguments[0], ctx)
+    rows = []
+    for ctx.partition in planned.partitions:
+        told = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, told, "", ctx.stage_place))
+    done = Summary("success", 3, 3, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
+    with pytest.raises(OperationFailed, match="the argument was changed meanwhile, and nothing was changed"):
+        Apply().complete_operation(arguments[1], bench.record, done, ctx)
+    assert (bench.kind, bench.rows()) == ("long", ROWS)
+    bench.clean()
+
+
+def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: Bench) -> None:
+    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    ctx = bench.context()
+    ctx.partition = PartitionPlan(0, "table")
+    with pytest.raises(InvalidArgument, match="rewrites nothing, and its argument narrows a column"):
+        Apply().start_or_resume_job(argument, ctx.partition, ctx)
+
+
+@pytest.mark.parametrize("forged", ["list", "mode"])
+def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, forged: str
+) -> None:
+    """Java would ask any host that a list of manifests lies on."""
+    opened: list[str] = []
+
+    def forge() -> None:
+        (stage,) = bench.work.glob(f"stage/{bench.name}/apply/*/000000/*")
+        if forged == "mode":
+            stage.chmod(0o777)
+            return
+        metadata = stage / "table" / "metadata" / "v2.metadata.json"
+        told = json.loads(metadata.read_text())
+        told["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
+        metadata.write_text(json.dumps(told))
+
+    real = producing.uri
+    monkeypatch.setattr(producing, "uri", lambda path: (opened.append(path), real(path))[1])
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "before", forge).wrapped)
+    message = bench.apply(bench.certificate()).message
+    assert re.search("names the host|which is writable by its group or by others", message)
+    assert [path for path in opened if "/000000/" in path] == []
+    assert bench.kind == "long"
 
 
 @pytest.mark.parametrize("forged", ["outcomes", "files", "twice"])

@@ -188,9 +188,10 @@ def test_tables_of_hive_s_parquet_serde_are_read(shop: Shop) -> None:
     shop.agrees("served", {"word is null": {"not_null": "word"}, "k = 'a'": {"check": "k != 'a'"}})
 
 
-def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Shop) -> None:
+@pytest.mark.parametrize("catalog", ["", "spark_catalog.", "Spark_Catalog.", "`SPARK_CATALOG`."])
+def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Shop, catalog: str) -> None:
     """Spark makes an object of the provider's class when it loads a table, and some call a host of the table's."""
-    shop.sql("create table {odd} (id bigint) using parquet")
+    shop.sql("create table if not exists {odd} (id bigint) using parquet")
     session: Any = shop.spark
     client = session._jsparkSession.sharedState().externalCatalog().unwrapped().client()
     session._jvm.java.lang.System.setProperty("spark.testing", "true")  # else the client takes no statement
@@ -205,7 +206,7 @@ def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Sho
 
     before = timers()
     with pytest.raises(InvalidArgument, match=r"table of the format java.util.timer"):
-        shop.plan("odd")
+        plan_table(TableRecord("odd", "spark", f"{catalog}shop.odd"), spark=lambda: shop.spark)
     assert timers() == before
 
 

@@ -81,9 +81,12 @@ async def nothing(start: int) -> tuple[list[str], int | None]:
     return [], None
 
 
-async def run(worker: Worker, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP) -> tuple[str, str]:
+async def run(
+    worker: Worker, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP, opened: int = 7
+) -> tuple[str, str]:
     ends: list[Any] = []
-    await worker.run(RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False), ends.extend)
+    asked = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
+    await worker.run(asked, ends.extend)
     (end,) = ends
     return end.kind, end.error
 
@@ -163,11 +166,28 @@ async def test_jobs_ask_for_the_record_once_and_not_on_no_table(worker: Worker, 
     assert caught.value.kind == "transient"
 
 
+async def test_hole_2_a_number_that_is_used_again_is_compared_again(
+    worker: Worker, records: Records, tmp_path: Path
+) -> None:
+    """What was compared for an operation of this name counts no more once the table has another record."""
+    assert await run(worker, MINE.to_json(), {}) == ("success", "")
+    records.there["t"] = replace(MINE, location="/data/moved")
+    diary = tmp_path / "diary"
+    for opened in (8, 0):
+        kind, error = await run(worker, MINE.to_json(), {"diary": str(diary)}, opened=opened)
+        assert (kind, "the table was changed or removed since" in error) == ("fatal", True)
+    assert not diary.exists()
+    moved, asked = records.there["t"].to_json(), records.asked
+    for n in (1, 2):  # without a gate nothing is kept
+        assert await run(worker, moved, {}, op="t/sample/3", opened=0) == ("success", "")
+        assert records.asked == asked + n
+
+
 async def test_of_several_operations_in_turn_the_forged_one_alone_is_refused(worker: Worker, records: Records) -> None:
     ends: dict[str, list[Any]] = {"t/sample/1": [], "t/sample/2": [], "theirs/sample/1": []}
     tables = [MINE.to_json(), FORGED["location"], THEIRS.to_json()]
     asked = [
-        (RunRequest(op, "sample", {}, table, (JobItem(ROW, 1, 1),), batch=False), Listener(ends[op].extend))
+        (RunRequest(op, "sample", {}, table, (JobItem(ROW, 1, 1),), batch=False, opened=7), Listener(ends[op].extend))
         for op, table in zip(ends, tables, strict=True)
     ]
     await worker.run_in_turn(asked)
@@ -234,6 +254,42 @@ def test_an_operation_with_a_forged_record_fails_and_reads_nothing(
     assert not diary.exists()
     retried = [line for line in group.lines() if "again in" in line]
     assert not retried, "no attempt more mends it"
+
+
+def test_hole_2_keys_by_hand_under_a_number_that_was_used_reach_no_former_location(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """The executor had compared the former record for the operation of this number, and took it again."""
+    group.start("ann", env=sample_env)  # publishes the type
+    operation = group.client.prepare_operation("sample", "t", {"names": ["a"]}, external_id="x")
+    ref = OperationRef.parse(operation.ref)
+
+    async def read() -> bytes:
+        async with connected(group.endpoint) as client:
+            kv = await client.get(KEYS.of(ref, "spec"))
+            assert kv is not None
+            return kv.value
+
+    spec = asyncio.run(read())
+    operation.confirm()
+    assert operation.wait(60).state == "success", group.tails()
+    (tmp_path / "moved").mkdir()
+    group.client.add_table(TableRecord("t", "parquet", str(tmp_path / "moved")), check=False, replace=True)
+    diary = tmp_path / "diary"
+    chunks = chunked([PartitionPlan(0, "a")])
+    put(
+        group,
+        Put(KEYS.of(ref, "spec"), spec),
+        Put(KEYS.of(ref, "arg"), json.dumps({"diary": str(diary)}).encode()),
+        Put(KEYS.chunk(ref, 0), chunks[0]),
+        Put(KEYS.of(ref, "plan"), Plan(1, "", plan_digest(chunks), 1).encode()),
+        Put(KEYS.gate(ref), Gate(1).encode()),
+        Put(KEYS.of(ref, "state"), b"running"),
+        Put(KEYS.run_ops("t"), b'{"sample":1}'),
+    )
+    refusal = f"not the one with which {ref} was started"
+    group.eventually(lambda: any(refusal in line for line in group.lines()) or diary.exists(), "a refusal")
+    assert not diary.exists()
 
 
 def test_a_table_whose_record_was_changed_fails_what_was_started_before(

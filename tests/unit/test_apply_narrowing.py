@@ -275,7 +275,8 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     stage = layout.write(layout.stage()).place
     mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = narrowing.new_ids(metadata, mine._narrowed)
-    told = rewriting._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7"}
+    made_for = rewriting.made_for(mine._certificate.digest, mine._narrowed)
+    told = rewriting._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
     deletion.write(stage, rewriting._CONTENTS, json.dumps(told).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
@@ -289,6 +290,21 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
     summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
     (unit,) = mine._units(summary, metadata)
     assert (unit.files, unit.snapshot, unit.staged.rows) == (frozenset({"/t/0"}), "7", 2)
+
+
+@pytest.mark.parametrize("where", ["", "stage", "stage/t/apply/7/000000/1-inc"])
+def test_hole_2_a_stage_that_others_may_have_made_is_not_read(layout: Layout, where: str) -> None:
+    """Its name follows from an outcome, which a submitter may write."""
+    stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
+    told = rewriting._contents(["/t/0"], 1, 4, ids)
+    told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
+    deletion.write(stage.place, rewriting._CONTENTS, json.dumps(told).encode())
+    assert rewriting.written_in(stage, ["/t/0"], 1, 4, ids, "it") is not None
+    others = Path(layout.shared.location) / where
+    others.chmod(0o777)
+    assert rewriting.written_in(stage, ["/t/0"], 1, 4, ids, "it") is None
+    with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
+        stage.metadata()
 
 
 @pytest.mark.parametrize(

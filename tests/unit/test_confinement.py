@@ -382,12 +382,14 @@ def test_hole_2_metadata_of_another_table_are_not_read_through_a_link(tmp_path: 
 
 def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    context: Any = None
+    target = HadoopTarget(TableRecord("t", "iceberg", str(tmp_path / "t")), context)
     operations = SimpleNamespace(commit=lambda base, updated: pytest.fail("committed"))
     base = SimpleNamespace(metadataFileLocation=lambda: f"file:{source}")
     (tmp_path / "t" / "metadata").rename(tmp_path / "other")
     (tmp_path / "t" / "metadata").symlink_to(tmp_path / "other")
     with pytest.raises(InvalidArgument, match="symbolic link"):
-        HadoopTarget._commit(operations, base, None)
+        target._commit(operations, base, None)
 
 
 @pytest.mark.parametrize("changed", ["list", "manifest"])

@@ -269,6 +269,68 @@ def test_an_attempt_goes_on_from_what_another_has_checkpointed(
         clean(one)
 
 
+@pytest.mark.parametrize("reader", ["completion", "next attempt"])
+def test_hole_3_a_stage_that_others_may_have_made_is_not_read(
+    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """Its name follows from an outcome or a checkpoint, which a submitter may write."""
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
+    one, read = Indexes(Path(indexes.record.location), tmp_path / "shared"), list[str]()
+    operation = one.plan(columns=["k"])
+    (partition,) = operation.planned.partitions
+    first = operation.attempt(partition)
+    if reader == "completion":
+        operation.run(partition, first)
+    else:
+        first.stop_after = 2
+        assert stopped(lambda: operation.run(partition, first))
+    Path(first.stage).chmod(0o777)
+    real = segments.journal_of
+    for module in (building, segments):
+        monkeypatch.setattr(module, "journal_of", lambda stage, *a: (read.append(stage.location), real(stage, *a))[1])
+    if reader == "next attempt":
+        operation.run(partition, operation.attempt(partition, fence=2))
+    operation.complete()
+    assert first.stage not in read
+    holds(one)
+
+
+CHANGES = [{"columns": ["t"]}, {"kind": "skip"}, {"kind": "skip", "distinct": 1}, {"refresh": "full"}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("reader", ["completion", "next attempt"])
+def test_hole_8_what_was_made_for_another_argument_is_no_part_of_an_index(
+    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, change: dict[str, Any]
+) -> None:
+    """A submitter may overwrite the argument while jobs run: keys of one column stood for those of another."""
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
+    one = Indexes(Path(indexes.record.location), tmp_path / "shared")
+    operation = one.plan(columns=["k"])
+    (partition,) = operation.planned.partitions
+    first = operation.attempt(partition)
+    if reader == "completion":
+        operation.run(partition, first)
+    else:
+        first.stop_after = 2
+        assert stopped(lambda: operation.run(partition, first))
+    operation.arg = operation.arg.model_copy(update=change)
+    with pytest.raises(InvalidArgument, match="the argument was changed meanwhile; start the operation again"):
+        if reader == "completion":
+            operation.complete()
+        else:
+            operation.run(partition, operation.attempt(partition, fence=2))
+    assert one.folder().newest() is None
+
+
+def test_hole_8_an_argument_names_no_other_index_than_the_operation(indexes: Indexes) -> None:
+    operation = indexes.plan(columns=["k"])
+    operation.arg = operation.arg.model_copy(update={"name": "other"})
+    for run in (operation.run_all, operation.complete):
+        with pytest.raises(InvalidArgument, match="is not one on the index 'other'"):
+            run()
+
+
 def test_two_attempts_at_once_leave_one(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A former holder of a job goes on beside the present one, and ends later; the outcome names what counts."""
     operation = indexes.plan(columns=["k"])

@@ -115,6 +115,16 @@ def test_hole_3_no_stage_where_others_may_write(table: Path, where: str, mode: i
         _ = context(table).stage
 
 
+@pytest.mark.parametrize("shared", ["", "shared"])
+def test_hole_3_no_stage_where_others_may_replace_the_uppermost_folder(table: Path, shared: str) -> None:
+    above = table.parent
+    above.chmod(0o757)
+    with pytest.raises(UnsafePath, match=f"nothing is staged below {above}, which is writable"):
+        _ = context(table, shared=str(above / shared) if shared else "").stage
+    above.chmod(0o1777)
+    assert Path(context(table, shared=str(above / shared) if shared else "").stage).is_dir()
+
+
 def test_hole_3_a_shared_directory_is_the_executors_own(table: Path, tmp_path: Path) -> None:
     table.chmod(0o777)
     shared = tmp_path / "shared"
@@ -197,7 +207,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     monkeypatch.setattr(Context, "spark", None)
     monkeypatch.setattr(ctx, "status", lambda _: None)
     rewrite: Any = object.__new__(publishing.Narrowing)
-    rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, None, None, []
+    rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, SimpleNamespace(digest=""), None, []
     rewrite._folder, rewrite.outcome, rewrite._validate = str(table), SimpleNamespace(), lambda *_: None
     with pytest.raises(FileExistsError, match="exists before the attempt"):
         rewrite.stage(PartitionPlan(0, "p", files=(("/t/a.parquet", 1, 1),), source="/t/m.json"))

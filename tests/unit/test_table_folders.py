@@ -97,3 +97,27 @@ def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
     for path in ("/w/u/a.parquet", "/elsewhere/k=3/a.parquet", "/w/t2/a.parquet"):
         with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
             opened(of(path), table, child)
+
+
+def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The catalog has the table elsewhere by now; what another operation of this name was told counts no more."""
+    places = ["/w/former"]
+    monkeypatch.setattr(sparkcatalog, "describe", lambda *_, **__: Described("parquet", places[0]))
+    table, child = TableRecord("t", "spark", "db.t"), _Child()
+    plan = PartitionPlan(0, "p", files=(("/w/former/a.parquet", 1, 1),))
+
+    def context(**told: Any) -> Context:
+        call = told.pop("call", "")
+        made = Context(child, "t/noop/1", table, partition=plan, **told)  # type: ignore[arg-type]
+        made.call = call
+        return made
+
+    context(opened=7, number=1).with_files(plan)
+    context(call="complete2").with_files(plan)
+    places[0] = "/w/t"
+    context(opened=7, number=3).with_files(plan)  # a later job of the same operation
+    for other in (context(opened=9, number=4), context(call="complete5"), context(number=6)):
+        with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
+            other.with_files(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.update import SetPropertiesUpdate
+from pyiceberg.table.update import SetLocationUpdate, SetPropertiesUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
@@ -21,7 +22,7 @@ from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
 from distop.places import shared_of
 from distop.storage_urls import holds_secret
-from distop.tables import catalogs, check_reachable, check_table, place_of, plan_table
+from distop.tables import catalogs, check_reachable, check_table, folders_of, place_of, plan_table
 from distop.tables.iceberg import EMPTY
 from distop.tables.options import FORMATS
 from tests.support.icebergrest import RestCatalogServer, configure, sql_catalog
@@ -145,6 +146,59 @@ def test_hole_3_a_commit_goes_by_the_metadata_that_it_changes(sql: tuple[Any, Ta
         with pytest.raises(InvalidArgument, match=r"write\.metadata\.path|is not the folder of its metadata"):
             found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
     assert set(victim.iterdir()) == made
+
+
+def moved(catalog: Any, folder: Path) -> None:
+    """As who may change the table there does: the next metadata file lies in the new folder."""
+    current = catalog.load_table("sales.orders")
+    steps = (SetLocationUpdate(location=str(folder)), SetPropertiesUpdate(updates={"moved": "yes"}))
+    catalog.commit_table(current, (), steps[:1])
+    catalog.commit_table(catalog.load_table("sales.orders"), (), steps[1:])
+
+
+def test_hole_2_a_catalog_moves_no_table_out_of_the_folder_of_its_record(
+    sql: tuple[Any, TableRecord], tmp_path: Path
+) -> None:
+    """Its files would count as the table's, whosesoever they are."""
+    catalog, table = sql
+    folder = place_of(table).removeprefix("file://")
+    pinned = replace(table, options={**table.options, "folder": folder})
+    assert check_table(pinned) == pinned
+    assert len(plan_table(pinned).partitions) == 2
+    with catalogs.opened(pinned) as found:
+        moved(catalog, tmp_path / "victim")
+        before = set((tmp_path / "victim").rglob("*"))
+        with pytest.raises(InvalidArgument, match="the table has moved"):
+            found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
+    assert set((tmp_path / "victim").rglob("*")) == before
+    for ask in (plan_table, place_of, folders_of, check_table):
+        with pytest.raises(InvalidArgument, match=f"'{tmp_path}/victim', and not at '{folder}'.*the table has moved"):
+            ask(pinned)
+    assert len(plan_table(table).partitions) == 2, "without the option the catalog says"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"folder": "/w"}, "goes with the option 'catalog'"),
+        ({"catalog": "prod", "folder": "w"}, "must be an absolute path or a URL"),
+        ({"catalog": "prod", "folder": "/w/../x"}, "must be an absolute path or a URL"),
+        ({"catalog": "prod", "folder": 5}, "must be an absolute path or a URL"),
+    ],
+)
+def test_a_folder_that_pins_no_table_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        check_table(TableRecord("t", "iceberg", "sales.orders", options))
+
+
+def test_hole_2_the_folder_of_a_record_holds_for_a_hadoop_catalog_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="hadoop", warehouse=str(tmp_path))
+    table = TableRecord("t", "iceberg", "sales.orders", {"catalog": "prod", "folder": f"{tmp_path}/sales/people"})
+    for ask in (plan_table, place_of, folders_of, check_table):
+        with pytest.raises(InvalidArgument, match="the table has moved"):
+            ask(table)
 
 
 def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
