@@ -43,7 +43,8 @@ def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
 
 
 def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
-    alike = {name: getattr(DEFAULT, name) for name in ("finish_room", "gone", "overdue")}  # these are drawn besides
+    besides = ("finish_room", "gone", "overdue", "history_kept")  # these are drawn besides
+    alike = {name: getattr(DEFAULT, name) for name in besides}
     small = [wanted for wanted in drawn if replace(wanted.limits, **alike) != DEFAULT]
     assert 0.45 * len(drawn) < len(small) < 0.55 * len(drawn)
     # Many partitions on one side or the other: what is divided is not only what is small anyway.

@@ -17,7 +17,7 @@ from distop.executor.role import Executor
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
 from tests.conftest import FIGURES
-from tests.simulation.planted_progress import BUGS, Planted
+from tests.simulation.planted_history import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
 from tests.simulation.searching import FEW, SEEDS, look_for, require_recorded, seeds
 
