@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from auditing.content import Change, Operation, Step
 
+LOST = "the executor was lost while it ran the job"
+"""What the errors of a claim say of an attempt whose executor was lost."""
+
 
 def claims(step: Step) -> Iterator[Finding]:
     """A live holder takes the one claim of a job, through a gate, as the next attempt.
@@ -88,10 +91,13 @@ def _released(step: Step, partition: int, before: dict[str, Any] | None, after: 
 
 
 def _revoked(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Another executor has set the claim to waiting, and says that its holder is lost."""
+    """Another executor has set the claim to waiting, and says that its holder is lost.
+
+    It counts one more of the ``losses``; in a cancel it counts none, and the last of the ``errors`` says so.
+    """
     told = after.get("errors", [])
-    said = bool(told) and told != before.get("errors", [])
-    return said and told[-1]["text"] == "the executor was lost while it ran the job"
+    said = bool(told) and told != before.get("errors", []) and told[-1]["text"] == LOST
+    return said or after.get("losses", 0) > before.get("losses", 0)
 
 
 def _unclaimed(step: Step, partition: int, before: dict[str, Any] | None) -> Iterator[Finding]:

@@ -55,9 +55,9 @@ def executor(group: Daemons, cluster: Standalone, env: dict[str, str], name: str
     return started
 
 
-def write(group: Daemons, folder: Path, name: str) -> Operation:
-    """Start an operation of one Spark task."""
-    arg = {"jobs": 1, "rows": 2, "journal": str(folder / f"{name}.jsonl")}
+def write(group: Daemons, folder: Path, name: str, hold: str = "") -> Operation:
+    """Start an operation of one Spark task. ``hold``: the task runs until this file is there."""
+    arg = {"jobs": 1, "rows": 2, "journal": str(folder / f"{name}.jsonl"), "hold": hold}
     return group.client.start_operation("sparkwriting", TABLE, arg)
 
 
@@ -72,13 +72,17 @@ def succeeds(group: Daemons, operation: Operation) -> None:
 def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
+    """A task runs meanwhile, and is lost with Spark's executor."""
     ann = executor(group, cluster, sample_env, "ann", 4)
-    succeeds(group, write(group, tmp_path, "before"))
+    hold = tmp_path / "go on"
+    operation = write(group, tmp_path, "one", str(hold))
+    group.eventually((tmp_path / "one.jsonl").exists, "the task runs", seconds=120)
     child, worker = child_of(ann), cluster.parts()[1].pid
     assert len(session_members(worker)) > 1, "Spark's executor runs"
     cluster.restart_master()
     group.eventually(lambda: session_members(worker) == [worker], "the worker has ended Spark's executor", seconds=120)
-    succeeds(group, write(group, tmp_path, "after"))
+    hold.touch()
+    succeeds(group, operation)
     assert child_of(ann) != child
     assert "does not know this application" in ann.log.read_text()
 

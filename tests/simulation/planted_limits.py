@@ -9,6 +9,7 @@ from typing import Any
 from distop.claims import owner
 from distop.coordinator.placing import Placing
 from distop.core import claiming, permits
+from distop.core.txn import Txn
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Incarnation
 from distop.executor.claimer import Claimer
@@ -88,6 +89,30 @@ def limits_come_and_go_beside_actors(wanted: Scenario) -> Scenario:
 @bug("invariant 16", shape=limits_come_and_go_beside_actors, focus=("crash",))
 def a_lost_job_that_an_actor_takes_over_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
+
+
+def lost_jobs_fail(wanted: Scenario) -> Scenario:
+    """Few jobs run at once, of a type whose jobs fail where their executor is lost, with nothing to clean up."""
+    arg = {**wanted.wishes[0].arg, "partitions": 6, "pace": 0.5, "trouble": 0.0, "objects": False, "follows": False}
+    model = Wish(0, 0.0, "purge", wanted.tables[0], arg, None, "collect_all", (), options={"max_jobs": 2})
+    wishes = tuple(replace(model, after=0.4 * n, arg={**arg, "seed": n}) for n in range(2))
+    hosts = tuple(replace(host, types=tuple({*host.types, "purge"}), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, drains=(), removals=(), actors=0)
+
+
+@bug("invariant 16", "liveness", shape=lost_jobs_fail, focus=("crash",))
+def a_lost_job_that_is_failed_keeps_its_permit(patch: Patch) -> None:
+    def kept(txn: Txn, _: Any) -> Txn:
+        parts = [part for part in txn.success if isinstance(part, Txn)]
+        return replace(
+            txn,
+            success=tuple(
+                replace(part, success=tuple(op for op in part.success if "Permit." not in getattr(op, "key", "")))
+                for part in parts
+            ),
+        )
+
+    wrap(patch, claiming, "fail_lost", kept)
 
 
 def losses_that_no_claim_compares(wanted: Scenario) -> Scenario:

@@ -19,6 +19,7 @@ from distop.core.model import CLUSTER_TABLE, Cancel, State
 from distop.core.operationview import OperationView
 from distop.core.txn import Compare, KeyValue, Txn
 from distop.core.view import TypeView
+from distop.daemon import holding
 from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
 from distop.node import reporter
@@ -249,6 +250,12 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
             self._seen[id_] = mod, since.get(id_, at)
 
     substitute(patch, HoldKeeper, "changed", changed)
+
+
+@bug("given up too early", shape=inserted_for_long)
+def a_graph_is_given_up_within_its_minute(patch: Patch) -> None:
+    """The judge has a minute of its own: it does not follow what the executors think."""
+    patch.setattr(holding, "GRAPH_LIMIT", 8.0)
 
 
 @bug("invariant 15", shape=added_at_the_end, first=16)

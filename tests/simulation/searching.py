@@ -9,7 +9,7 @@ import pytest
 
 from distop.testing.simulation import Breach, Scenario, Simulation, scenario
 from distop.testing.simulation.run import quietly
-from tests.simulation.planted_progress import BUGS, Planted
+from tests.simulation.planted_history import BUGS, Planted
 
 SEEDS = 2_000
 """Schedules in which a bug is looked for at most."""

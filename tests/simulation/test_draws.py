@@ -9,10 +9,10 @@ import pytest
 
 from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE
-from distop.daemon.holding import GRAPH_LIMIT
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import Report, quietly
 from distop.testing.simulation.scenario import CROWD, FORMS, Fault, Scenario, Wish, expected, plain
+from distop.testing.simulation.slow_graphs import MINUTE
 
 SEEDS = range(1, 2001)
 
@@ -43,7 +43,8 @@ def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
 
 
 def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
-    alike = {name: getattr(DEFAULT, name) for name in ("finish_room", "gone", "overdue")}  # these are drawn besides
+    besides = ("finish_room", "gone", "overdue", "history_kept")  # these are drawn besides
+    alike = {name: getattr(DEFAULT, name) for name in besides}
     small = [wanted for wanted in drawn if replace(wanted.limits, **alike) != DEFAULT]
     assert 0.45 * len(drawn) < len(small) < 0.55 * len(drawn)
     # Many partitions on one side or the other: what is divided is not only what is small anyway.
@@ -91,7 +92,7 @@ def test_clients_race_to_replace_a_pending_operation(drawn: list[Scenario]) -> N
 def test_graphs_are_inserted_slowly_and_dependencies_are_added_late(drawn: list[Scenario]) -> None:
     slow = [wish.pause for wanted in drawn for wish in wanted.wishes if wish.pause]
     assert len(slow) > 0.03 * len(drawn)
-    assert sum(4 * pause > GRAPH_LIMIT - 10.0 for pause in slow) > 0.3 * len(slow)
+    assert sum(4 * pause > MINUTE - 10.0 for pause in slow) > 0.3 * len(slow)
     added = [any(act.what.startswith("behind") for wish in wanted.wishes for act in wish.acts) for wanted in drawn]
     assert sum(added) > 0.05 * len(drawn)
     assert sum(any(fault.kind == "view-late" for fault in wanted.faults) for wanted in drawn) > 0.05 * len(drawn)

@@ -10,8 +10,12 @@ from distop.core import keys as K
 from distop.core.limits import DEFAULT, Limits
 from distop.core.model import Node
 from distop.core.txn import Put, Txn
+from distop.node.clockcheck import ClockCheck
+from distop.store.config import Endpoint, EtcdConfig
+from distop.store.server_clock import Untold
 from distop.testing.simulation import Scenario, Simulation, scenario
 from distop.testing.simulation.loop import Process
+from distop.testing.simulation.machine import Machine
 from distop.testing.simulation.run import Report, quietly
 from distop.testing.simulation.scenario import FEW_RECORDS, Fault, Wish, plain
 
@@ -87,6 +91,59 @@ def test_a_record_is_kept_for_an_hour() -> None:
     assert set(granted) == {3600}
 
 
+def by_age(ahead: float) -> Simulation:
+    """The only executor, whose clock is so far ahead; its records go half a minute after their end."""
+    limits = Limits(history_kept=10.0)
+    wanted = replace(plain(1, 1, wishes(30, 3.0)), history_age=30.0, limits=limits)
+    return Simulation(replace(wanted, hosts=(replace(wanted.hosts[0], skew=ahead),)))
+
+
+@pytest.mark.parametrize("ahead", [0.0, 20.0, -20.0])
+def test_records_are_deleted_by_their_age(ahead: float) -> None:
+    with quietly():
+        done = by_age(ahead).run()
+    assert list(map(str, done.breaches)) == []
+    assert done.ended == 30
+    assert done.courses["forgotten history"] >= 3
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+def test_a_clock_that_is_wrong_deletes_nothing_by_age(ahead: float) -> None:
+    with quietly():
+        done = by_age(ahead).run()
+    assert list(map(str, done.breaches)) == []
+    assert (done.ended, done.courses["forgotten history"]) == (30, 0)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 7200.0])
+def test_a_clock_that_cannot_be_compared_deletes_nothing_by_age(ahead: float) -> None:
+    with quietly():
+        sim = by_age(ahead)
+
+        async def unreadable(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
+            raise Untold("no HTTP")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Machine, "_read_clock", lambda self, *asked: unreadable(*asked))
+            done = sim.run()
+    assert list(map(str, done.breaches)) == []
+    assert (done.ended, done.courses["forgotten history"]) == (30, 0)
+
+
+def test_a_record_that_goes_before_its_age_is_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that does not compare its clock deletes records that it wrote before the clock went wrong."""
+
+    async def agrees(self: ClockCheck) -> bool:
+        return True
+
+    monkeypatch.setattr(ClockCheck, "agrees", agrees)
+    with quietly():
+        sim = by_age(0.0)
+        sim.loop.world_at(40.0, lambda: setattr(sim.machines[0].source, "skew", 3600.0))
+        done = sim.run()
+    assert {breach.kind for breach in done.breaches} == {"forgotten"}
+
+
 def test_records_that_go_within_the_hour_are_a_breach_whatever_the_limits_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors that forget after a second by default are found: the judge has an hour of its own."""
     monkeypatch.setattr(DEFAULT, "history_kept", 1.0)
@@ -112,3 +169,6 @@ def test_clocks_that_are_hours_wrong_and_records_beyond_the_limit_are_drawn() ->
     assert min(wrong) < -7200.0
     assert max(wrong) > 7200.0
     assert {wanted.history_limit for wanted in drawn} > set(FEW_RECORDS)
+    aged = [wanted for wanted in drawn if wanted.history_age is not None]
+    assert len(aged) > 0.05 * len(drawn)
+    assert {wanted.history_limit for wanted in aged} == {1000}

@@ -17,7 +17,7 @@ from distop.executor.role import Executor
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
 from tests.conftest import FIGURES
-from tests.simulation.planted_progress import BUGS, Planted
+from tests.simulation.planted_history import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
 from tests.simulation.searching import FEW, SEEDS, look_for, require_recorded, seeds
 
@@ -90,7 +90,8 @@ def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_documentation_tells_how_many_are_found() -> None:
-    text = " ".join((ROOT / "docs/guarantees.md").read_text().split())
+    text, other = (" ".join((ROOT / f"docs/{name}.md").read_text().split()) for name in ("guarantees", "architecture"))
     chosen = sum(planted.chosen for planted in BUGS)
     assert f"plants {len(BUGS)} bugs, one at a time." in text
     assert f"{len(BUGS) - chosen} of them in schedules as they are drawn, and {chosen} where faults or jobs are" in text
+    assert f"of the simulator's {len(BUGS)} bugs" in other

@@ -188,7 +188,7 @@ def an_incarnation_comes_back(world: World, ref: OperationRef) -> None:
     world.join("b")
 
 
-def _finish_as(world: World, ref: OperationRef, record: History) -> None:
+def finish_as(world: World, ref: OperationRef, record: History) -> None:
     keys = world.keys
     world.tamper(
         Put(keys.of(ref, "state"), str(record.state).encode()),
@@ -203,7 +203,7 @@ def _finish_as(world: World, ref: OperationRef, record: History) -> None:
 def success_before_all_jobs(world: World, ref: OperationRef) -> None:
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
-    _finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 0, request_id=f"request-{ref}"))
+    finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 0, request_id=f"request-{ref}"))
 
 
 @plant(5)
@@ -211,7 +211,7 @@ def history_miscounts(world: World, ref: OperationRef) -> None:
     for p in (0, 1):
         world.do(world.claim(ref, "a", [p]))
         world.do(world.report(ref, p, JobState.SUCCESS))
-    _finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 1, None, (), "0", f"request-{ref}"))
+    finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 1, None, (), "0", f"request-{ref}"))
 
 
 @plant(5)
@@ -226,12 +226,12 @@ def a_history_record_is_written_again(world: World, ref: OperationRef) -> None:
 @plant(5)
 def finished_over_a_claim(world: World, ref: OperationRef) -> None:
     world.do(world.claim(ref, "a", [0]))
-    _finish_as(world, ref, History(str(ref), State.FAILED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
+    finish_as(world, ref, History(str(ref), State.FAILED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
 
 
 @plant(5)
 def cancelled_without_cancelling(world: World, ref: OperationRef) -> None:
-    _finish_as(world, ref, History(str(ref), State.CANCELLED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
+    finish_as(world, ref, History(str(ref), State.CANCELLED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
 
 
 @plant(5)

@@ -18,8 +18,9 @@ from distop.core.seen import Change
 from distop.core.txn import Delete, KeyValue, Put
 from distop.errors import NotFound
 from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.clause_plants import PLANTS
 from tests.support.hours import pass_an_hour
-from tests.support.plants import PLANTS, opened
+from tests.support.plants import opened
 from tests.support.world import TABLE, TYPE, World
 
 if TYPE_CHECKING:

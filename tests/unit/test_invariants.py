@@ -18,8 +18,9 @@ from distop.core.options import Options
 from distop.core.series import Series
 from distop.core.txn import Delete, Put
 from distop.core.violation import NUMBERS
+from tests.support.clause_plants import PLANTS
 from tests.support.hours import pass_an_hour
-from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, end_in_series, opened
+from tests.support.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
 from tests.support.starting import Etcd, run
 from tests.support.world import TABLE, TIME, World
 

@@ -21,6 +21,7 @@ from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, f
 from distop.core.permits import MAX_GONE, Permits, permits
 from distop.core.plan import Gate
 from distop.core.seen import Seen
+from distop.core.states import JobStage
 from distop.core.txn import MAX_OPERATIONS, Put, operations
 from distop.errors import InvalidArgument
 from distop.executor.claimer import Claimer
@@ -165,6 +166,18 @@ def test_L35_lost_claims_give_their_permits_back_without_taking_any() -> None:
     after = world.store.listing()
     world.store.apply(early)
     assert world.store.listing() == after, "a copy that comes late is dead (T9)"
+    assert check(world.keys, world.store.history) == []
+
+
+def test_L35_a_lost_job_that_is_failed_gives_its_permit_back() -> None:
+    world, ref = limited(1, attempts=1, cleans=False)
+    world.do(world.claim(ref, "b", [0]))
+    world.die("b")
+    world.do(world.fail_lost(ref, "a", 0))
+    assert world.job_stage(ref, 0) is JobStage.FAILED
+    assert check(world.keys, world.store.history) == []
+    world.do(world.claim(ref, "a", [1]))
+    assert held(world, ref) == [1], "the permit is free for another job"
     assert check(world.keys, world.store.history) == []
 
 

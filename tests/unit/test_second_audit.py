@@ -5,14 +5,23 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from auditing import cluster_rules, job_rules, operation_rules, waiting_rules
 from auditing.auditor import OF_AN_OPERATION, OF_THE_CLUSTER, SecondAuditor
+from auditing.content import Finding
 from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
 from auditing.records import OperationName, operation_key, operation_name
+
+from distop.core import decide
+from distop.core.declaration import Rules
+from distop.core.jobs import Claim, Tried
+
+RULES = (cluster_rules, job_rules, operation_rules, waiting_rules)
 
 Life = list[dict[str, Any]]
 """What each revision writes: key → value (None: deleted); what is no text is written as JSON."""
@@ -101,6 +110,18 @@ def again() -> dict[str, Any]:
         f"{root}.spec": {"request_id": "t/noop/1#next", "id": "nightly", "series": {"interval": 60.0}},
         f"{root}.state": "pending",
         "distOpPending.t.noop.2": "waiting",
+    }
+
+
+def twin(state: str, pending: str, instance: int = 2) -> dict[str, Any]:
+    """The start of another operation of the same id, which does not look whether anybody has it."""
+    root = f"distOp.t.noop.{instance}"
+    return {
+        NEXT: instance + 1,
+        f"{root}.arg": {},
+        f"{root}.spec": {"request_id": f"r{instance}", "id": "nightly"},
+        f"{root}.state": state,
+        f"distOpPending.t.noop.{instance}": pending,
     }
 
 
@@ -210,10 +231,16 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("history", "says failed", at(FINISH)({HISTORY: record("failed", 1)})),
     ("history", "counts (0, 1)", at(FINISH)({HISTORY: record("success", 0, 1)})),
     ("history", "2 jobs, of which 1 ended", at(FINISH)({HISTORY: record("success", 1, total=2)})),
+    ("history", "succeeded with 1 failed jobs", lambda told: (
+        told[REPORT].update({f"{JOB}.state": "failed"}), told[FINISH].update({HISTORY: record("success", 0, 1)}),
+        None)[-1]),
     ("one request, one operation", "same request id 'r'", beside(TAKE, {
         "distOp.t.noop.2.arg": {}, "distOp.t.noop.2.spec": {"request_id": "r"}, "distOp.t.noop.2.state": "pending",
         "distOpPending.t.noop.2": "waiting", NEXT: 3,
     })),
+    ("one of an id", "of id 'nightly', 2 are active: t/noop/1, t/noop/2", beside(TAKE, twin("running", "planning"))),
+    ("one of an id", "of id 'nightly', 2 are pending: t/noop/2, t/noop/3", beside(
+        TAKE, twin("pending", "waiting"), twin("pending", "waiting", 3))),
     ("one of an id", "still names it", at(FINISH)({UNIQUE: ...})),
     ("one of an id", "names nothing instead of", at(START)({UNIQUE: ...})),
     ("one of an id", "names t/noop/1, which has ended", beside(CLEAN, {UNIQUE: "t/noop/1"})),
@@ -251,6 +278,9 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("claims", "attempt 2 of a claim", beside(REPORT, {CLAIM: claimed(attempt=2, permit=0)})),
     ("claims", "with 0 failures instead of 1", beside(REPORT, LOST, {CLAIM: claimed("n2", 2, 0, permit=0)})),
     ("claims", "n1, which is alive", beside(REPORT, TAKEN)),
+    ("claims", "n1, which is alive", beside(REPORT, {CLAIM: {"attempt": 1, "failures": 1, "losses": 1}})),
+    ("claims", "n1, which is alive", beside(REPORT, CANCELLED, {CLAIM: {"attempt": 1, "failures": 0, "errors": [
+        {"attempt": 1, "executor": "x", "text": job_rules.LOST}]}})),
     ("claims", "without a gate", beside(TAKE, {GATE: None, f"{ROOT}.state": "paused", PENDING: "paused"})),
     ("claims", "after it had ended", beside(FINISH, {CLAIM: claimed("n2", 2, 0)})),
     ("claims", "the plan has 1 partitions", beside(REPORT, {"distOpClaim.t.noop.1.000001": claimed()})),
@@ -314,6 +344,51 @@ def test_every_rule_is_broken_by_some_history() -> None:
     }
     assert len(OF_AN_OPERATION) + len(OF_THE_CLUSTER) > 10
     assert named - {rule for rule, _, _ in BROKEN} == {"history for an hour"}
+
+
+def test_every_finding_is_told_of_some_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place in the rules where one is made: a history has it alone with its rule and text."""
+    made: dict[tuple[str, str], set[tuple[str, int]]] = {}
+
+    def finding(rule: str, subject: str, text: str) -> Finding:
+        caller = sys._getframe(1)
+        one = Finding(rule, subject, text)
+        made.setdefault((rule, str(one)), set()).add((caller.f_code.co_filename, caller.f_lineno))
+        return one
+
+    places: set[tuple[str, int]] = set()
+    for module in RULES:
+        monkeypatch.setattr(module, "Finding", finding)
+        places |= {
+            (str(module.__file__), node.lineno)
+            for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+        }
+    told: set[tuple[str, int]] = set()
+    for wanted, text, broken in BROKEN:
+        changes = life()
+        broken(changes)
+        made.clear()
+        audited(changes)
+        matching = [at for (rule, spelled), at in made.items() if rule == wanted and text in spelled]
+        if len(found := set().union(*matching)) == 1:
+            told |= found
+    now = iter([0.0, 3599.0])
+    made.clear()
+    audited([*life(), {HISTORY: None}], lambda: next(now))
+    told |= set().union(*made.values())
+    assert len(places) > 60
+    assert sorted(places - told) == []
+
+
+@pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", decide.LOST),)])
+def test_a_claim_that_another_revokes_is_told_from_one_that_its_holder_gives_up(tried: tuple[Tried, ...]) -> None:
+    """As distop writes them: in a cancel nothing but the words of the last error tells of it."""
+    claim = Claim("ex-a", "a", 2, len(tried), losses=len(tried), tried=tried)
+    by_others = decide.revoked(claim), decide.revoked_lost(claim, Rules())
+    by_holder = decide.retried(claim, "ex-a", "broke", ""), decide.released(claim, "ex-a", "no room")
+    for waiting, revoked in [(one, True) for one in by_others] + [(one, False) for one in by_holder]:
+        assert job_rules._revoked(json.loads(claim.encode()), json.loads(waiting.encode())) is revoked
 
 
 def test_a_history_record_is_kept_for_its_hour() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -11,9 +12,10 @@ from distop.core.model import Node
 from distop.worker.bounded_wait import answer_within
 from distop.worker.probing import trouble
 from distop.worker.spark import ANSWER_SETTING, SparkHolder, settings
-from distop.worker.stalling import Activity, Stall
+from distop.worker.stalling import Activity, Stall, known_to_master, stall_cause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 WAITING = Activity(jobs=1, stages={7: 3})
@@ -96,6 +98,130 @@ class StuckSpark:
 
     def getJobIdsForGroup(self, _: str) -> list[int]:
         return []
+
+
+class Anything:
+    """Whatever is asked of it: a part of the JVM that these tests need nothing of."""
+
+    def __getattr__(self, _: str) -> Anything:
+        return self
+
+    def __call__(self, *_: object) -> Anything:
+        return self
+
+
+class Awaited:
+    """Spark's ``RpcTimeout``: what is awaited is there."""
+
+    def __getattr__(self, _: str) -> Callable[..., Awaited]:
+        return lambda *_: self
+
+    def awaitResult(self, found: object) -> object:
+        return found
+
+
+class Jvm(Anything):
+    RpcTimeout = staticmethod(lambda *_: Awaited())
+
+
+class Master:
+    """What a standalone master answers; None: nothing."""
+
+    def __init__(self, status: str | None, *applications: str) -> None:
+        self._status, self._applications = status, applications
+
+    def askSync(self, *_: object) -> Master:
+        if self._status is None:
+            raise ConnectionError("no answer")
+        return self
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(toString=lambda: self._status)
+
+    def activeApps(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(id=lambda name=name: name) for name in self._applications]
+
+
+class Standalone(StuckSpark):
+    """A session of the application ``mine`` on these masters, whose tasks run or do not."""
+
+    _jvm = Jvm()
+
+    def __init__(self, *masters: Master, well: bool = False) -> None:
+        super().__init__()
+        self.master = "spark://" + ",".join(f"h{n}:7077" for n in range(len(masters)))
+        self._masters = {f"spark://Master@h{n}:7077": one for n, one in enumerate(masters)}
+        self._well, self._jsc = well, self
+
+    def sc(self) -> Standalone:
+        return self
+
+    env = rpcEnv = sc
+
+    def applicationId(self) -> str:
+        return "mine"
+
+    def asyncSetupEndpointRefByURI(self, uri: str) -> Master:
+        return self._masters[uri]
+
+    def count(self) -> None:
+        if not self._well:
+            super().count()
+
+
+KNOWN, FORGOTTEN, SILENT = Master("ALIVE", "other", "mine"), Master("ALIVE", "other"), Master(None)
+STANDBY = Master("STANDBY")
+
+
+@pytest.mark.parametrize(
+    ("masters", "expected"),
+    [
+        ([KNOWN], True),
+        ([FORGOTTEN], False),
+        ([SILENT], None),
+        ([STANDBY], None),
+        ([SILENT, KNOWN], True),
+        ([STANDBY, FORGOTTEN], False),
+        ([FORGOTTEN, SILENT], False),
+        ([STANDBY, SILENT], None),
+    ],
+)
+def test_an_active_master_tells_whether_it_knows_the_application(masters: list[Master], expected: bool | None) -> None:
+    spark = Standalone(*masters)
+    addresses = spark.master.removeprefix("spark://").split(",")
+    assert known_to_master(cast(Any, spark), addresses, 1.0) is expected
+
+
+@pytest.mark.parametrize(
+    ("master", "executors", "text", "replace_session"),
+    [
+        (FORGOTTEN, 0, "no cores from Spark: the master spark://h0:7077 does not know this application", True),
+        (FORGOTTEN, 2, "no cores from Spark: the master spark://h0:7077 does not know this application", True),
+        (SILENT, 0, "no cores from Spark: the master spark://h0:7077 does not answer", False),
+        (SILENT, 2, "Spark completes no tasks: no end within 0.2 s", True),
+        (KNOWN, 0, "no cores from Spark: the master spark://h0:7077 has not granted this application any cores", False),
+        (KNOWN, 2, "Spark completes no tasks: no end within 0.2 s", True),
+    ],
+)
+def test_a_new_session_is_wanted_where_it_would_help(
+    master: Master, executors: int, text: str, replace_session: bool
+) -> None:
+    seen = Activity(jobs=1, executors=executors)
+    cause = stall_cause(cast(Any, Standalone(master)), seen, 0.2)
+    assert cause is not None
+    assert cause.text.startswith(text)
+    assert cause.replace_session is replace_session
+    well = stall_cause(cast(Any, Standalone(master, well=True)), seen, 0.2)
+    assert (well is None) is text.startswith("Spark completes no tasks"), "a tiny job tells, where the master does not"
+
+
+@pytest.mark.parametrize("executors", [0, 2])
+def test_another_cluster_manager_is_not_asked(executors: int) -> None:
+    cause = stall_cause(cast(Any, StuckSpark()), Activity(jobs=1, executors=executors), 0.2)
+    assert cause is not None
+    expected = "Spark completes no tasks" if executors else "no cores from Spark: the cluster manager of yarn"
+    assert cause.text.startswith(expected)
+    assert cause.replace_session is bool(executors)
 
 
 def test_the_examination_waits_longer_than_its_probe(tmp_path: Path) -> None:

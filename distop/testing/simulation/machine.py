@@ -145,6 +145,7 @@ class Machine:
         step: Step = unobserved,
         namespace: str = "",
         history_limit: int = 1000,
+        history_age: float | None = None,
         limits: Limits = DEFAULT,
         labels: Mapping[str, str] | None = None,
         serves: Serves = ALL,
@@ -170,7 +171,8 @@ class Machine:
         self._remembered = Remembered(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
-            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits, labels=labels or {}, serves=serves,
+            ttl=ttl, poll=poll, history_limit=history_limit, history_age=history_age, limits=limits,
+            labels=labels or {}, serves=serves,
         )  # fmt: skip
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None

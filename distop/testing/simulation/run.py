@@ -34,7 +34,7 @@ from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faultkinds import LOSING
 from distop.testing.simulation.faults import Injector
-from distop.testing.simulation.history_retention import HistoryRetention, promised
+from distop.testing.simulation.history_retention import HistoryRetention, age, promised
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
@@ -168,7 +168,7 @@ class Simulation:
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
-        self._retention = HistoryRetention(promised(wanted.limits), lambda: self.loop.now, self._found)
+        self._retention = HistoryRetention(promised(wanted.limits), age(wanted), lambda: self.loop.now, self._found)
         self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
         self._prepared = Prepared()
@@ -298,7 +298,7 @@ class Simulation:
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
                 unable=host.unable, recovers=host.recovers, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
-                labels=host.labels, serves=Serves(host.only_types, host.only_tables),
+                labels=host.labels, serves=Serves(host.only_types, host.only_tables), history_age=wanted.history_age,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()

@@ -181,6 +181,8 @@ class Scenario:
     past: int = 0
     """Old records in each table's history."""
     history_limit: int = 1000
+    history_age: float | None = None
+    """Seconds after which records are deleted, however few there are."""
     actors: int = 0
     """Processes that claim jobs and are no executors."""
 
@@ -327,6 +329,10 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     if limits != DEFAULT or any(wish.alike for wish in wishes):
         limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
     wishes, some = by_hand(random.Random(f"by hand/{seed}"), wishes, some, actors)
+    # Of few records the number decides, whatever their age is.
+    ages, history_age = random.Random(f"history by age/{seed}"), None
+    if kept == 1000 and any(host.skew > 60.0 for host in some) and ages.random() < 0.5:
+        limits, history_age = replace(limits, history_kept=10.0), ages.choice((20.0, 40.0, 300.0))
     return Scenario(
         seed,
         some,
@@ -348,6 +354,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
         kept,
+        history_age,
         actors,
     )
 

@@ -173,6 +173,8 @@ def _simpler_worlds(wanted: Scenario) -> Iterator[Scenario]:
         yield replace(wanted, limits=DEFAULT)
     if wanted.past or wanted.namespace:
         yield replace(wanted, past=0, history_limit=1000, namespace="")
+    if wanted.history_age is not None:
+        yield replace(wanted, history_age=None)
     if wanted.removals:
         yield replace(wanted, removals=())
     if wanted.fragments:
