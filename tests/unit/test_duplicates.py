@@ -343,24 +343,29 @@ def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> No
     run(work)
 
 
+def replaced_at(etcd: Etcd, moment: int) -> list[Started]:
+    """Somebody else replaces the operation with the id before the answer to so many requests; who did."""
+    others: list[Started] = []
+    before, ask = len(etcd.requests), etcd._ask
+
+    async def asked(what: str) -> None:
+        await ask(what)
+        if len(etcd.requests) - before == moment:
+            etcd._ask = ask  # type: ignore[method-assign]
+            other = wanted(policy="replace", delay=60, files=[2])
+            others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
+
+    etcd._ask = asked  # type: ignore[method-assign]
+    return others
+
+
 @pytest.mark.parametrize("policy", ["replace", "combine", "join"])
 def test_L20_two_racing_replacements_are_both_started(policy: str) -> None:
     """The second caller may come between any two requests of the first."""
 
     async def work(etcd: Etcd, moment: int) -> bool:
         first = await etcd.start(delay=60, files=[1])
-        others: list[Started] = []
-        before = len(etcd.requests)
-        ask = etcd._ask
-
-        async def asked(what: str) -> None:
-            await ask(what)
-            if len(etcd.requests) - before == moment:
-                etcd._ask = ask  # type: ignore[method-assign]
-                other = wanted(policy="replace", delay=60, files=[2])
-                others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
-
-        etcd._ask = asked  # type: ignore[method-assign]
+        others = replaced_at(etcd, moment)
         last = await submit(etcd, KEYS, wanted(policy=policy, delay=60, files=[3]))  # type: ignore[arg-type]
         given = [first, last, *others]
         assert [str(ref) for ref in {one.ref for one in given} if etcd.state(ref) == "pending"] == [etcd.holder()]
@@ -661,18 +666,7 @@ def test_L20_a_graph_joins_whoever_has_the_id_in_the_end() -> None:
 
     async def work(etcd: Etcd, moment: int) -> bool:
         await etcd.start(delay=60, files=[1])
-        others: list[Started] = []
-        before = len(etcd.requests)
-        ask = etcd._ask
-
-        async def asked(what: str) -> None:
-            await ask(what)
-            if len(etcd.requests) - before == moment:
-                etcd._ask = ask  # type: ignore[method-assign]
-                other = wanted(policy="replace", delay=60, files=[2])
-                others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
-
-        etcd._ask = asked  # type: ignore[method-assign]
+        others = replaced_at(etcd, moment)
         _, last = await graph(etcd, wanted(policy="join", delay=60, files=[3]), wanted("b"), links=((0, 1),))
         assert etcd.state(last.ref) in ("pending", "cancelled"), "cancelled: what it waited for was replaced afterwards"
         return bool(others)
