@@ -12,8 +12,9 @@ their daemons and of its child can be followed.
 
 Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on an answer
 to a client that the history contradicts, on what a cleanup left behind, on an operation that does not end, or on memory
-that grows; from 10 minutes on also where no daemon's memory could be judged, no job went on from a checkpoint, no
-planning or completion that failed on one node was done by another, or what the workflows are for was never met.
+that grows; from 10 minutes on also where no job went on from a checkpoint, no planning or completion that failed on one
+node was done by another, or what the workflows are for was never met; from 25 minutes on where no daemon's memory could
+be judged.
 """
 
 from __future__ import annotations

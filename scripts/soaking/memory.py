@@ -22,6 +22,9 @@ EACH = 2.0
 """Seconds between two measurements."""
 WARM = 30.0
 """Seconds of a process's life that are not looked at: what it loads and fills once."""
+CACHES = 900.0
+"""The same of a daemon, whose bounded caches fill with thousands of operations: until then it grows, from 55 MB to some
+75, and what it grows by tells nothing."""
 LEAST = 150.0
 """Seconds that the judged half of a life must last."""
 ARENA = 3.0
@@ -36,7 +39,7 @@ JVM_BEYOND_HEAP = 500.0
 """MB that a JVM takes beside its heap at most (metaspace, code, threads, direct buffers). A heap grows to its limit
 whatever is in it, so a JVM is judged by its size.
 """
-LONG = 600.0
+LONG = 1_500.0
 """Seconds of a soak from which on the memory of one daemon at least has to be judged."""
 DAEMON = "daemon"
 POINTS = 250
@@ -83,7 +86,8 @@ class Memory:
             lives = [life for (n, r, _), life in self._lives.items() if (n, r) == (name, role)]
             largest = max(size for life in lives for _, size in life)
             longest = max(lives, key=lambda life: life[-1][0] - life[0][0])
-            judged = judge(f"{name}, {role}", longest, len(lives), largest, self._limit(role))
+            warm = CACHES if role == DAEMON else WARM
+            judged = judge(f"{name}, {role}", longest, len(lives), largest, self._limit(role), warm)
             found.append(replace(judged, role=role))
         return found
 
@@ -91,14 +95,16 @@ class Memory:
         return self._heap + JVM_BEYOND_HEAP if role == "JVM" else None
 
 
-def judge(who: str, life: Life, lives: int, largest: float, limit: float | None) -> Judged:
-    """Judge one life: by its size where a limit is given, else by the slope of its second half."""
+def judge(who: str, life: Life, lives: int, largest: float, limit: float | None, warm: float = WARM) -> Judged:
+    """Judge one life: by its size where a limit is given, else by the slope of its second half, from ``warm`` seconds
+    on.
+    """
     told = f"{who}: {lives} of them, the largest {largest:.0f} MB; the longest lived {_minutes(life):.1f} min"
     if limit is not None:
         if largest > limit:
             return Judged(f"{told}; at most {limit:.0f} MB", f"the memory of {who}: {largest:.0f} MB of {limit:.0f}")
         return Judged(f"{told}; at most {limit:.0f} MB: as it should be")
-    half = second_half(life)
+    half = second_half(life, warm)
     if not half or half[-1][0] - half[0][0] < LEAST:
         return Judged(f"{told}; too short to be judged", certain=False)
     steep = slope(half) * 60
@@ -116,13 +122,13 @@ def unjudged(found: Iterable[Judged], seconds: float) -> list[str]:
     return [] if told or seconds < LONG else ["no daemon lived long enough for its memory to be judged"]
 
 
-def second_half(life: Sequence[tuple[float, float]]) -> Life:
+def second_half(life: Sequence[tuple[float, float]], warm: float) -> Life:
     """The later half, in time, of what comes after it has warmed up."""
-    warm = [point for point in life if point[0] - life[0][0] >= WARM]
-    if not warm:
+    later = [point for point in life if point[0] - life[0][0] >= warm]
+    if not later:
         return []
-    middle = (warm[0][0] + warm[-1][0]) / 2
-    return [point for point in warm if point[0] >= middle]
+    middle = (later[0][0] + later[-1][0]) / 2
+    return [point for point in later if point[0] >= middle]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -689,8 +689,8 @@ def life(per_minute: float, *, noise: float = 0.5, step: float = 0.0, minutes: f
     return points
 
 
-def judged(points: memory.Life, limit: float | None = None) -> memory.Judged:
-    return memory.judge("ann, daemon", points, 1, max(size for _, size in points), limit)
+def judged(points: memory.Life, limit: float | None = None, warm: float = memory.WARM) -> memory.Judged:
+    return memory.judge("ann, daemon", points, 1, max(size for _, size in points), limit, warm)
 
 
 @pytest.mark.parametrize("points", [life(0.0), life(0.0, noise=3.0), life(0.0, step=3.0), life(-1.0), life(0.3)])
@@ -718,6 +718,15 @@ def test_what_the_allocator_takes_at_once_is_no_growth() -> None:
     assert judged(life(0.9, minutes=10)).problem
 
 
+def test_while_the_caches_of_a_daemon_fill_its_growth_tells_nothing() -> None:
+    filling = [(seconds, min(size, 75.0)) for seconds, size in life(1.0, minutes=30)]
+    assert judged(filling[:450]).problem, "of another process it would"
+    short = judged(filling[:480], warm=memory.CACHES)
+    assert (short.problem, short.certain) == ("", False)
+    assert judged(filling, warm=memory.CACHES).text.endswith("flat")
+    assert judged(life(1.0, minutes=30), warm=memory.CACHES).problem, "what keeps growing is found"
+
+
 def test_a_long_soak_has_to_judge_a_daemon() -> None:
     def of(role: str, minutes: float) -> memory.Judged:
         return replace(judged(life(0.0, minutes=minutes)), role=role)
@@ -725,7 +734,7 @@ def test_a_long_soak_has_to_judge_a_daemon() -> None:
     assert memory.unjudged([of("daemon", 20), of("child", 4)], 1800) == []
     assert memory.unjudged([of("daemon", 4)], 300) == [], "nor does a short one"
     for found in ([], [of("daemon", 4)], [of("child", 20)]):
-        assert memory.unjudged(found, 600) == ["no daemon lived long enough for its memory to be judged"]
+        assert memory.unjudged(found, 1500) == ["no daemon lived long enough for its memory to be judged"]
 
 
 def test_a_jvm_is_judged_by_its_size() -> None:
