@@ -529,12 +529,12 @@ def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
     return Txn((unchanged(key, fence),), (Delete(key),), (), "resign")
 
 
-def drop_stray(keys: Keys, ref: OperationRef, phase: Phase) -> Txn:
+def drop_stray(keys: Keys, ref: OperationRef) -> Txn:
     """Delete the pending key of an operation that has no record of its own: a submitter wrote the key by hand. Refused:
-    the operation exists, or its pending key has changed.
+    the operation exists.
     """
     key = keys.pending(ref)
-    return Txn((value_is(key, word(phase)), none_within(*keys.own_range(ref))), (Delete(key),), (Get(key),), "stray")
+    return Txn((none_within(*keys.own_range(ref)),), (Delete(key),), (Get(key),), "stray")
 
 
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:

@@ -337,8 +337,8 @@ class Elections:
         """Delete pending keys without an operation, up to the first one that has an operation. True: there is one."""
         pending = self._ctx.cluster.pending
         for ref in pending.of(*subject):
-            if (phase := pending.get(ref)) in ENDED_BY_ANYBODY:
-                result = await self._ctx.commit(t.drop_stray(self._ctx.keys, ref, phase))
+            if pending.get(ref) in ENDED_BY_ANYBODY:
+                result = await self._ctx.commit(t.drop_stray(self._ctx.keys, ref))
                 found = result.responses[0]
                 if not result.succeeded and isinstance(found, GetResult) and found.kv is not None:
                     return True

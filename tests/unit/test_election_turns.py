@@ -209,6 +209,20 @@ def test_what_is_abandoned_is_ended_by_any_daemon(run: Any) -> None:
     run(work)
 
 
+def test_the_pending_key_of_no_operation_is_deleted_without_an_election(run: Any) -> None:
+    """A submitter wrote it by hand. A coordinator would find nothing to end, and the key would remain."""
+
+    async def work(one: Cluster) -> None:
+        key = one.keys.pending(OperationRef("t", "gone", "", 1))
+        one.put(key, Phase.CANCELLING.encode())
+        await asyncio.sleep(180.0)
+        assert one.store.get(key) is None
+        assert one.client.requests.count("stray") == 1
+        assert "elect" not in one.client.requests
+
+    run(work)
+
+
 def test_of_many_abandoned_types_each_has_its_turn_and_time_to_end(run: Any) -> None:
     async def work(one: Cluster) -> None:
         subjects = [one.pending("t", f"gone-{n}", Phase.CANCELLING) for n in range(3 * ABANDONED_AT_ONCE)]

@@ -12,19 +12,20 @@ from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.actions import Actions
 from distop.core.due import ended_waiting
+from distop.core.grouping import merged
 from distop.core.invariants import check
 from distop.core.jobs import Claim
 from distop.core.links import GRAPH, Hold, HoldState
-from distop.core.model import State
+from distop.core.model import OperationRef, State
 from distop.core.options import Options
 from distop.core.states import JobStage
 from distop.core.txn import Put, Txn, TxnResult
 from distop.errors import OperationStartError, OutcomeUnknown
 from distop.submission import insertion
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
-from tests.support.world import TIME, planned
+from tests.support.world import TIME, World, planned
 from tests.unit.test_graph_start import WHY, end_for_good, spec_of
-from tests.unit.test_transitions import JOBS, ready, waiting
+from tests.unit.test_transitions import JOBS, ready, waiting, waiting_for_another
 
 MANY = 100
 """Operations of more than one transaction."""
@@ -90,13 +91,34 @@ def test_a_late_copy_of_a_chunk_does_not_replace_the_one_that_was_planned_since(
     assert not world.store.apply(late).succeeded
 
 
-def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote() -> None:
-    """The digest of the plan would not fit the chunks."""
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote(claims: bool) -> None:
+    """The digest of the plan would not fit the chunks. ``claims``: the plan brings the first claims."""
     world, ref = ready(planned_first=False)
     plan, _ = planned(JOBS)
     written = world.do(world.chunk(ref, 0, b"[]")).revision
     world.do(world.chunk(ref, 0, b'["of another planning"]'))
-    assert not world.store.apply(t.write_plan(world.keys, ref, world.election, plan, [written])).succeeded
+    late = t.write_plan(world.keys, ref, world.election, plan, [written])
+    assert not world.store.apply(with_first_claims(world, ref, late) if claims else late).succeeded
+
+
+def with_first_claims(world: World, ref: OperationRef, plan: Txn) -> Txn:
+    """The plan, together with claims of all jobs by the executor of the coordinator's daemon."""
+    wants = [claiming.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(JOBS)]
+    return claiming.with_first(world.keys, ref, plan, world.mod(ref, "state"), "a", wants)
+
+
+def test_a_second_plan_of_the_same_chunks_takes_no_job_from_its_holder() -> None:
+    world, ref = ready(planned_first=False)
+    plan, chunks = planned(JOBS)
+    written = [world.do(world.chunk(ref, n, chunk)).revision for n, chunk in enumerate(chunks)]
+    first = t.write_plan(world.keys, ref, world.election, plan, written)
+    second = with_first_claims(world, ref, first)
+    world.do(first)
+    world.do(world.claim(ref, "b", [0]))
+    fence = world.fence(ref, 0)
+    assert not world.store.apply(second).succeeded
+    assert world.fence(ref, 0) == fence
 
 
 @pytest.mark.parametrize("what", ["plan_and_claim", "chunk"])
@@ -116,6 +138,14 @@ def test_a_former_coordinator_ends_nothing_that_waits() -> None:
     world.do(world.resign())
     world.do(world.elect("b"))
     assert not world.store.apply(late).succeeded
+
+
+def test_a_join_whose_dependency_is_not_seen_yet_does_not_end_with_a_cancelled_operation() -> None:
+    """A coordinator ends both in one transaction."""
+    world, join = waiting_for_another()
+    cancelled = world.next_ref()
+    world.do(world.submit(cancelled))
+    assert not world.store.apply(merged([world.end_waiting(cancelled), world.joined(join)])).succeeded
 
 
 # --------------------------------------------------------------------- claims
@@ -155,14 +185,18 @@ def test_of_several_claims_of_an_actor_each_is_extended() -> None:
 # --------------------------------------------------------------------- limits
 
 
-def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again() -> None:
-    """It was overdue, and left out of those that a limit allows."""
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again(lost: bool) -> None:
+    """It was overdue, and left out of those that a limit allows. ``lost``: a job of a dead executor is claimed."""
     world, ref = ready()
     world.do(world.own(ref, "w", 0))
+    if lost:
+        world.do(world.claim(ref, "b", [1]))
+        world.die("b")
     world.do(world.alter(ref, Options(max_jobs=1)))
-    want = claiming.Want(1, Claim("ex-a", "a", 1, 0, permit=0), permit_mod=0)
+    want = claiming.Want(1, Claim("ex-a", "a", 1 + lost, int(lost), permit=0), world.fence(ref, 1), permit_mod=0)
     gate, overdue = world.store.mod(world.keys.gate(ref)), [(0, world.fence(ref, 0))]
-    late = claiming.claim(world.keys, ref, gate, "a", [want], overdue=overdue)
+    late = claiming.claim(world.keys, ref, gate, "a", [want], ["b"] if lost else [], overdue=overdue)
     world.do(world.extend(ref, 0))
     assert not world.store.apply(late).succeeded
 

@@ -13,7 +13,7 @@ import pytest
 from distop.core import prepared as p
 from distop.core import waiting as w
 from distop.core.actions import NO_ACTIONS, Action, Actions
-from distop.core.declaration import Rules
+from distop.core.declaration import Declaration, Rules
 from distop.core.due import EndWaiting, ended_waiting, fate
 from distop.core.invariants import check
 from distop.core.keys import Keys
@@ -21,7 +21,7 @@ from distop.core.links import Hold, HoldState
 from distop.core.model import Cancel, History, OperationRef, Spec, State
 from distop.core.operationview import OperationView
 from distop.core.seen import Seen
-from distop.core.txn import Delete, Put, Txn, TxnResult, unchanged
+from distop.core.txn import Delete, Get, GetResult, Put, Txn, TxnResult, unchanged
 from distop.daemon.verifying import Verifying
 from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
 from distop.submission import prepared
@@ -164,6 +164,31 @@ def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() ->
         assert etcd.value(NIGHTLY) == other.ref.encode()
         await etcd.client.confirm("tx-19")
         assert etcd.value(NIGHTLY) == other.ref.encode()
+
+    run(work)
+
+
+def test_L9_nothing_is_prepared_with_an_id_that_a_running_operation_gets_back_meanwhile() -> None:
+    """The id names an operation that follows the running one, and is cancelled when the preparation has read that."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.put(KEYS.behavior("noop"), Declaration("noop", combine={"a": "max"}).encode())
+        running = await etcd.client.start_operation("noop", TABLE, {"a": 1}, id="nightly")
+        following = await etcd.client.start_operation("noop", TABLE, {"a": 2}, id="nightly", on_duplicate="combine")
+        assert etcd.value(NIGHTLY) == following.ref.encode()
+        read = etcd.read
+
+        async def cancelled_before(*gets: Get) -> tuple[GetResult, ...]:
+            if gets[0].key == KEYS.of(following.parts, "state"):
+                etcd.read = read  # type: ignore[method-assign]
+                await following.cancel()
+            return await read(*gets)
+
+        etcd.read = cancelled_before  # type: ignore[method-assign]
+        with pytest.raises(Incompatible, match=f"{running.ref} has the id 'nightly' and is running"):
+            await prepare(etcd, id="nightly")
+        assert etcd.operations() == [running.ref, following.ref]
+        assert etcd.value(NIGHTLY) == running.ref.encode()
 
     run(work)
 

@@ -12,6 +12,7 @@ from distop.core import keys as K
 from distop.core.limits import DEFAULT
 from distop.core.model import OperationRef
 from distop.core.serving import ALL
+from distop.core.watermarks import next_slot, put_watermark, watermarks
 from distop.daemon.pruning import HistoryPruner
 from distop.daemon.sweeping import ResultSweeper
 from tests.support.coordinating import BusyClient
@@ -93,6 +94,18 @@ def test_records_that_are_too_old_are_deleted_within_hours_but_not_within_an_hou
         return node
 
     run(work)
+
+
+def test_a_late_watermark_does_not_replace_a_newer_one() -> None:
+    """Records between the two revisions would be kept for longer."""
+    world = World()
+    place = next_slot([])
+    assert place is not None
+    late = put_watermark(world.keys, place, 10, world.store.grant(1))
+    world.do(put_watermark(world.keys, place, 20, world.store.grant(2)))
+    assert not world.store.apply(late).succeeded
+    (mark,) = watermarks(world.keys, world.store.range(*world.keys.family(K.WATERMARK)))
+    assert (mark.upto, mark.lease) == (20, 2)
 
 
 def test_records_beyond_the_limit_are_looked_for_once_a_minute_where_much_ends() -> None:

@@ -776,20 +776,27 @@ def test_an_end_that_goes_with_what_another_one_tells_tells_all_of_its_successor
     assert told == [[f"{second} ended as cancelled"]] * 3
 
 
-def test_early_ends_are_refused_without_their_group() -> None:
-    """An open operation and one with an uninformed successor stay; the third one goes."""
+@pytest.mark.parametrize("informs", [False, True])
+def test_early_ends_are_refused_without_their_group(informs: bool) -> None:
+    """An open operation and one with an uninformed successor stay; the last one goes.
+
+    ``informs``: the group begins with an operation that informs its successor.
+    """
     world, open_ref = ready()
-    told, over_ = world.next_ref(), None
-    world.do(world.start(told))
-    behind = world.next_ref()
-    world.do(world.submit(behind, told))
-    over_ = world.next_ref()
-    world.do(world.start(over_))
-    for ref in (told, over_):
+    ended = [world.next_ref()]
+    for awaited in (True, True, False):
+        world.do(world.start(ended[-1]))
+        if awaited:
+            world.do(world.submit(world.next_ref(), ended[-1]))
+        ended.append(world.next_ref())
+    informing, awaited_ref, over_ = ended[:3]
+    for ref in (informing, awaited_ref, over_):
         world.do(world.plan(ref, 0))
         world.do(world.finish_at_once(ref))
-    ends = claiming.one_by_one([claiming.guarded(world.end(ref)) for ref in (open_ref, told, over_)])
-    assert [one.succeeded for one in world.do(ends).responses] == [False, False, True]
+    group = [world.signal(informing)] if informs else []
+    group += [world.end(ref) for ref in (open_ref, awaited_ref, over_)]
+    alone = claiming.one_by_one([claiming.guarded(txn) for txn in group])
+    assert [one.succeeded for one in world.do(alone).responses] == [True] * informs + [False, False, True]
 
 
 # ---------------------------------------------------------------- limits (T1)
@@ -885,6 +892,18 @@ def test_L20_who_took_the_place_of_another_holds_the_id_whatever_that_one_does_l
     world.do(world.begin(second))
     assert not world.store.apply(replacing).succeeded, "what is in process is never touched"
     assert not check(world.keys, world.store.history)
+
+
+def test_L20_an_operation_that_another_one_waits_for_by_now_is_not_replaced_by_a_combined_one() -> None:
+    """The other one would be told that its dependency was cancelled."""
+    world, holder = waiting_of_an_id()
+    other = world.next_ref()
+    world.do(world.submit(other))
+    one = world.own_start_of("x")
+    assert one.takes is not None
+    combined = t.starts(world.keys, world.counters(), [replace(one, takes=replace(one.takes, alone=True))])
+    world.do(world.add_dependencies(other, holder))
+    assert not world.store.apply(combined).succeeded
 
 
 # --------------------------------------------------- random lives, late copies

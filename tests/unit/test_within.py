@@ -14,7 +14,19 @@ from distop.core.codec import dumps
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
 from distop.core.model import Spec
-from distop.core.txn import Delete, Get, GetResult, Put, Txn, TxnResult, absent, operations, unchanged, value_is
+from distop.core.txn import (
+    Delete,
+    Get,
+    GetResult,
+    KeyValue,
+    Put,
+    Txn,
+    TxnResult,
+    absent,
+    operations,
+    unchanged,
+    value_is,
+)
 from distop.errors import Incompatible, InvalidArgument, NotFound, OperationStartError, OutcomeUnknown, UnknownBehavior
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
@@ -184,6 +196,34 @@ def test_C10_a_request_whose_failure_branch_wrote_is_decided_for_whoever_repeats
         etcd.put("mine", b"1")
         again = await call()
         assert (again.committed, again.earlier, again.answers) == (False, True, ())
+        assert etcd.value("won") is None
+        assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C10_a_request_whose_failure_branch_is_applied_while_it_is_repeated_is_decided_by_that() -> None:
+    """The repetition has found no receipt before. It reads the counters as the first call left them."""
+
+    async def work(etcd: Etcd) -> None:
+        async def call() -> Any:
+            return await etcd.client.transaction(
+                compare=[value_is("mine", b"1")], success=[Put("won", b"")], failure=[Put("lost", b"")],
+                start=noop(), request_id="mine",
+            )  # fmt: skip
+
+        get = etcd.get
+
+        async def applied_after(key: str) -> KeyValue | None:
+            found = await get(key)
+            etcd.get = get  # type: ignore[method-assign]
+            assert not (await call()).earlier
+            etcd.put("mine", b"1")
+            return found
+
+        etcd.get = applied_after  # type: ignore[method-assign]
+        again = await call()
+        assert (again.committed, again.earlier) == (False, True)
         assert etcd.value("won") is None
         assert etcd.operations() == []
 
