@@ -190,11 +190,6 @@ def _by_folder(
             raise InvalidArgument(
                 f"the location {location.text!r} has a mixed layout: the folder {folder!r} is not made of column=value"
             )
-        if "" in values.values():
-            raise InvalidArgument(
-                f"the location {location.text!r} has the folder {folder!r}, whose value is empty; Spark reads no such "
-                f"folder: rename it to column={HIVE_NULL}, as Spark and Hive write an empty value"
-            )
         if columns is None:
             columns, first = list(values), folder
             check_types(options, columns, location)

@@ -128,13 +128,6 @@ def test_mixed_layouts_are_refused(tmp_path: Path, names: list[str], words: str)
     assert words in str(caught.value)
 
 
-def test_a_folder_without_a_value_is_refused_since_spark_reads_none(tmp_path: Path) -> None:
-    """Its checks ended with an internal error of Spark's."""
-    put(tmp_path, "p=1/a.parquet", "p=/a.parquet")
-    with pytest.raises(InvalidArgument, match=r"^the location '.*' has the folder 'p=', whose value is empty; Spark"):
-        plan_table(record(tmp_path))
-
-
 @pytest.mark.parametrize("location", ["/no/such/folder", "nosuchscheme://a/b", "", "file:///no/such/folder"])
 def test_a_location_that_cannot_be_opened_is_named(location: str) -> None:
     with pytest.raises(InvalidArgument, match="location") as caught:
