@@ -292,7 +292,7 @@ def shown_in_the_docs() -> dict[str, str]:
     """Expressions that the docs show or advise, each with the file that has it."""
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*"))):
-        text = path.read_text() if path.is_file() else ""
+        text = path.read_text() if path.suffix in (".md", ".py", ".json", ".toml", ".sh") else ""
         found |= {json.loads(one): path.name for one in re.findall(r'"(?:check|where)": ("(?:[^"\\]|\\.)+")', text)}
     _, _, table = (ROOT / "docs/behaviors.md").read_text().partition("| written | in Spark | write |\n|---|---|---|\n")
     for line in table.partition("\n\n")[0].splitlines():

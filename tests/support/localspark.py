@@ -50,3 +50,14 @@ def remember_classes(session: SparkSession) -> None:
     for name in LOOKED_UP:
         found = getattr(jvm, name)
         setattr(jvm, name, Remembered(found._fqn, found._gateway_client))
+
+
+def link(session: SparkSession, name: str) -> None:
+    """Load a Java class with all that its methods name, while its jar can be read for certain.
+
+    Late in a long run a class loader that has run for minutes did not find a class of its jar any more.
+    """
+    jvm: Any = session.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for method in jvm.java.lang.Class.forName(name, True, loader).getMethods():
+        method.getName()
