@@ -36,7 +36,9 @@ def identity(location: str) -> tuple[str, ...]:
         found = path.stat()
     except OSError:
         return gone(location)
-    return (location, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
+    # Who rewrites a file in its place can set the time of its content, but not the other one.
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return (location, *map(str, (found.st_dev, found.st_ino, found.st_size, *times)))
 
 
 def gone(location: str) -> tuple[str, ...]:

@@ -290,7 +290,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         current = table.currentSnapshot()
         id_ = str(current.snapshotId())
         check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
-        check_manifests_of(source, current, table.io())
+        _checked(source, lambda source: check_manifests_of(source, current, table.io()))
         files = table.newScan().planFiles()
         try:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
@@ -307,7 +307,10 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
 
 
 def check_manifests_of(source: str, snapshot: Any, io: Any) -> None:
-    """:func:`check_manifests` for a snapshot in the JVM, before Java opens its manifests."""
+    """:func:`check_loaded` for the current snapshot as the JVM has loaded it, before Java opens its list of manifests,
+    and :func:`check_manifests`, before it opens these.
+    """
+    check_loaded(source, str(snapshot.snapshotId()), str(snapshot.manifestListLocation()))
     check_manifests(source, _manifests(snapshot, io))
 
 

@@ -200,7 +200,7 @@ class Keeper:
         if self.stopping:
             return
         self.deaths += 1
-        self._log.warning("%s", death)
+        self._log.warning("%s", death.with_log())
         self.on_trouble()
         if self._aborting or death.reason == "aborted":
             return  # the next request starts one, if there is any

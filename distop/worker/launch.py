@@ -123,7 +123,7 @@ class Child:
             if not self._hello.done():
                 self.kill("slow-start")
                 death = await asyncio.shield(self.died)
-                what = str(death)
+                what = death.with_log()  # nothing else has run in it
                 if death.reason == "slow-start":
                     what = f"no hello within {config.start_timeout:g} s; the end of its log:\n{death.tail}"
                 raise WorkerError("crash", f"the worker process cannot be started: {what}")

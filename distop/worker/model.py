@@ -260,5 +260,8 @@ class Death:
             return f"the worker process ended: {self.detail}"
         if not self.crashed:
             return f"the worker process was stopped: {_STOPPED.get(self.reason, self.reason)}"
-        text = f"the worker process died ({self.detail})"
-        return f"{text}; the end of its log:\n{self.tail}" if self.tail else text
+        return f"the worker process died ({self.detail}); what it wrote last is in the log of its executor"
+
+    def with_log(self) -> str:
+        """For the daemon's own log alone: all tables share a child, and its log has lines of all of them."""
+        return f"{self}; the end of its log:\n{self.tail}" if self.crashed and self.tail else str(self)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +16,9 @@ from pyiceberg.types import LongType, NestedField
 
 from distop import confinement
 from distop.core.model import TableRecord
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.iceberg import read_metadata
+from distop.tables.iceberg import check_files, read_metadata
 from distop_behaviors.apply.producing import Production
 from distop_behaviors.reading import iceberg
 from tests.support.lake import Folder
@@ -66,6 +69,36 @@ def test_hole_5_java_finds_the_manifests_that_python_has_checked(
     table = session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(mine.root))
     with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
         Production(spark, table, "t/apply/1")
+
+
+@pytest.mark.parametrize("when", ["after an earlier check", "after the check"])
+def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
+    spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Whoever owns the file can set its time of change back: it was taken for the one that had been checked."""
+    mine, _ = tables
+    (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
+    check_files(planned.source)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.0)
+
+        def rewrite() -> None:
+            path = Path(planned.source)
+            before, text = path.stat(), path.read_text()
+            listed = json.loads(text)["snapshots"][-1]["manifest-list"]
+            host = f"hdfs://127.0.0.1:{server.getsockname()[1]}/"
+            with path.open("r+") as file:
+                file.write(text.replace(listed, host.ljust(len(listed), "x")))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+        if when == "after the check":
+            monkeypatch.setattr(iceberg, "check_files", lambda source: (check_files(source), rewrite()))
+        else:
+            rewrite()
+        with pytest.raises((InvalidArgument, TableUnavailable)):
+            iceberg.read(spark, planned.source, planned.files)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_hole_2_java_opens_no_file_of_another_table(

@@ -21,7 +21,7 @@ from distop.places import folder, operation_path
 from distop.worker import logs, shared
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
-from distop.worker.model import WorkerError
+from distop.worker.model import Death, WorkerError
 from distop.worker.spark import SparkUnavailable, check_java, settings
 from distop_behaviors.validate.wide import _over
 
@@ -215,6 +215,16 @@ def test_hole_6_other_users_of_the_machine_have_no_secret_of_a_local_spark(tmp_p
     conf = settings(master, "ex", tmp_path, 10.0, {"spark.authenticate": "false"})
     assert conf["spark.authenticate"] == "true"
     assert "spark.authenticate" not in settings("spark://h:7077", "ex", tmp_path, 10.0, {}), "needs a secret of yours"
+
+
+def test_hole_6_the_error_of_a_job_that_killed_its_child_quotes_no_log() -> None:
+    """A child has jobs of all tables; the names of another one's files stood in the history of the job's table."""
+    death = Death("exited", "exit code 3", "ERROR the file s3://other/customers.csv cannot be read")
+    assert "exit code 3" in str(death)
+    assert "customers" not in str(death)
+    assert "customers" in death.with_log()
+    stopped = Death("stubborn", "", "customers")
+    assert "customers" not in stopped.with_log(), "it was ended on purpose"
 
 
 @pytest.mark.parametrize("ttl", [6.0, 10.0, 30.0, 600.0])
