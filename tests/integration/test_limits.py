@@ -56,12 +56,13 @@ def test_L35_at_most_so_many_jobs_run_at_once_whoever_dies_and_it_is_changed_mea
 
 def test_L35_who_is_more_urgent_comes_first_though_it_came_last(group: Daemons) -> None:
     group.start("e1")
-    blockers = [noop(group, sleep=3.0) for _ in range(2)]
+    blockers = [noop(group, sleep=5.0) for _ in range(2)]
     group.eventually(lambda: all(op.status().jobs["running"] for op in blockers), "both slots are taken")
     low = [noop(group, sleep=0.5) for _ in range(6)]
     high = noop(group, sleep=0.5, priority=9)
     lower = noop(group, sleep=0.5, priority=-1)
-    group.eventually(lambda: lower.status().stage == "open" or lower.status().ended, "all are open")
+    waiting = (*low, high, lower)
+    group.eventually(lambda: all(op.status().stage == "open" or op.status().ended for op in waiting), "all are open")
     end = finished(high)
     assert sum(finished(op) > end for op in low) >= 4
     assert finished(lower) > end

@@ -53,11 +53,13 @@ def remember_classes(session: SparkSession) -> None:
 
 
 def link(session: SparkSession, name: str) -> None:
-    """Load a Java class with all that its methods name, while its jar can be read for certain.
+    """Load a Java class and those above it with all that their methods name, as py4j does with what it calls.
 
-    Late in a long run a class loader that has run for minutes did not find a class of its jar any more.
+    Late in a long run a class loader did not find a class of its jar any more.
     """
     jvm: Any = session.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    for method in jvm.java.lang.Class.forName(name, True, loader).getMethods():
-        method.getName()
+    found = jvm.java.lang.Class.forName(name, True, loader)
+    while found is not None:
+        found.getDeclaredMethods()
+        found = found.getSuperclass()
