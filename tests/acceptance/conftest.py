@@ -11,7 +11,7 @@ from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
-from tests.support.localspark import CALL_SITES, FRUGAL, link, local_spark, remember_classes
+from tests.support.localspark import CALL_SITES, FRUGAL, local_spark, remember_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,8 +64,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     ignore_checksum_files(session)  # as in executors
     remember_classes(session)
-    if iceberg is not None:
-        link(session, "org.apache.iceberg.spark.source.SparkTable")
     yield session
     session.stop()
 

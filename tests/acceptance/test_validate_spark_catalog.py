@@ -194,11 +194,12 @@ def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Sho
     shop.sql("create table if not exists {odd} (id bigint) using parquet")
     session: Any = shop.spark
     client = session._jsparkSession.sharedState().externalCatalog().unwrapped().client()
-    session._jvm.java.lang.System.setProperty("spark.testing", "true")  # else the client takes no statement
-    try:
-        client.runSqlHive("ALTER TABLE shop.odd SET TBLPROPERTIES('spark.sql.sources.provider'='java.util.Timer')")
-    finally:
-        session._jvm.java.lang.System.clearProperty("spark.testing")
+    # Not by a statement of Hive's: it closes the class loader of all jars.
+    table = client.getTable("shop", "odd")
+    fields = [getattr(table, f"copy$default${n + 1}")() for n in range(table.productArity())]
+    at = [str(table.productElementName(n)) for n in range(len(fields))].index("properties")
+    fields[at] = fields[at].updated("spark.sql.sources.provider", "java.util.Timer")
+    client.alterTable("shop", "odd", table.copy(*fields))
 
     def timers() -> set[str]:
         threads = session._jvm.java.lang.Thread.getAllStackTraces().keySet()

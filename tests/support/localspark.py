@@ -50,16 +50,3 @@ def remember_classes(session: SparkSession) -> None:
     for name in LOOKED_UP:
         found = getattr(jvm, name)
         setattr(jvm, name, Remembered(found._fqn, found._gateway_client))
-
-
-def link(session: SparkSession, name: str) -> None:
-    """Load a Java class and those above it with all that their methods name, as py4j does with what it calls.
-
-    Late in a long run a class loader did not find a class of its jar any more.
-    """
-    jvm: Any = session.sparkContext._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    found = jvm.java.lang.Class.forName(name, True, loader)
-    while found is not None:
-        found.getDeclaredMethods()
-        found = found.getSuperclass()
