@@ -36,9 +36,9 @@ def identity(location: str) -> tuple[str, ...]:
         found = path.stat()
     except OSError:
         return gone(location)
-    # Who rewrites a file in its place can set the time of its content, but not the other one.
-    times = (found.st_mtime_ns, found.st_ctime_ns)
-    return (location, *map(str, (found.st_dev, found.st_ino, found.st_size, *times)))
+    # Who rewrites a file in its place can set the time of its content back, but not the other one.
+    numbers = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev)
+    return (location, *map(str, numbers))
 
 
 def gone(location: str) -> tuple[str, ...]:

@@ -177,12 +177,13 @@ def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeyp
 def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch once survived the block, and then stopped the thread's next work."""
     monkeypatch.setattr(avro, "STALLED", 0.0004)
+    before = set(threading.enumerate())
     for _ in range(1_000):
         with suppress(Damaged), ManifestIO(None).watched():
             until = time.monotonic() + 0.0004
             while time.monotonic() < until:
                 pass
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name == avro.WATCHER:
             thread.join(10)
             assert not thread.is_alive()
