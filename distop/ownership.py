@@ -68,9 +68,7 @@ def check_above(folder: Path, unsafe: Callable[[str, str], UnsafePath]) -> None:
     _resolved(folder, unsafe, make=False)
 
 
-def _resolved(
-    folder: Path, unsafe: Callable[[str, str], UnsafePath], *, make: bool
-) -> tuple[Path, os.stat_result]:
+def _resolved(folder: Path, unsafe: Callable[[str, str], UnsafePath], *, make: bool) -> tuple[Path, os.stat_result]:
     """A folder without links, and its status, after a look at all that is on the way."""
     place, links = Path("/"), 0
     rest = list(reversed(folder.absolute().parts[1:]))

@@ -297,6 +297,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         finally:
             files.close()
         listed = str(current.manifestListLocation())
+        # Once more: which files may be opened is judged by the metadata as they are in Python now.
         _checked(source, lambda source: check_loaded(source, id_, listed))
         check_opened(source, tasks.paths, tasks.deletes)
         return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)

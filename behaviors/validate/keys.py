@@ -292,10 +292,10 @@ class KeyChecks:
         if failures.is_unexpected(error):
             return error
         for side, files in read:
-            refused.check_store(self._session, side.group(files), error, self._stop)
+            group = side.group(files)
+            refused.check_store(self._session, group, error, self._stop)
             side.check_there(self._session, files)
-            planned = side.group(files).files
-            broken = None if side.source else failures.broken_file(error, planned)
+            broken = None if side.source else failures.broken_file(error, group.files)
             if broken is not None:
                 return _Errs(f"the file {broken} cannot be read: {failures.why_unreadable(error)}")
         return _Errs(f"the rows cannot be read: {failures.sentence_of(error)}")

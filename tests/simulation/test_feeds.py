@@ -15,7 +15,6 @@ from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     from distop.store.watch import Batch
-    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
 
 
@@ -37,17 +36,8 @@ async def write(client: EtcdClient, key: str) -> int:
 
 
 def opened(world: World, most: int = 100) -> list[float]:
-    """When watches are opened; more than ``most`` of them end the test, where time may stand still."""
-    when: list[float] = []
-
-    def sending(process: Process, path: str, asked: object) -> float:
-        if path.endswith("/Watch") and asked.HasField("create_request"):  # type: ignore[attr-defined]
-            when.append(world.loop.now)
-            assert len(when) <= most, "watches are opened again and again"
-        return 0.0
-
-    world.network.sending = sending
-    return when
+    """When watches are opened."""
+    return world.sent_on_watches(most, lambda asked: asked.HasField("create_request"))
 
 
 def test_a_revision_that_touched_nothing_of_a_feed_is_reached_soon(world: World) -> None:

@@ -15,7 +15,6 @@ from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     from distop.testing.simulation.links import Link
-    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
 
 
@@ -44,26 +43,12 @@ def link_of(world: World) -> Link:
     return link
 
 
-def count_sent(world: World, most: int) -> list[float]:
-    """When something was sent on a watch; more than ``most`` times end the test, where time may stand still."""
-    sent: list[float] = []
-
-    def sending(process: Process, path: str, asked: object) -> float:
-        if path.endswith("/Watch"):
-            sent.append(world.loop.now)
-            assert len(sent) <= most, "streams are opened, or asked for their progress, again and again"
-        return 0.0
-
-    world.network.sending = sending
-    return sent
-
-
 def test_the_present_is_reached_though_the_last_write_was_elsewhere(world: World) -> None:
     """No event tells so: etcd is asked how far it has come."""
 
     async def work(client: EtcdClient) -> None:
         await write(client, "k1", "k2", "z")
-        count_sent(world, 10)
+        world.sent_on_watches(10)
         assert await read(client, within=5.0) == ["k1", "k2"]
 
     world.run(work)
@@ -109,7 +94,7 @@ def test_a_server_that_was_silent_is_read_within_minutes(world: World, silent_un
 def test_a_stream_that_breaks_is_opened_again_soon_and_not_at_once(world: World) -> None:
     async def work(client: EtcdClient) -> None:
         await write(client, "k1", "k2")
-        sent = count_sent(world, 25)
+        sent = world.sent_on_watches(25)
         hold = world.network.hold(link_of(world), muted=("k",))
         reading = asyncio.ensure_future(read(client, within=60.0))
         for _ in range(60):
@@ -127,7 +112,7 @@ def test_a_follower_notices_a_watch_that_the_server_has_forgotten(world: World) 
 
     async def work(client: EtcdClient) -> None:
         await write(client, "k1")
-        sent = count_sent(world, 30)
+        sent = world.sent_on_watches(30)
         told: list[str] = []
 
         following = asyncio.ensure_future(follow(client, told))

@@ -48,6 +48,21 @@ class World:
         assert self.loop.run(task.done, 600.0)
         task.result()
 
+    def sent_on_watches(self, most: int, counts: Callable[[Any], bool] = lambda asked: True) -> list[float]:
+        """When something that ``counts`` is sent on a watch, from now on; more than ``most`` of it ends the test, where
+        time may stand still.
+        """
+        when: list[float] = []
+
+        def sending(process: Process, path: str, asked: object) -> float:
+            if path.endswith("/Watch") and counts(asked):
+                when.append(self.loop.now)
+                assert len(when) <= most, "watches are opened, or asked for their progress, again and again"
+            return 0.0
+
+        self.network.sending = sending
+        return when
+
     def stop(self, *numbers: int) -> None:
         for number in numbers:
             self.network.stop(self.members[number])

@@ -269,6 +269,17 @@ def test_an_attempt_goes_on_from_what_another_has_checkpointed(
         clean(one)
 
 
+def attempted(operation: Any, partition: Any, reader: str) -> Any:
+    """An attempt whose stage the completion, or the next attempt, is to read: one that has ended, or was stopped."""
+    first = operation.attempt(partition)
+    if reader == "completion":
+        operation.run(partition, first)
+    else:
+        first.stop_after = 2
+        assert stopped(lambda: operation.run(partition, first))
+    return first
+
+
 @pytest.mark.parametrize("reader", ["completion", "next attempt"])
 def test_hole_3_a_stage_that_others_may_have_made_is_not_read(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
@@ -278,12 +289,7 @@ def test_hole_3_a_stage_that_others_may_have_made_is_not_read(
     one, read = Indexes(Path(indexes.record.location), tmp_path / "shared"), list[str]()
     operation = one.plan(columns=["k"])
     (partition,) = operation.planned.partitions
-    first = operation.attempt(partition)
-    if reader == "completion":
-        operation.run(partition, first)
-    else:
-        first.stop_after = 2
-        assert stopped(lambda: operation.run(partition, first))
+    first = attempted(operation, partition, reader)
     Path(first.stage).chmod(0o777)
     real = segments.journal_of
     for module in (building, segments):
@@ -308,12 +314,7 @@ def test_hole_8_what_was_made_for_another_argument_is_no_part_of_an_index(
     one = Indexes(Path(indexes.record.location), tmp_path / "shared")
     operation = one.plan(columns=["k"])
     (partition,) = operation.planned.partitions
-    first = operation.attempt(partition)
-    if reader == "completion":
-        operation.run(partition, first)
-    else:
-        first.stop_after = 2
-        assert stopped(lambda: operation.run(partition, first))
+    attempted(operation, partition, reader)
     operation.arg = operation.arg.model_copy(update=change)
     with pytest.raises(InvalidArgument, match="the argument was changed meanwhile; start the operation again"):
         if reader == "completion":
