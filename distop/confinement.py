@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.files import NotRegular, check_regular, local_path
+from distop.ownership import walked
 from distop.storage_urls import LONGEST_PATH, check_paths
 
 if TYPE_CHECKING:
@@ -107,11 +110,30 @@ def check_metadata(source: str) -> None:
     if local is None or source in _copies:
         return
     folder = _local(table_of(source)) or "/"
-    if os.path.realpath(local) != os.path.realpath(folder).rstrip("/") + local[len(folder.rstrip("/")) :]:
+    if os.path.realpath(local) != resolved(folder).rstrip("/") + local[len(folder.rstrip("/")) :]:
         raise InvalidArgument(
             f"the metadata file {shown(source)} is a symbolic link, or lies behind one in its table's folder, which is "
             "not followed"
         )
+
+
+def resolved(location: str) -> str:
+    """The path on a disk of a table's folder, or of one of its partitions, without links. Where it is missing, the path
+    as it is. Raises InvalidArgument where a link on the way belongs neither to this process's user nor to root: its
+    owner could have it lead to the folder of another table.
+    """
+
+    def unsafe(what: str, why: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"{what} leads to {shown(location)} and {why}, so that its owner could have it lead to another table: name "
+            "the folder that it leads to, or have the link belong to root"
+        )
+
+    try:
+        with walked(Path(location), unsafe, folders=False) as (place, _):
+            return str(place)
+    except OSError:
+        return os.path.abspath(location)
 
 
 def check_form(path: str) -> None:
@@ -130,13 +152,18 @@ class TableFiles:
     """The files that may belong to the table in a folder or at a URL. ``others``: where some of it lies besides."""
 
     def __init__(self, location: str, *others: str) -> None:
+        """Raises InvalidArgument where another user's link leads to the folder; others to which one leads are none."""
         self._location = location
-        listed = (one.strip() for one in os.environ.get(LOCATIONS, "").split(","))
-        self._allowed = [location, *others, *(one for one in listed if one)]
-        self._folders = [f"{os.path.realpath(found).rstrip('/')}/" for found in map(_local, self._allowed) if found]
-        self._urls = [f"{_plain(one).rstrip('/')}/" for one in self._allowed if _local(one) is None]
         local = _local(location)
         self._own = None if local is None else f"{os.path.abspath(local).rstrip('/')}/"
+        listed = (one.strip() for one in os.environ.get(LOCATIONS, "").split(","))
+        # What lies below the table's folder by its path must lie there once links are followed.
+        besides = [*(one for one in others if not self._is_below(one)), *(one for one in listed if one)]
+        self._folders = [] if local is None else [f"{resolved(local).rstrip('/')}/"]
+        for found in filter(None, map(_local, besides)):
+            with suppress(InvalidArgument):
+                self._folders.append(f"{resolved(found).rstrip('/')}/")
+        self._urls = [f"{_plain(one).rstrip('/')}/" for one in (location, *besides) if _local(one) is None]
         self._resolved: dict[str, str] = {}
         self._known: set[str] = set()
 
@@ -174,6 +201,17 @@ class TableFiles:
         """Raises InvalidArgument for a link on a disk that leads out of the table's folder."""
         if not self._has(path):
             raise self._outside(path)
+
+    def check_partition(self, folder: str) -> None:
+        """Raises InvalidArgument where the folder of a partition lies below the table's by its path, and a link leads
+        out of it.
+        """
+        if self._is_below(folder):
+            self.check_link(_local(folder) or "")
+
+    def _is_below(self, location: str) -> bool:
+        local = _local(location)
+        return self._own is not None and local is not None and f"{os.path.abspath(local)}/".startswith(self._own)
 
     def _has(self, local: str) -> bool:
         folder, name = os.path.split(local)

@@ -18,17 +18,17 @@ import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.clock import uuid
 from distop.core.frozen import frozen
 from distop.errors import UnsafePath, describe
 from distop.files import local_path, open_filesystem
-from distop.ownership import changeable, check_above
+from distop.ownership import changeable, walked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from distop.logs import Log
 
@@ -39,7 +39,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 """Of what is made, less the umask: whatever that is, nobody else may write there."""
 _STAGED = ("nothing is staged", "give the executors a --shared-dir that their user alone can change or replace")
-"""What is not done in a folder that others may change, and what to do about it."""
+_LED = ("nothing is read, removed or written", "name the folder that it leads to, or have the link belong to root")
+"""What is not done in a folder that others may change, or have put a link to, and what to do about it."""
 
 
 def components(path: str) -> list[str]:
@@ -225,9 +226,6 @@ def made_folder(place: Place) -> Iterator[int]:
     """A descriptor of the folder that a place on a disk is, made with those above it; no link leads to it. Raises
     UnsafePath, and OSError.
     """
-    anchor = local_path(place.anchor)
-    if anchor is not None:
-        anchor.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
     parts = components(place.path) if place.path else []
     with _opened(place.anchor, parts, make=True, own=_STAGED if place.own else None) as opened:
         if opened is None:
@@ -259,24 +257,28 @@ def regular_file(place: Place, path: str) -> Path:
 def _opened(
     anchor: str, parts: list[str], *, make: bool = False, own: tuple[str, str] | None = None
 ) -> Iterator[int | None]:
-    """The folder at the end of a path, open; None where it is not there. ``make``: those behind the anchor are made.
-    Raises UnsafePath where a link is on the way behind the anchor, and with ``own`` where others may change a folder.
+    """The folder at the end of a path, open; None where it is not there. ``make``: what is missing is made.
+    Raises UnsafePath where a link is on the way behind the anchor, or another user's link on the way to it, and with
+    ``own`` where others may change a folder.
     """
-    path = local_path(anchor)
-    if not anchor or path is None or os.path.realpath(path) == "/":
-        raise UnsafePath(
-            f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never the root"
-        )
+    path = (local_path(anchor) if anchor else None) or Path("/")
+    unsafe = partial(_unsafe, own or _LED)
     with ExitStack() as stack:
         try:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            walk = walked(path, unsafe, folders=own is not None, make=_FOLDER_MODE if make else None)
+            place, found = stack.enter_context(walk)
+            if place == Path("/"):
+                raise UnsafePath(
+                    f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never "
+                    "the root"
+                )
+            folder = os.open(".", _FOLDER, dir_fd=found)
         except (FileNotFoundError, NotADirectoryError):
             yield None
             return
         stack.callback(os.close, folder)
         if own:
             _check_own(folder, str(path), own, sticky=True)
-            check_above(path, partial(_unsafe, own))
         for n, part in enumerate(parts, 1):
             if make:
                 with suppress(FileExistsError):

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.ownership import walked
 from distop.storage_urls import check_place
 
 if TYPE_CHECKING:
@@ -94,11 +95,20 @@ class NotRegular(OSError):
 
 def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
     """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. ``follow``:
-    a link to one, too. Raises NotRegular and OSError.
+    a link to one, too; without it, no link of another user on the way is followed either. Raises NotRegular and
+    OSError.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+
+    def linked(what: str, why: str) -> NotRegular:
+        return NotRegular(f"the file {path} is not opened: {what} {why}")
+
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        if follow:
+            descriptor = os.open(path, flags)
+        else:
+            with walked(Path(path).parent, linked, folders=False) as (_, folder):
+                descriptor = os.open(Path(path).name, flags | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise NotRegular(f"the file {path} is a symbolic link, which is not followed") from None

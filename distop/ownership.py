@@ -8,8 +8,8 @@ the work directory, and the folder of ``distop dev``, are used only if
   these folders, nor may a group, unless they are sticky (nobody renames what is ours there, as in ``/tmp``) or it is
   the group of this user alone.
 
-Each is looked at after the one that holds it, so that nobody can replace it between the look and the use. Hard links,
-for which ``settings_file`` refuses sticky folders, too, are no danger here: folders have none.
+Each is opened by the one that holds it, and judged once it is open, so that nobody can replace it between the look and
+the use. Hard links, for which ``settings_file`` refuses sticky folders, too, are no danger here: folders have none.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import grp
 import os
 import pwd
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.errors import UnsafePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _LINKS = 40
 """Links that are followed, as the kernel does."""
@@ -54,51 +54,64 @@ def make_own(folder: Path, option: str) -> None:
     def unsafe(what: str, why: str) -> UnsafePath:
         return _unsafe(what, why, option)
 
-    place, found = _resolved(folder, unsafe, make=True)
-    if not stat.S_ISDIR(found.st_mode):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
-    if why := changeable(found):
-        raise unsafe(str(place), why)
+    with walked(folder, unsafe, make=0o700) as (place, opened):
+        found = os.fstat(opened)
+        if not stat.S_ISDIR(found.st_mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        if why := changeable(found):
+            raise unsafe(str(place), why)
 
 
-def check_above(folder: Path, unsafe: Callable[[str, str], UnsafePath]) -> None:
-    """Raises what ``unsafe`` makes of a path and a reason, where somebody else can replace this folder: by a folder or
-    a link on the way to it. The folder itself is not judged. Raises OSError where it is not there.
+@contextmanager
+def walked(
+    folder: Path, unsafe: Callable[[str, str], Exception], *, folders: bool = True, make: int | None = None
+) -> Iterator[tuple[Path, int]]:
+    """A path without links, and a descriptor of what is there (``O_PATH``), after a look at all that is on the way.
+    What was looked at is what is open: nobody can exchange anything in between. What is at its end is not judged.
+    ``folders``: also the folders on the way are judged, so that nobody can exchange anything afterwards; else only the
+    links. ``make``: what is missing is made, the last folder with this mode.
+
+    Raises what ``unsafe`` makes of a path and a reason, where another user has put a link there, or can replace what is
+    there; OSError where something is missing.
     """
-    _resolved(folder, unsafe, make=False)
-
-
-def _resolved(folder: Path, unsafe: Callable[[str, str], UnsafePath], *, make: bool) -> tuple[Path, os.stat_result]:
-    """A folder without links, and its status, after a look at all that is on the way."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     place, links = Path("/"), 0
     rest = list(reversed(folder.absolute().parts[1:]))
-    found = place.lstat()
-    while rest:
-        if why := changeable(found, sticky=True, private_group=True):
-            raise unsafe(str(place), why)
-        part = rest.pop()
-        here = place / part if part != ".." else place.parent
-        try:
-            found = here.lstat()
-        except FileNotFoundError:
-            if not make:
-                raise
-            with suppress(FileExistsError):
-                here.mkdir(0o755 if rest else 0o700)
-            found = here.lstat()
-        if not stat.S_ISLNK(found.st_mode):
-            place = here
-            continue
-        if found.st_uid not in (0, os.geteuid()):
-            raise unsafe(f"the link {here}", _stranger(found))
-        links += 1
-        if links > _LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
-        target = here.readlink()
-        place = Path("/") if target.is_absolute() else place
-        rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-        found = place.lstat()
-    return place, found
+    here = os.open("/", flags)
+    try:
+        while rest:
+            if folders and (why := changeable(os.fstat(here), sticky=True, private_group=True)):
+                raise unsafe(str(place), why)
+            part = rest.pop()
+            try:
+                following = os.open(part, flags, dir_fd=here)
+            except FileNotFoundError:
+                if make is None:
+                    raise
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o755 if rest else make, dir_fd=here)
+                following = os.open(part, flags, dir_fd=here)
+            found = os.fstat(following)
+            if not stat.S_ISLNK(found.st_mode):
+                os.close(here)
+                here, place = following, place.parent if part == ".." else place / part
+                continue
+            try:
+                if found.st_uid not in (0, os.geteuid()):
+                    raise unsafe(f"the link {place / part}", _stranger(found))
+                links += 1
+                if links > _LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+                target = Path(os.readlink("", dir_fd=following))
+            finally:
+                os.close(following)
+            if target.is_absolute():
+                os.close(here)
+                here, place = os.open("/", flags), Path("/")
+            rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        yield place, here
+    finally:
+        os.close(here)
 
 
 def _unsafe(what: str, why: str, option: str) -> UnsafePath:

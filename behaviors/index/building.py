@@ -18,6 +18,7 @@ from distop.behavior import Progress
 from distop.core.frozen import frozen
 from distop.deletion import check_own, delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
+from distop.files import open_regular
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
@@ -271,7 +272,8 @@ class Completion:
         for segment in self._segments:
             for line in segment.lines:
                 if line.segment:
-                    part = pq.read_table(segment.path(line), partitioning=None, page_checksum_verification=True)
+                    with open_regular(str(segment.path(line)), follow=False) as file:
+                        part = pq.read_table(file, page_checksum_verification=True)
                     mapped = [segment.numbers.get(n, -1) for n in part.column("file").to_pylist()]
                     part = summaries.fitted(part, schema)
                     parts.append(part.set_column(0, schema.field(0), pa.array(mapped, pa.int32())))

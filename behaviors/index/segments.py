@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from distop import deletion
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, UnsafePath
+from distop.files import open_regular
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
@@ -314,7 +315,7 @@ class Job:
         except FileNotFoundError:
             raise
         except OSError:
-            with segment.open("rb") as source, self._new(path.name) as copy:
+            with open_regular(str(segment), follow=False) as source, self._new(path.name) as copy:
                 shutil.copyfileobj(source, copy)
         if digest_of(path) != digest:
             deletion.delete(self._place, path.name)
@@ -347,7 +348,7 @@ def journal_of(stage: Place, size: int, digest: str = "") -> tuple[Header, list[
     ``digest`` says, UnsafePath where it is no file of that stage.
     """
     journal = deletion.regular_file(stage, JOURNAL)
-    with journal.open("rb") as file:
+    with open_regular(str(journal), follow=False) as file:
         data = file.read(size)
     if len(data) != size or (digest and hashlib.blake2b(data, digest_size=16).hexdigest() != digest):
         raise OSError(f"the journal {journal} is damaged")

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.confinement import TableFiles
+from distop.confinement import TableFiles, resolved
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
@@ -87,7 +87,9 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Raises InvalidArgument for what can be no location, and TableUnavailable where it is not there."""
+        """Raises InvalidArgument for what can be no location, and where another user's link leads to it, and
+        TableUnavailable where it is not there.
+        """
         if not text or "\0" in text:
             raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
         if _is_remote(text):
@@ -95,6 +97,7 @@ class Location:
         root = root_of(text)
         if not os.path.exists(root):
             raise TableUnavailable(f"the location {text!r} does not exist")
+        resolved(root)
         return cls(root, root)
 
     @classmethod

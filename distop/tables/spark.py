@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import own_folder, table_of
+from distop.confinement import TableFiles, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import sparkcatalog
@@ -71,7 +72,7 @@ def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> P
         raise InvalidArgument(
             f"{table.location!r} is a {what} in Spark's catalog: tables of parquet and iceberg are read, nothing else"
         )
-    return plan(described, table.location, options, _files, check)
+    return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
@@ -193,8 +194,9 @@ def _by_value(
         yield PartitionPlan(ordinal, called, sum(f[1] for f in files), tuple(files), values=values)
 
 
-def _files(folder: str, *, deep: bool = False) -> list[File]:
+def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
     """The files of a folder; those further down Spark does not read."""
+    table.check_partition(folder)
     found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
     return sorted(found, key=lambda f: (natural(f[0]), f[0]))
 

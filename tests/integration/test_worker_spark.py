@@ -109,7 +109,7 @@ SMALL_HEAP = {"spark.driver.memory": "512m", JAVA: f"{FRUGAL} -Dof.the.user=kept
 
 
 async def test_a_jvm_without_memory_and_a_session_that_can_run_nothing_are_replaced(
-    tmp_path: Path, sample_env: dict[str, str]
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Either takes its child with it, and what comes next runs in a new one, with another JVM where it needs one."""
     async with spark_worker(tmp_path, sample_env, SMALL_HEAP) as worker:
@@ -125,7 +125,8 @@ async def test_a_jvm_without_memory_and_a_session_that_can_run_nothing_are_repla
 
         (end,) = await run(worker, request("t/sample/4", {"a": "spark-unusable"}))
         assert (end.kind, worker.deaths) == ("crash", 2), end
-        assert "cannot run a Spark job any more" in end.error
+        assert "its Spark session was of no more use" in end.error
+        assert "cannot run a Spark job any more" in caplog.text
         assert [end.kind for end in await run(worker, request("t/sample/5", {"a": ""}))] == ["success"]
 
 

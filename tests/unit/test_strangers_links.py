@@ -1,0 +1,198 @@
+"""A link of another user leads nowhere: who owns a table's folder cannot have it be another table."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop import deletion
+from distop.confinement import LOCATIONS, TableFiles, check_metadata
+from distop.core.model import TableRecord
+from distop.deletion import Place, check_own, delete, names, read_regular
+from distop.errors import InvalidArgument, UnsafePath
+from distop.files import NotRegular, open_regular
+from distop.tables import parquet, spark
+from distop.tables.location import Location
+from distop.tables.sparkcatalog import CatalogPartition, Described
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STRANGER = 4711
+COLUMNS = [{"name": "who", "type": "string"}, {"name": "day", "type": "integer"}]
+
+
+def given_away(path: Path) -> None:
+    need(os.geteuid() == 0, "root, to give a file to another user: run the tests as root")
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Two tables in a sticky folder, ``mine`` of another user."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    for name in ("mine", "other"):
+        for part in ("", "metadata", "day=1", "_distop", "_distop/stage"):
+            (folder / name / part).mkdir()
+        (folder / name / "metadata" / "v1.metadata.json").write_text("{}")
+        pq.write_table(pa.table({"who": [name]}), folder / name / "day=1" / "a.parquet")
+    for part in ("", "metadata", "day=1", "day=1/a.parquet"):
+        given_away(folder / "mine" / part)
+    return folder
+
+
+def turn(folder: Path, target: Path) -> None:
+    """What its owner does: put a link in its place."""
+    folder.rename(folder.with_name("aside"))
+    folder.symlink_to(target)
+    given_away(folder)
+
+
+def planned(location: Path) -> Any:
+    record = TableRecord(name="mine", format="parquet", location=str(location))
+    return parquet.plan_table(record, lambda: None, lambda: None)
+
+
+@pytest.mark.parametrize("where", ["the folder", "a folder above it", "a file"])
+def test_a_table_behind_a_link_of_another_user_is_not_read(tables: Path, where: str) -> None:
+    mine, other = tables / "mine", tables / "other"
+    if where == "a folder above it":
+        for name in ("home", "away"):
+            (tables / name).mkdir()
+        mine, other = (found.rename(tables / name / "mine") for found, name in ((mine, "home"), (other, "away")))
+    location = mine / "day=1" / "a.parquet" if where == "a file" else mine
+    turned, target = {"the folder": (mine, other), "a folder above it": (mine.parent, other.parent)}.get(
+        where, (location, other / "day=1" / "a.parquet")
+    )
+    if where != "a file":
+        planned(location)
+    turn(turned, target)
+    refused = f"the link {turned} leads to .* and belongs to the user {STRANGER}"
+    for read in (Location.of, TableFiles):
+        with pytest.raises(InvalidArgument, match=refused):
+            read(str(location))
+    if where != "a file":
+        with pytest.raises(InvalidArgument, match=refused):
+            planned(location)
+        with pytest.raises(InvalidArgument, match=refused):
+            check_metadata(f"{location}/metadata/v1.metadata.json")
+
+
+def test_no_table_has_files_behind_another_users_link_in_the_place_of_a_listed_folder(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tables / "listed"
+    listed.mkdir()
+    monkeypatch.setenv(LOCATIONS, str(listed))
+    table = TableFiles(str(tables / "mine"))
+    table.check([f"{listed}/day=1/a.parquet"], below=True)
+    turn(listed, tables / "other")
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        TableFiles(str(tables / "mine")).check([f"{listed}/day=1/a.parquet"], below=True)
+
+
+def test_a_link_of_the_executors_user_or_of_root_leads_to_a_table(tables: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tables / "mine")
+    TableFiles(str(link)).check([f"{link}/day=1/a.parquet"], below=True)
+    assert planned(link).partitions
+
+
+def test_hole_3_nothing_is_removed_read_or_written_behind_a_link_of_another_user(tables: Path) -> None:
+    turn(tables / "mine", tables / "other")
+    place = Place(str(tables / "mine"), "_distop")
+    before = sorted(tables.rglob("*"))
+    for act in (
+        lambda: delete(place, "stage"),
+        lambda: names(place),
+        lambda: read_regular(place, "a", 1),
+        lambda: deletion.write(place, "a", b""),
+        lambda: deletion.make_new(place.below("new")),
+        lambda: deletion.write(Place(str(tables / "mine" / "new")), "a", b""),
+    ):
+        with pytest.raises(UnsafePath, match=f"below the link {tables}/mine, which belongs to the user {STRANGER}"):
+            act()
+    assert sorted(tables.rglob("*")) == before
+
+
+@pytest.mark.parametrize("first", ["a folder", "a link"])
+def test_hole_3_a_folder_is_judged_as_it_is_open_whenever_it_is_exchanged(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Another user's folder, and his link to a folder of ours: neither passes, nor does one for the other."""
+    mine, aside, link = tables / "mine", tables / "aside", tables / "link"
+    link.symlink_to(tables / "other")
+    given_away(link)
+    place = Place(str(mine), "metadata")
+    calls, at = 0, 0
+
+    def exchanged(now: str) -> None:
+        if now == "a link" and not mine.is_symlink():
+            mine.rename(aside)
+            link.rename(mine)
+        elif now == "a folder" and mine.is_symlink():
+            mine.rename(link)
+            aside.rename(mine)
+
+    def hooked(real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                exchanged("a link" if first == "a folder" else "a folder")
+            return real(*args, **options)
+
+        return call
+
+    for name in ("open", "stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, hooked(getattr(os, name)))
+    for at in range(1, 100):
+        exchanged(first)
+        calls = 0
+        with pytest.raises(UnsafePath, match=f"{mine}, which belongs to the user {STRANGER}"):
+            check_own(place)
+        if calls < at:
+            return
+    raise AssertionError("the walk did not end")
+
+
+def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not one of ours: what lies below the table by its path must lie there."""
+    mine, elsewhere = tables / "mine", tables.parent / "elsewhere"
+    (tables / "other" / "day=1").rename(elsewhere)
+    (mine / "day=2").symlink_to(elsewhere)
+    (mine / "day=3").symlink_to(mine / "day=1")
+    located = {n: CatalogPartition({"day": str(n)}, str(mine / f"day={n}")) for n in (1, 2, 3)}
+    located[4] = CatalogPartition({"day": "4"}, str(elsewhere))
+
+    def plan(*days: int) -> Any:
+        described = Described("parquet", str(mine), COLUMNS, ("day",), [located[n] for n in days])
+        monkeypatch.setattr(spark.sparkcatalog, "describe", lambda *_: described)
+        return spark.plan_table(TableRecord(name="mine", format="spark", location="d.mine"), lambda: None, lambda: None)
+
+    found = {p.name: [f[0] for f in p.files] for p in plan(1, 3, 4).partitions}
+    assert found == {f"day={n}": [f"{located[n].location}/a.parquet"] for n in (1, 3, 4)}
+    with pytest.raises(InvalidArgument, match="day=2.? lies outside of its table"):
+        plan(1, 2)
+    TableFiles(str(mine), *(one.location for one in located.values())).check(
+        [one for files in found.values() for one in files], below=True
+    )
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        TableFiles(str(mine), located[1].location, located[2].location).check([f"{mine}/day=2/a.parquet"], below=True)
+
+
+def test_a_file_is_opened_behind_no_link_of_another_user(tables: Path) -> None:
+    turn(tables / "mine", tables / "other")
+    with open_regular(str(tables / "mine" / "day=1" / "a.parquet")):
+        pass
+    with pytest.raises(NotRegular, match=f"the link {tables}/mine belongs to the user {STRANGER}"):
+        open_regular(str(tables / "mine" / "day=1" / "a.parquet"), follow=False)
