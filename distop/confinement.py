@@ -125,8 +125,8 @@ def resolved(location: str) -> str:
 
     def unsafe(what: str, why: str) -> InvalidArgument:
         return InvalidArgument(
-            f"{what} leads to {shown(location)} and {why}, so that its owner could have it lead to another table: name "
-            "the folder that it leads to, or have the link belong to root"
+            f"{what}, on the way to {shown(location)}, {why}: its owner could have it lead to another table; name the "
+            "folder that it leads to, or have the link belong to root"
         )
 
     try:

@@ -74,7 +74,7 @@ def test_a_table_behind_a_link_of_another_user_is_not_read(tables: Path, where: 
     if where != "a file":
         planned(location)
     turn(turned, target)
-    refused = f"the link {turned} leads to .* and belongs to the user {STRANGER}"
+    refused = f"the link {turned}, on the way to .*, belongs to the user {STRANGER}"
     for read in (Location.of, TableFiles):
         with pytest.raises(InvalidArgument, match=refused):
             read(str(location))
