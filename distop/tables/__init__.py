@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.model import TableRecord
 from distop.core.texts import shown
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.storage_urls import check_paths, check_place
 from distop.tables.options import FORMATS
 
@@ -33,6 +33,9 @@ __all__ = [
     "place_of",
     "plan_table",
 ]
+
+LONGEST_LOOK = 300.0
+"""Seconds for which a job waits for a table's location to show anything: a disk of a server that is away may hang."""
 
 Spark = Callable[[], Any]
 """Gives the Spark session, which is made when it is first asked for."""
@@ -123,9 +126,18 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
 
 
 def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
-    """Raises TableUnavailable where nothing of the table can be seen from here."""
+    """Raises TableUnavailable where nothing of the table can be seen from here, or its location hangs: then the thread
+    that waits is abandoned. Not to be called where an event loop runs.
+    """
+    import asyncio
+
+    from distop import time_limit
+
     check_place("the location of a table", table.location)
-    _format(table).check_reachable(table, spark)
+    try:
+        asyncio.run(time_limit.in_thread(lambda: _format(table).check_reachable(table, spark), LONGEST_LOOK))
+    except time_limit.TimeLimitExceeded:
+        raise TableUnavailable(f"{shown(table.location)} has not answered for {LONGEST_LOOK:g} s") from None
 
 
 def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from distop import time_limit
+from distop import tables, time_limit
 from distop.core.model import TableRecord
-from distop.errors import InvalidArgument, NotFound
+from distop.errors import InvalidArgument, NotFound, TableUnavailable
 from distop.tables import check_within_limit
+from distop.tables.location import Location
 from tests.support.processes import children
 from tests.support.silent import LOCATIONS, SilentServer
 
@@ -84,6 +86,20 @@ def test_a_location_that_never_answers_is_refused_after_the_limit(
         record = TableRecord("t", file_format, LOCATIONS[scheme])
         with pytest.raises(InvalidArgument, match=f"{scheme}://.* has not answered for 5 s: check its address"):
             asyncio.run(check_within_limit(record))
+
+
+def test_L13_a_job_does_not_wait_for_ever_for_a_location_that_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a folder of a file server that is away: a look at it returns when the server does."""
+    away = threading.Event()
+    monkeypatch.setattr(Location, "check", lambda _: away.wait(60))
+    monkeypatch.setattr(tables, "LONGEST_LOOK", 0.05)
+    try:
+        with pytest.raises(TableUnavailable, match=f"{tmp_path}.* has not answered for 0.05 s"):
+            tables.check_reachable(TableRecord("t", "parquet", str(tmp_path)))
+    finally:
+        away.set()
 
 
 def test_ctrl_c_ends_the_registration_of_a_table_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
