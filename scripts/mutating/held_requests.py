@@ -15,7 +15,7 @@ from distop.testing.simulation.loop import Process
 from mutating.hooks import Observed
 
 AWAY = 12.0
-"""Seconds until a killed daemon is started again."""
+"""Seconds until a killed daemon, or actor, is started again."""
 VARIANTS = ((0.4, False), (1.5, False), (4.0, False), (7.0, True), (2.0, True))
 """Seconds for which a request is held, and whether its sender is killed when it has sent it."""
 MOST = 4
@@ -78,3 +78,5 @@ def _kill(sim: Simulation, process: Process) -> None:
     elif not process.dead and process in sim.clients:
         sim.loop.kill(process)
         sim.network.died(process)
+        if process.name.startswith("actor-"):  # nobody else runs the jobs of a type without code
+            sim.loop.world_at(sim.loop.now + AWAY, sim.run_again, process)
