@@ -27,7 +27,6 @@ from distop.core.declaration import Retry as RetryRule
 from distop.core.invariants import check
 from distop.core.model import OperationRef, TableRecord
 from distop.core.records import to_check, unreadable
-from distop.core.texts import shown
 from distop.errors import DistopError, InvalidArgument, UsageError
 from distop.graphfile import OPTIONS
 from tests.support.starting import KEYS, TABLE, Etcd
@@ -324,12 +323,6 @@ def test_a_lone_surrogate_is_refused_at_every_entry(name: str, changed: dict[str
         assert etcd.store.revision == before
 
     asyncio.run(main())
-
-
-def test_a_value_is_quoted_up_to_the_limit_and_its_cut_is_marked() -> None:
-    assert shown("a" * 200) == f"'{'a' * 200}'"
-    assert shown("a" * 201) == f"'{'a' * 200}…"
-    assert shown(["a" * 300]) == f"['{'a' * 198}…"
 
 
 def test_a_partition_that_is_named_twice_is_named_in_the_error() -> None:
