@@ -128,8 +128,11 @@ def entries(kind: str, name: str, actions: Actions) -> list[dict[str, Any]]:
 
 def started(op: str, time: str, submitter: str, by: str) -> dict[str, Any]:
     """The start of an operation: ``submitter`` stands beside ``by`` where the caller gave it."""
-    who = {"by": by, "submitter": submitter} if by else {"by": submitter}
-    return entry("operation", op, {"time": time, "action": "start", **who})
+    return entry("operation", op, {"time": time, "action": "start", **_starter(submitter, by)})
+
+
+def _starter(submitter: str, by: str) -> dict[str, str]:
+    return {"by": by, "submitter": submitter} if by else {"by": submitter}
 
 
 def cancelled(op: str, cancel: Mapping[str, Any], finished: str = "") -> dict[str, Any]:
@@ -141,7 +144,7 @@ def cancelled(op: str, cancel: Mapping[str, Any], finished: str = "") -> dict[st
 
 def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The end of an operation, by its history record. Where its report tells of changes to a table, these are listed,
-    and the action is an apply.
+    and the action is an apply, by who started the operation.
     """
     report = record.get("report")
     changes = report.get("changes") if isinstance(report, dict) else None
@@ -149,7 +152,7 @@ def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(changes, list) and changes and all(isinstance(one, dict) for one in changes):
         assert isinstance(report, dict)
         names = ("check", "column", "type", "property")
-        told["action"] = "apply"
+        told |= {"action": "apply", **_starter(record.get("submitter", ""), record.get("by", ""))}
         told["changes"] = [_short({n: one[n] for n in names if one.get(n)}) for one in changes[:MOST_CHANGES]]
         told |= _short({name: report[name] for name in ("verdict", "snapshot", "reverted") if report.get(name)})
     if executor := record.get("executor"):

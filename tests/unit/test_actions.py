@@ -120,9 +120,13 @@ def test_the_record_of_an_operation_tells_who_did_what() -> None:
 
 def test_an_apply_tells_what_it_changed() -> None:
     report = {"verdict": "applied", "snapshot": "7", "changes": [{"check": "c", "column": "x", "same": False}]}
-    history = History("t/apply/1", State.SUCCESS, TIME, TIME, 1, 1, 0, report, (), executor="ex")
+    who = {"submitter": "team", "by": "ann", "executor": "ex"}
+    history = History("t/apply/1", State.SUCCESS, TIME, TIME, 1, 1, 0, report, (), **who)
     told = a.of_operation(history.to_json())[-1]
     assert (told["action"], told["executor"], told["changes"]) == ("apply", "ex", [{"check": "c", "column": "x"}])
+    assert (told["by"], told["submitter"]) == ("ann", "team"), "who started it"
+    finished = a.of_operation(replace(history, report={}).to_json())[-1]
+    assert (finished["action"], finished["by"]) == ("finish", ""), "an end is nobody's deed"
 
 
 class Client(ModelClient):

@@ -164,37 +164,68 @@ def test_any_text_is_answered(text: str) -> None:
     assert why is None or why.startswith("the expression ")
 
 
-PARSES = {"expr", "selectExpr", "sql", "parseExpression", "parsePlan", "parseQuery", "call_function", "createTempView"}
+PARSES = {
+    *("expr", "selectExpr", "sql", "parseExpression", "parsePlan", "parseQuery", "call_function", "call_udf"),
+    *(f"create{how}{what}TempView" for how in ("", "OrReplace") for what in ("", "Global")),
+}
 """Names of what has Spark parse a text as an expression or a statement."""
 PARSING = {
     "behaviors/reading/row_expressions.py": "the one place in which a submitted text is parsed",
     "behaviors/validate/expressions.py": "a bound from a file's statistics, which is a number",
     "behaviors/validate/keyed.py": "aggregates of distop's own",
     "behaviors/index/finding.py": "types and quoted names of columns",
+    "behaviors/index/local.py": "a filter of Arrow's, which parses nothing",
 }
 
 
 def parses(tree: ast.Module) -> list[int]:
-    """The lines that have Spark parse a text. Conditions that are constants are distop's own."""
+    """The lines that may have Spark parse a text. Conditions that are constants are distop's own."""
     # ``org.apache.spark.sql.X`` is a name of Java's.
     packages = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in PARSES]
-    texts = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("where", "filter")
-        and any(isinstance(arg, ast.JoinedStr) for arg in node.args)
-    ]
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and may_take_a_text(node)]
     return sorted(node.lineno for node in (*called, *texts) if id(node) not in packages)
 
 
+def may_take_a_text(call: ast.Call) -> bool:
+    """A call of ``where`` or ``filter`` with something else than a constant or what another call makes (a column), of
+    ``agg`` with names, and a filter of pyiceberg's.
+    """
+    if any(given.arg == "row_filter" for given in call.keywords):
+        return True
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if name == "agg":
+        return any(isinstance(arg, ast.Dict) for arg in given)
+    return name in ("where", "filter") and not all(map(is_column, given))
+
+
+def is_column(condition: ast.expr) -> bool:
+    if isinstance(condition, ast.Attribute):
+        return condition.attr == "column" and isinstance(condition.value, ast.Call)
+    called = condition.func if isinstance(condition, ast.Call) else None
+    makes_text = isinstance(called, ast.Attribute) and called.attr in ("format", "join", "replace", "strip", "get")
+    return isinstance(condition, ast.Constant) or (called is not None and not makes_text)
+
+
 @pytest.mark.parametrize(
-    "line", ["F.expr(x)", "frame.selectExpr(x)", "spark.sql(x)", "frame.where(f'{x} > 1')", "f = F.expr"]
+    "line",
+    [
+        *("F.expr(x)", "frame.selectExpr(x)", "spark.sql(x)", "f = F.expr", "F.call_udf(x)"),
+        *("frame.where(f'{x} > 1')", "frame.where(arg.where)", "frame.filter(text)", "frame.where('a > ' + arg)"),
+        *("frame.where('{}'.format(arg))", "frame.where(condition=text)", "frame.where(texts[0])"),
+        *("frame.groupBy().agg({x: y})", "frame.createOrReplaceTempView(x)", "table.scan(row_filter=x)"),
+    ],
 )
 def test_which_lines_have_spark_parse_a_text(line: str) -> None:
     assert parses(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line", ["frame.where('a > 1')", "frame.where(unpushed(x))", "frame.where(parsed(s, t).column)", "f.agg(F.max(x))"]
+)
+def test_which_lines_parse_no_submitted_text(line: str) -> None:
+    assert not parses(ast.parse(line))
 
 
 def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
