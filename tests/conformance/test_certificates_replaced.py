@@ -34,7 +34,7 @@ async def mutual(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedEtcd, EtcdConfig
         await asyncio.to_thread(etcd.stop)
 
 
-async def test_a_session_goes_on_with_certificates_that_were_replaced(
+async def test_hole_9_a_session_goes_on_with_certificates_that_were_replaced(
     mutual: tuple[EmbeddedEtcd, EtcdConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     etcd, config = mutual

@@ -209,3 +209,11 @@ def test_packages_are_installed_with_hashes_alone_and_built_with_what_is_locked(
     assert ["--no-deps" in call for call in calls] == [False, False, False, True]
     assert [call for call in calls if "--no-build-isolation" not in call] == []
     assert [call.split("requirements/")[1].split(".txt")[0] for call in calls[:3]] == ["build", "run", "dev"]
+
+
+def test_what_an_image_installs_is_held_to_its_hashes() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    installs = [line for line in text.replace("\\\n", " ").split("&&") if "pip install" in line]
+    # The last one installs this repository's own files, without what they depend on.
+    assert ["--require-hashes" in line for line in installs] == [True, True, False]
+    assert "--no-deps" in installs[-1]

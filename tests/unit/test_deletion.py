@@ -517,7 +517,7 @@ def test_a_space_is_a_folder_of_the_shared_directory() -> None:
     assert shared_of("", "abc", TableRecord("t", "spark", "db.t")) is None
 
 
-def test_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_path: Path) -> None:
+def test_hole_9_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_path: Path) -> None:
     table = TableRecord("t", "parquet", str(tmp_path))
     places = [shared_of("", space, table) for space in ("a", "b", "c")]
     for n in range(1, 4):

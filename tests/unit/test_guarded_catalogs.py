@@ -97,7 +97,7 @@ def hostile(name: str, other: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", ["defaults", "overrides", "config"])
-def test_what_a_server_sends_chooses_neither_code_nor_a_host(
+def test_hole_2_what_a_server_sends_chooses_neither_code_nor_a_host(
     servers: tuple[RestCatalogServer, RestCatalogServer], trap: Path, place: str
 ) -> None:
     ours, theirs = servers
@@ -132,7 +132,7 @@ def test_the_hostile_properties_work_without_the_guard(
 
 @pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl", "s3.endpoint", "uri"])
 @pytest.mark.parametrize("kind", ["rest", "sql", "folder"])
-def test_what_a_table_s_properties_say_chooses_neither_code_nor_a_host(
+def test_hole_2_what_a_table_s_properties_say_chooses_neither_code_nor_a_host(
     servers: tuple[RestCatalogServer, RestCatalogServer],
     trap: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +171,7 @@ def test_what_a_table_s_properties_say_chooses_neither_code_nor_a_host(
 
 
 @pytest.mark.parametrize("method", ["load", "commit", "credential"])
-def test_a_redirect_takes_no_token_to_another_host(
+def test_hole_2_a_redirect_takes_no_token_to_another_host(
     servers: tuple[RestCatalogServer, RestCatalogServer], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     ours, theirs = servers

@@ -43,7 +43,7 @@ def precious(home: Path) -> Path:
     return home / "precious"
 
 
-def test_a_result_that_names_a_folder_removes_nothing_there(indexes: Indexes, tmp_path: Path) -> None:
+def test_hole_3_a_result_that_names_a_folder_removes_nothing_there(indexes: Indexes, tmp_path: Path) -> None:
     """build-index removed all folders of digits three levels above the journal that a result named."""
     target = precious(tmp_path)
     operation = indexes.plan(columns=["k"]).run_all()
@@ -57,7 +57,7 @@ def test_a_result_that_names_a_folder_removes_nothing_there(indexes: Indexes, tm
     clean(indexes)
 
 
-def test_a_result_that_names_a_folder_removes_nothing_where_the_build_is_cancelled(
+def test_hole_3_a_result_that_names_a_folder_removes_nothing_where_the_build_is_cancelled(
     indexes: Indexes, tmp_path: Path
 ) -> None:
     target = precious(tmp_path)
@@ -116,7 +116,7 @@ def test_a_checkpoint_leads_to_no_other_stage(indexes: Indexes, name: str) -> No
 
 
 @pytest.mark.parametrize("level", ["_distop", "_distop/index", "_distop/index/i", "_distop/index/i/data"])
-def test_a_drop_removes_nothing_through_a_link(indexes: Indexes, tmp_path: Path, level: str) -> None:
+def test_hole_3_a_drop_removes_nothing_through_a_link(indexes: Indexes, tmp_path: Path, level: str) -> None:
     """drop-index emptied whatever a link called ``data`` led to."""
     indexes.build(columns=["k"])
     linked = Path(indexes.record.location) / level

@@ -175,7 +175,7 @@ def read_property(line: str) -> tuple[str, str]:
         (("etcd-1:2379",), {"username": None, "password": None}, False),
     ],
 )
-async def test_a_password_that_crosses_a_network_without_tls_is_warned_of_once(
+async def test_hole_9_a_password_that_crosses_a_network_without_tls_is_warned_of_once(
     endpoints: tuple[str, ...], options: dict[str, None], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = EtcdConfig(endpoints, **{"username": "me", "password": "wasp", **options})  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_programs_started_here_get_no_credentials() -> None:
     assert private.of_catalogs(own) == {"PYICEBERG_CATALOG__X__TOKEN": "c"}
 
 
-def test_the_executor_of_dev_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+def test_hole_9_the_executor_of_dev_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
     """The program by which ``distop dev`` becomes an executor began with ``import ctypes``."""
     from distop.cli import dev
 

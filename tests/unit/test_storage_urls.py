@@ -52,7 +52,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("url", HOSTILE)
-def test_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None:
+def test_hole_2_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None:
     for format_name in ("parquet", "iceberg", "spark"):
         table = TableRecord("t", format_name, url)
         for ask in (check_table, plan_table, check_reachable):
@@ -61,7 +61,7 @@ def test_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None
 
 
 @pytest.mark.parametrize("url", HOSTILE)
-def test_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, tmp_path: Path) -> None:
+def test_hole_2_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, tmp_path: Path) -> None:
     shared, path = Place(str(tmp_path)), url if "?" in url or "#" in url else f"{url}/part-0.parquet"
     table = TableRecord("other", "parquet", "/other")
     write(shared, "plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
