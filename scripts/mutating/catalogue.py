@@ -6,11 +6,14 @@ in all other runs nothing would differ.
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -75,6 +78,28 @@ class Place:
         return cls(text)
 
 
+def imports(file: str, name: str) -> bool:
+    """Whether a test file imports the module of a name such as ``distop.store.watch.Watch.close``. False for the label
+    of a transaction.
+    """
+    parts = name.split(".")
+    modules = (parts[:n] for n in range(len(parts), 1, -1))
+    module = next((one for one in modules if Path(*one).with_suffix(".py").exists()), None)
+    return bool(file) and module is not None and ".".join(module) in _imported(file)
+
+
+@cache
+def _imported(file: str) -> frozenset[str]:
+    """All names that a file imports, and the modules of these names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
+
+
 _PLACE = re.compile(
     r"seed (\d+)(?:, copy of (\d+) at (\d+)|, request (\d+) held for ([0-9.]+) s( after its sender was killed)?)?"
 )
@@ -129,17 +154,19 @@ class Catalogue:
         return found
 
     def places(self, mutant: Mutant, layer: str) -> list[Place]:
-        """Where a mutant is decisive in this layer; frequent and quick places first, but those of one test file after
-        as many of each other file, since tests of one file look at the same."""
+        """Where a mutant is decisive in this layer. First tests of files that import the mutant's module. Among these,
+        and among the others, frequent and quick places first, but those of one test file after as many of each other
+        file, since tests of one file look at the same.
+        """
         found = [(place, count) for place, count in self.decisive.get(mutant, ()) if place.layer == layer]
         found.sort(key=lambda one: (one[0].seconds / min(one[1], 5), str(one[0])))
         before: Counter[str] = Counter()
         turns = []
         for place, _ in found:
             file = place.test.partition("::")[0]
-            turns.append((before[file] if file else 0, place))
+            turns.append((not imports(file, mutant.place), before[file] if file else 0, place))
             before[file] += 1
-        return [place for _, place in sorted(turns, key=lambda one: one[0])]
+        return [place for *_, place in sorted(turns, key=lambda one: one[:2])]
 
     def as_json(self) -> Any:
         listed = sorted(self.mutants | self.decisive.keys())

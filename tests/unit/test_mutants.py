@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mutate import judged
 from mutating import child_processes, source_mutants
-from mutating.catalogue import Catalogue, Place
+from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
 from mutating.hooks import Observed, observing, plant
 from mutating.search import Verdict
@@ -223,6 +223,19 @@ def test_documented_source_mutants_exist() -> None:
     listed = re.findall(r"^\| `(distop\.[^`]+: [^`]+)` \|", text, re.MULTILINE)
     assert listed
     assert set(listed) <= {str(mutant) for mutant in source_mutants.sites()}
+
+
+def test_tests_that_import_the_module_of_a_mutant_come_first() -> None:
+    assert imports("tests/unit/test_texts.py", "distop.core.texts.shown")
+    assert not imports("tests/unit/test_texts.py", "distop.core.keys")
+    assert not imports("tests/unit/test_texts.py", "claim"), "the label of a transaction"
+    mutant = Mutant("distop.core.texts.shown", "slice", "text[:limit]")
+    quick, own = (
+        Place("tests/unit/test_keys.py::test_a", seconds=0.1),
+        Place("tests/unit/test_texts.py::test_b", seconds=9),
+    )
+    found = Catalogue({mutant: [(quick, 1), (own, 1)]})
+    assert found.places(mutant, "unit") == [own, quick]
 
 
 def test_a_catalogue_survives_the_cache() -> None:
