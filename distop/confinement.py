@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH114, PTH116 -- os.path takes a million paths fast
+# ruff: noqa: PTH100, PTH114, PTH115, PTH116 -- os.path takes a million paths fast
 """Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
 
 Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
@@ -200,6 +200,15 @@ class TableFiles:
     def check_link(self, path: str) -> None:
         """Raises InvalidArgument for a link on a disk that leads out of the table's folder."""
         if not self._has(path):
+            raise self._outside(path)
+
+    def check_open(self, descriptor: int, path: str) -> None:
+        """Raises InvalidArgument where what was opened by a path lies out of the table's folder."""
+        try:
+            found = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
+        except FileNotFoundError:  # no Linux, so no executor
+            found = os.path.realpath(path)
+        if not any(f"{found}/".startswith(allowed) for allowed in self._folders):
             raise self._outside(path)
 
     def check_partition(self, folder: str) -> None:

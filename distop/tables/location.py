@@ -142,31 +142,36 @@ class Location:
         while folders:
             path, relative = folders.pop()
             try:
-                with os.scandir(path) as found:
-                    entries = list(found)
+                opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
                 if not relative or os.path.lexists(path):
                     raise
                 continue
-            for entry in entries:
-                if hidden(entry.name):
-                    continue
-                if entry.is_dir():
-                    if deep:
-                        if entry.is_symlink():
-                            files.check_link(entry.path)
-                        folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
-                    continue
-                try:
-                    info = entry.stat()
-                except FileNotFoundError:
-                    if os.path.lexists(entry.path):  # a link to what is not there: its rows would go unseen
-                        raise
-                    continue
-                if entry.is_symlink():
-                    files.check_link(entry.path)
-                check_regular(entry.path, info.st_mode)
-                yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
+            try:
+                # Somebody may have exchanged a folder for a link since it was listed.
+                files.check_open(opened, path)
+                with os.scandir(opened) as found:
+                    entries = list(found)
+                for entry in entries:
+                    if hidden(entry.name):
+                        continue
+                    inner = os.path.join(path, entry.name)
+                    if entry.is_dir():
+                        if deep:
+                            folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
+                        continue
+                    if entry.is_symlink():
+                        files.check_link(inner)
+                    try:
+                        info = entry.stat()
+                    except FileNotFoundError:
+                        if os.path.lexists(inner):  # a link to what is not there: its rows would go unseen
+                            raise
+                        continue
+                    check_regular(inner, info.st_mode)
+                    yield Entry(relative, inner, info.st_size, info.st_mtime_ns)
+            finally:
+                os.close(opened)
 
     def check(self) -> None:
         """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty, or

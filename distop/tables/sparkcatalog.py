@@ -23,6 +23,11 @@ _OF_SESSION = "spark_catalog"
 """Spark compares this name without regard to case, and no other catalog's."""
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
+_OF_SERVERS = (
+    *("java.net.", "java.sql.", "javax.net.", "org.apache.spark.", "org.apache.thrift.", "org.apache.hadoop.hive."),
+    *("org.apache.hadoop.ipc.", "org.apache.hadoop.security.", "software.amazon.awssdk."),
+)
+"""Packages of the exceptions that quote no file."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
 
 
@@ -78,8 +83,18 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
                 "Spark's embedded metastore is open in another JVM, and Derby allows one at a time: use a metastore "
                 "server (spark.hadoop.hive.metastore.uris) or a data base for several"
             ) from error
-        text = str(thrown[-1].getMessage() if thrown else error).strip().split("\n")[0]
-        raise TableUnavailable(f"Spark's catalog cannot be asked for the table {name!r}: {text}") from error
+        text = _told(thrown[-1]) if thrown else str(error).strip().split("\n")[0]
+        raise TableUnavailable(f"Spark's catalog cannot be asked for the table {name!r}: {text}") from None
+
+
+def _told(cause: Any) -> str:
+    """What an exception says, of those of servers and of Spark. Iceberg's catalogs read files by their paths, and quote
+    what is no metadata: in a table's folder its owner could put a link to any file of the executor's user.
+    """
+    name = str(cause.getClass().getName())
+    if name.startswith(_OF_SERVERS):
+        return str(cause.getMessage()).strip().split("\n")[0]
+    return f"{name.rpartition('.')[2]} (what it says may quote a file, and is not told: look at the table's metadata)"
 
 
 def check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,24 @@ def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
     )
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         TableFiles(str(mine), located[1].location, located[2].location).check([f"{mine}/day=2/a.parquet"], below=True)
+
+
+def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, sizes and times of files stand in plans."""
+    mine = tables / "mine"
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:
+        found = list(listed(path))
+        if not (mine / "day=1").is_symlink():  # the table's own folder is listed first
+            turn(mine / "day=1", tables / "other" / "day=1")
+        return contextlib.nullcontext(found)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InvalidArgument, match="day=1.? lies outside of its table"):
+        list(Location.of(str(mine)).walk())
 
 
 def test_a_file_is_opened_behind_no_link_of_another_user(tables: Path) -> None:

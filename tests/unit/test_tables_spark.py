@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,15 +147,19 @@ def test_locations_of_the_catalog_are_unescaped_once() -> None:
 class Thrown:
     """Stands for an exception of the JVM, of which a second one would be needed, with what Derby really says."""
 
-    def __init__(self, text: str, cause: Thrown | None = None) -> None:
+    def __init__(self, text: str, cause: Thrown | None = None, name: str = "java.sql.SQLException") -> None:
         self._text = text
         self._cause = cause
+        self._name = name
 
     def getClass(self) -> Thrown:
         return self
 
+    def getName(self) -> str:
+        return self._name
+
     def getSimpleName(self) -> str:
-        return "SQLException"
+        return self._name.rpartition(".")[2]
 
     def getMessage(self) -> str:
         return self._text
@@ -174,17 +179,39 @@ class Thrown:
     ],
 )
 def test_a_metastore_that_cannot_be_asked_leaves_the_table_to_another_node(text: str, sentence: str) -> None:
+    with pytest.raises(TableUnavailable, match=sentence):
+        plan_table(TableRecord("t", "spark", "shop.t"), spark=lambda: throwing(Thrown(text)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("com.fasterxml.jackson.core.JsonParseException", "Unrecognized token 'a-secret': was expecting"),
+        ("org.apache.iceberg.shaded.com.fasterxml.jackson.core.JsonParseException", "Unrecognized token 'a-secret'"),
+        ("java.lang.NumberFormatException", 'For input string: "a-secret"'),
+        ("java.lang.IllegalArgumentException", "Cannot parse to an integer value: format-version: a-secret"),
+    ],
+)
+def test_hole_1_what_java_quotes_of_a_file_is_not_told(name: str, text: str) -> None:
+    """The owner of a table's folder can have the name of its metadata file lead to any file of the executor's user."""
+    thrown = Thrown(text, name=name)
+    with pytest.raises(TableUnavailable, match=rf"the table 'shop.t': {name.rpartition('.')[2]} \(what it") as refused:
+        plan_table(TableRecord("t", "spark", "shop.t"), spark=lambda: throwing(thrown))
+    assert "a-secret" not in "".join(traceback.format_exception(refused.value))
+
+
+def throwing(cause: Thrown) -> Any:
+    """A session whose catalog fails for this cause."""
     kind = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
 
     class Session:
         @property
         def _jsparkSession(self) -> Any:
-            error = kind("as Spark says it")
-            error._origin = Thrown("as Spark says it", Thrown(text))
+            error = kind(f"as Spark says it: {cause.getMessage()}")
+            error._origin = Thrown(str(error), cause)
             raise error
 
-    with pytest.raises(TableUnavailable, match=sentence):
-        plan_table(TableRecord("t", "spark", "shop.t"), spark=Session)
+    return Session()
 
 
 def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
