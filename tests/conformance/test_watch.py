@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.txn import Delete, Put, Txn
+from distop.core.versions import orders_requested_progress
 from distop.errors import Compacted, EtcdUnavailable
 from distop.store.watch import Batch, Feed, WatchStream, decode_response
 from tests.support.etcd import Mirror, compacted, connected, until
@@ -124,6 +125,31 @@ async def test_batches_that_catch_up_tell_the_current_revision(own_etcd: Embedde
         assert [len(batch.events) for batch in batches] == [1_000, 1_000, 500]
         assert {batch.revision for batch in batches} == {revisions[-1]}
         assert [event.kv.mod_revision for batch in batches for event in batch.events] == revisions
+
+
+async def test_no_progress_is_told_of_a_watch_that_begins_at_the_next_revision(
+    shared_etcd: EmbeddedEtcd, prefix: str
+) -> None:
+    """W8a: until something is written, a newer server leaves the request unanswered, which is no sign of a fault."""
+    async with connected(shared_etcd.endpoint) as client:
+        now = await put(client, prefix, a="1")
+        stream = WatchStream(client, prefix, f"{prefix[:-1]}/", now + 1)
+        await stream.open(5.0)
+        created = await stream.read()
+        assert created is not None
+        assert created.created
+        await stream.ask_progress()
+        answer = asyncio.ensure_future(stream.read())
+        elsewhere = await put(client, "elsewhere.", a="1")
+        while not answer.done():
+            await stream.ask_progress()
+            await asyncio.wait([answer], timeout=0.1)
+        told = await answer
+        stream.cut()
+        assert told is not None
+        assert not told.events
+        if orders_requested_progress(client.known_version(stream.address)):
+            assert told.header.revision >= elsewhere
 
 
 async def test_large_revisions_in_fragments_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:  # W5

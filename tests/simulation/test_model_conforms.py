@@ -47,7 +47,7 @@ ALL = ("KV", "Lease", "Watch")
 FOR_EVER = 1_000_000.0
 """Seconds by which a member that stands still is behind."""
 ADDRESSES = tuple(f"model-{n}:2379" for n in range(3))
-VERSIONS = ("3.4.23", "3.5.1", "3.5.33")
+VERSIONS = ("3.4.23", "3.5.1", "3.5.33", "3.6.16")
 """One of each way to treat a progress that was asked for (W3), and what a full database takes (T8)."""
 MODULES = (
     test_cluster,
