@@ -75,10 +75,12 @@ class HistoryPruner:
 
     async def keep_young(self, age: float) -> None:
         """For ever: delete what is older than ``age`` seconds, of all tables, also those on which nothing ends any
-        more. Of all live daemons one does it, the first by name. Raises SessionLost.
+        more. Of all live daemons one does it, the first by name whose clock agrees with etcd's. Raises SessionLost.
         """
         while True:
-            if self._ctx.incarnation == min(self._ctx.cluster.nodes, default=""):
+            nodes = self._ctx.cluster.nodes
+            right = (name for name, node in nodes.items() if not (node.clock or node.clock_unknown))
+            if self._ctx.incarnation == min(right, default=""):
                 try:
                     if await self._ctx.clock.agrees():
                         await self.forget_older(age)

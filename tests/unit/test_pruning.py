@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from distop.core import keys as K
 from distop.core.limits import DEFAULT
 from distop.core.model import OperationRef
@@ -20,6 +22,10 @@ from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, World
 
 MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
+
+
+RIGHT = SimpleNamespace(clock=0, clock_unknown="")
+WRONG = (SimpleNamespace(clock=7_200, clock_unknown=""), SimpleNamespace(clock=0, clock_unknown="no answer"))
 
 
 class LeasingClient(BusyClient):
@@ -56,7 +62,7 @@ class Node:
         self.keys, self.commit = K.Keys(), self.client.commit
         self.log, self.limits = logging.getLogger("distop.test"), DEFAULT
         self.config = SimpleNamespace(history_limit=history_limit, serves=ALL)
-        self.incarnation, self.cluster = "a", SimpleNamespace(nodes={"a": None})
+        self.incarnation, self.cluster = "a", SimpleNamespace(nodes={"a": RIGHT})
         self.clock = SimpleNamespace(agrees=self._agrees)
         self.forgotten: list[OperationRef] = []
         self.pruner = HistoryPruner(self, self.forgotten.extend)  # type: ignore[arg-type]
@@ -90,6 +96,22 @@ def test_records_that_are_too_old_are_deleted_within_hours_but_not_within_an_hou
         assert node.records() == 0
         assert set(node.forgotten) == set(node.refs)
         assert not keeping.done()
+        keeping.cancel()
+        return node
+
+    run(work)
+
+
+@pytest.mark.parametrize("first", [RIGHT, *WRONG])
+def test_the_first_node_whose_clock_is_right_deletes_by_age(first: Any) -> None:
+    """The first by name may have a wrong clock for ever, and deletes nothing then."""
+
+    async def work() -> Node:
+        node = Node(1)
+        node.incarnation, node.cluster = "b", SimpleNamespace(nodes={"a": first, "b": RIGHT, "c": RIGHT})
+        keeping = asyncio.ensure_future(node.pruner.keep_young(10 * DAY))
+        await asyncio.sleep(3 * HOUR)
+        assert node.records() == (1 if first is RIGHT else 0)
         keeping.cancel()
         return node
 
