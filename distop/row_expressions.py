@@ -29,6 +29,11 @@ _LEXEME = re.compile(
 )
 _BEGINS_WITH_A_YEAR = re.compile(r"[+-]?[0-9]{4,}(?![0-9:])")
 """A literal of a date or a timestamp that names its day. Spark reads no year of fewer digits."""
+_CLOCK_TEXT = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f]*(?i:now|today|tomorrow|yesterday)\s*"
+    r"(?:Z|[A-Z]{2,3}(?:[0-9][A-Z]{3})?|(?:UTC|GMT|UT)?[+-][0-9:]+|[A-Z]\w+/[\w/+-]+)?[\s\x00-\x1f\x7f-\x9f]*"
+)
+"""A text that Spark takes for the time where a date or a timestamp is wanted, with a time zone or without."""
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 
 _BEFORE_PARENTHESIS = frozenset(
@@ -54,7 +59,7 @@ _AROUND_TEXT = frozenset(
 _CLOCK = frozenset(
     {
         *("now", "getdate", "sysdate", "curdate", "localtimestamp"),
-        *("current_date", "current_time", "current_timestamp"),
+        *("current_date", "current_time", "current_timestamp", "sysdatetime", "getutcdate", "sysutcdatetime"),
     }
 )
 """Functions of the clock, in Spark and in other databases."""
@@ -97,7 +102,7 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
             hint = "" if last == ("sign", "(") else " (write a column of this name in back quotes)"
             why = construct(f"a subquery{hint}")
         elif token.kind == "string":
-            why = _of_time(last, tokens[n:])
+            why = _of_time(last, tokens[n:]) or clock_text(token.text.lstrip("rR")[1:-1])
         elif token == ("sign", "("):
             why = _call(before, last, functions) or _query(tokens[n + 1 : n + 3])
         elif token.kind == "word" and token.text.lower() == "using" and following.kind == "string":
@@ -105,21 +110,35 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
         if why is not None:
             return why
         before, last = last, token
-    return _text_alone(tokens)
+    return text_alone(text) if tokens and _names_none(tokens) else None
 
 
-def _text_alone(tokens: list[_Token]) -> str | None:
-    """An expression that names no column, but has a text in double quotes: elsewhere in SQL that is a name."""
-    texts = [token.text for token in tokens if token.kind == "string" and token.text.startswith('"')]
+def clock_text(text: str) -> str | None:
+    """Why a text, without its quotes, is refused: a check of it would be certified for ever, and asks for the time."""
+    if _CLOCK_TEXT.fullmatch(text) is None:
+        return None
+    return (
+        f"the expression has the text {shown(text)}, which Spark takes for the time beside a date or a timestamp: "
+        f"write the date with digits; a column of texts is compared with it by RLIKE '^{text.strip()}$'"
+    )
+
+
+def text_alone(text: str) -> str | None:
+    """Why an expression that names no column is refused: it has a text in double quotes, elsewhere in SQL a name."""
+    quoted = [one.text for one in _tokens(text) or () if one.kind == "string" and one.text.startswith('"')]
+    if not quoted:
+        return None
+    return f"the expression names no column, and {shown(quoted[0])} is a text: write names of columns in back quotes"
+
+
+def _names_none(tokens: list[_Token]) -> bool:
+    """No word can be the name of a column."""
     after = [*tokens[1:], _Token("sign", "")]
-    names = (
+    return not any(
         token.kind == "quoted"
         or (token.kind == "word" and token.text.lower() not in _AROUND_TEXT and following != ("sign", "("))
         for token, following in zip(tokens, after, strict=True)
     )
-    if not texts or any(names):
-        return None
-    return f"the expression names no column, and {shown(texts[0])} is a text: write names of columns in back quotes"
 
 
 def _tokens(text: str) -> list[_Token] | None:
@@ -159,7 +178,8 @@ def _call(before: _Token, name: _Token, functions: Collection[str]) -> str | Non
         if lower in _BEFORE_PARENTHESIS or (lower in _QUANTIFIERS and before.text.lower() in _LIKE):
             return None
         if lower in _QUANTIFIERS and before.kind == "sign" and before.text in "=<>":
-            return construct(f"a comparison with {lower.upper()} (use array_contains, exists or forall)")
+            use = "IN (…) for a list of values, array_contains, exists or forall for an array"
+            return construct(f"a comparison with {lower.upper()} (use {use})")
     return None if lower in functions else unlisted(name.text, functions)
 
 

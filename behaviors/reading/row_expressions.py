@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from distop.core.frozen import frozen
-from distop.row_expressions import construct, refusal, unlisted
+from distop.row_expressions import clock_text, construct, refusal, text_alone, unlisted
 from distop_behaviors.reading.facts import folded
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 
@@ -26,6 +26,7 @@ KEPT_EXPRESSIONS = 256
 _CATALYST = "org.apache.spark.sql.catalyst"
 _FUNCTION = f"{_CATALYST}.analysis.UnresolvedFunction"
 _COLUMN = f"{_CATALYST}.analysis.UnresolvedAttribute"
+_LITERAL = f"{_CATALYST}.expressions.Literal"
 _VARIABLE = f"{_CATALYST}.expressions.UnresolvedNamedLambdaVariable"
 _ANALYSIS = "UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction"
 _EXPRESSIONS = """
@@ -81,7 +82,8 @@ class RowExpression:
 def parsed(session: SparkSession, text: str) -> RowExpression:
     """The expression of a submitted text.
 
-    Raises Refused, Spark's ParseException, and Py4JJavaError where the parser itself fails on the text.
+    Raises Refused, Spark's ParseException, and Py4JJavaError where the parser itself fails on the text, such as on a
+    number of over 38 digits.
     """
     why = refusal(text, ROW_FUNCTIONS)
     if why is not None:
@@ -98,7 +100,13 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
             raise Refused(unlisted(name, ROW_FUNCTIONS))
         if name.lower() in BOUNDED:
             _check_bounded(tree.map(nodes.calls).distinct())
+    between = str(uuid4())
+    for literal in str(tree.map(nodes.literals).distinct().mkString(between)).split(between):
+        if why := clock_text(literal):
+            raise Refused(why)
     columns = list(_parts(tree.map(nodes.columns).distinct()))
+    if not columns and (why := text_alone(text)):
+        raise Refused(why)
     # In the body of a lambda a name that is no argument of it becomes a column, or such a function, only later.
     variables = list(_parts(tree.map(nodes.variables).distinct()))
     for column in variables:
@@ -177,7 +185,7 @@ class _Nodes:
     than Spark's parser.
 
     ``classes``: the class of a node. The others are null for other nodes; ``functions``, ``columns`` and ``variables``
-    (names in the body of a lambda): the parts of the name; ``calls``: the node of a function.
+    (names in the body of a lambda): the parts of the name; ``calls``: the node of a function; ``literals``: the value.
     """
 
     classes: Any
@@ -185,6 +193,7 @@ class _Nodes:
     columns: Any
     variables: Any
     calls: Any
+    literals: Any
 
 
 @lru_cache(maxsize=2)
@@ -220,4 +229,5 @@ def _nodes(jvm: Any) -> _Nodes:
         name_parts(_COLUMN),
         name_parts(_VARIABLE),
         only(_FUNCTION, handles.identity(anything)),
+        only(_LITERAL, lookup.findVirtual(of(_LITERAL), "value", methods.methodType(anything))),
     )

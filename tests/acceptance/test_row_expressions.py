@@ -210,6 +210,18 @@ def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
     for text in ("date'today' > date'2020-01-01'", "TIMESTAMP 'now' IS NULL", "timestamp_ntz 'tod\\u0061y' IS NULL"):
         ran = table.run({"check": text})
         assert "which depends on the time: write the date with digits" in ran.report["checks"][0]["error"]
+    for text in ("date('to\\u0064ay') > date'2020-01-01'", "a < 'no' 'w'", "coalesce(a, '\\ttomorrow') IS NULL"):
+        ran = table.run({"check": text})
+        assert "takes for the time beside a date" in ran.report["checks"][0]["error"], text
+
+
+@pytest.mark.parametrize(
+    "text", ['EXTRACT(DAY FROM "a") = 1', '"a" LIKE \'x%\' ESCAPE \'!\'', 'CASE WHEN "a" > 0 THEN TRUE END']
+)
+def test_a_text_in_double_quotes_is_no_column_where_the_tree_has_none(table: Table, text: str) -> None:
+    table.add("a.parquet", {"a": [1]})
+    ran = table.run({"check": text})
+    assert "names no column, and '\"a\"' is a text" in ran.report["checks"][0]["error"]
 
 
 def test_hole_1_each_function_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:

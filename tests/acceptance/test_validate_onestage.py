@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -103,15 +102,3 @@ def test_a_check_that_no_value_of_the_type_can_violate_is_counted_beside_others(
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [
         *(("valid", 0), ("violated", 1), ("violated", 2), ("valid", 0)),
     ]
-
-
-def test_an_expression_asks_for_the_time_whenever_it_is_run(table: Table) -> None:
-    table.add("a.parquet", {"x": pa.array([1])})
-    later = {"check": "x <= unix_micros(cast('now' AS timestamp))"}
-    table.run(later)
-    soon = int((time.time() + 5) * 1e6)
-    table.add("a.parquet", {"x": pa.array([soon])})
-    end = time.monotonic() + DEADLINE
-    while table.run(later).report["verdict"] != "valid":
-        assert time.monotonic() < end, "the time stands still"
-    assert time.time() * 1e6 >= soon

@@ -73,6 +73,12 @@ def test_a_usual_constraint_is_accepted_at_submission(text: str) -> None:
         "a > TIMESTAMP 'T12:30'",
         "a > TIMESTAMP '12:30:00'",
         "a > TIMESTAMP_NTZ '1' '2:30'",
+        "a < 'now'",
+        "a BETWEEN '2000-01-01' AND ' Today '",
+        "to_date('tomorrow UTC') > a",
+        "CAST('now Europe/Rome' AS TIMESTAMP) > a",
+        "a IN ('2000-01-01', \"yesterday\")",
+        "'nowZ'::timestamp > a",
         "current_date() > a",
         "sum(a) > 1",
         "aes_decrypt(a, 'k') = 'x'",
@@ -110,8 +116,8 @@ def test_texts_beside_columns_are_accepted(text: str) -> None:
         ("a <= getdate()", "the expression uses 'getdate', which depends on the time: write the date with digits"),
         (
             "a = ANY (l)",
-            "the expression has a comparison with ANY (use array_contains, exists or forall), which is not allowed: it "
-            "must look at one row by listed functions only",
+            "the expression has a comparison with ANY (use IN (…) for a list of values, array_contains, exists or "
+            "forall for an array), which is not allowed: it must look at one row by listed functions only",
         ),
         (
             "a IN (SELECT 1)",
@@ -142,7 +148,7 @@ def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
         "a = 'reflect(' AND b = \"uuid()\" AND `sum(` > 0 -- rand()",
         "over > 0 AND using = 1 AND values + 1 > 2 AND (values IS NULL) AND (table > 1) AND (map IN (1, 2))",
         "a > INTERVAL (1) DAY OR a IS DISTINCT FROM (b)",
-        "date '2020-01-01' < a AND a IN ('today', 'now')",
+        "date '2020-01-01' < a AND a IN ('epoch', 'nowhere', 'now or never', '12:30') AND b RLIKE '^now$'",
         "a = 'unterminated uuid()",
         "a > 0 /* unterminated uuid()",
         "a = $$uuid()$$",
