@@ -677,6 +677,15 @@ def test_L20_a_graph_joins_whoever_has_the_id_in_the_end() -> None:
     assert moment > 5
 
 
+def test_L9_each_of_a_graph_takes_its_id() -> None:
+    async def work(etcd: Etcd) -> None:
+        started = await graph(etcd, wanted("a"), wanted("b"), links=((0, 1),))
+        again = [await etcd.start("a"), await etcd.start("b")]
+        assert [one.ref for one in again] == [one.ref for one in started]
+
+    run(work)
+
+
 def test_L19_two_of_one_id_in_a_graph_are_refused_and_nothing_is_started() -> None:
     async def work(etcd: Etcd) -> None:
         before = etcd.store.revision
