@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH114, PTH115, PTH116 -- os.path takes a million paths fast
+# ruff: noqa: PTH100, PTH115, PTH116 -- os.path takes a million paths fast
 """Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
 
 Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -110,7 +111,7 @@ def check_metadata(source: str) -> None:
     if local is None or source in _copies:
         return
     folder = _local(table_of(source)) or "/"
-    if os.path.realpath(local) != resolved(folder).rstrip("/") + local[len(folder.rstrip("/")) :]:
+    if resolved(local) != resolved(folder).rstrip("/") + local[len(folder.rstrip("/")) :]:
         raise InvalidArgument(
             f"the metadata file {shown(source)} is a symbolic link, or lies behind one in its table's folder, which is "
             "not followed"
@@ -118,9 +119,8 @@ def check_metadata(source: str) -> None:
 
 
 def resolved(location: str) -> str:
-    """The path on a disk of a table's folder, or of one of its partitions, without links. Where it is missing, the path
-    as it is. Raises InvalidArgument where a link on the way belongs neither to this process's user nor to root: its
-    owner could have it lead to the folder of another table.
+    """A path on a disk without links; where nothing can be opened by it, as it is. Raises InvalidArgument where a link
+    on the way belongs neither to this process's user nor to root: its owner could have it lead to another table.
     """
 
     def unsafe(what: str, why: str) -> InvalidArgument:
@@ -132,8 +132,10 @@ def resolved(location: str) -> str:
     try:
         with walked(Path(location), unsafe, folders=False) as (place, _):
             return str(place)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return os.path.abspath(location)
+    except OSError as error:
+        raise InvalidArgument(f"the path {shown(location)} cannot be looked at: {error.strerror}") from None
 
 
 def check_form(path: str) -> None:
@@ -198,7 +200,7 @@ class TableFiles:
                     continue  # its reader says that it is gone
 
     def check_link(self, path: str) -> None:
-        """Raises InvalidArgument for a link on a disk that leads out of the table's folder."""
+        """Raises InvalidArgument for a link on a disk that leads out of the table's folder, or is another user's."""
         if not self._has(path):
             raise self._outside(path)
 
@@ -208,6 +210,8 @@ class TableFiles:
             found = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
         except FileNotFoundError:  # no Linux, so no executor
             found = os.path.realpath(path)
+        except OSError:  # its path is longer than any that can be opened
+            raise self._outside(path) from None
         if not any(f"{found}/".startswith(allowed) for allowed in self._folders):
             raise self._outside(path)
 
@@ -225,10 +229,10 @@ class TableFiles:
     def _has(self, local: str) -> bool:
         folder, name = os.path.split(local)
         if folder not in self._resolved:
-            self._resolved[folder] = os.path.realpath(folder)
+            self._resolved[folder] = resolved(folder)
         found = f"{self._resolved[folder].rstrip('/')}/{name}"
-        if name in ("", ".", "..") or os.path.islink(found):
-            found = os.path.realpath(local)
+        if name in ("", ".", "..") or _may_be_link(found):
+            found = resolved(local)
         return any(f"{found}/".startswith(allowed) for allowed in self._folders)
 
     def _has_url(self, path: str) -> bool:
@@ -240,6 +244,16 @@ class TableFiles:
             f"the file {shown(path)} lies outside of its table {shown(self._location)}: move it there, or, if all "
             f"tables may use its folder, list that in the executors' environment, as {LOCATIONS}"
         )
+
+
+def _may_be_link(path: str) -> bool:
+    """Whether there is a link at a path; true also where that cannot be told."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _local(location: str) -> str | None:

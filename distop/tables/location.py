@@ -156,12 +156,12 @@ class Location:
                     if hidden(entry.name):
                         continue
                     inner = os.path.join(path, entry.name)
+                    if entry.is_symlink() and (deep or not entry.is_dir()):
+                        files.check_link(inner)
                     if entry.is_dir():
                         if deep:
                             folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
                         continue
-                    if entry.is_symlink():
-                        files.check_link(inner)
                     try:
                         info = entry.stat()
                     except FileNotFoundError:

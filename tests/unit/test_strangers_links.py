@@ -95,7 +95,7 @@ def test_no_table_has_files_behind_another_users_link_in_the_place_of_a_listed_f
     table = TableFiles(str(tables / "mine"))
     table.check([f"{listed}/day=1/a.parquet"], below=True)
     turn(listed, tables / "other")
-    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+    with pytest.raises(InvalidArgument, match="belongs to the user 4711"):
         TableFiles(str(tables / "mine")).check([f"{listed}/day=1/a.parquet"], below=True)
 
 
@@ -189,6 +189,41 @@ def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
     )
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         TableFiles(str(mine), located[1].location, located[2].location).check([f"{mine}/day=2/a.parquet"], below=True)
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder"])
+def test_a_link_of_another_user_in_the_folder_is_not_followed(tables: Path, what: str) -> None:
+    """Wherever it seems to lead: one through /proc can lead to what no path shows."""
+    link = tables / "mine" / ("day=2" if what == "a folder" else "day=1/b.parquet")
+    link.symlink_to(tables / "mine" / ("day=1" if what == "a folder" else "day=1/a.parquet"))
+    path = f"{link}/a.parquet" if what == "a folder" else str(link)
+    TableFiles(str(tables / "mine")).check([path], below=True)
+    assert len(list(Location.of(str(tables / "mine")).walk())) == 3
+    given_away(link)
+    with pytest.raises(InvalidArgument, match=f"the link {link}, on the way to .*, belongs to the user {STRANGER}"):
+        TableFiles(str(tables / "mine")).check([path], below=True)
+    with pytest.raises(InvalidArgument, match=f"the link {link}, on the way to .*, belongs to the user {STRANGER}"):
+        list(Location.of(str(tables / "mine")).walk())
+
+
+def test_a_link_is_followed_through_paths_of_any_length(tables: Path) -> None:
+    """The kernel goes from folder to folder; of a path over 4,096 bytes Python's realpath knows no links."""
+    mine, target, name = tables / "mine", tables / "other" / "day=1" / "a.parquet", "n" * 200
+    here = os.open(mine, os.O_RDONLY)
+    for n in range(26):
+        if n == 16:
+            os.symlink("/".join([name] * 10 + ["f"]), "l", dir_fd=here)
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.symlink(target, "f", dir_fd=here)
+    os.close(here)
+    link = mine / "day=1" / "b.parquet"
+    link.symlink_to("/".join(["..", *[name] * 16, "l"]))
+    assert link.read_bytes() == target.read_bytes()
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        TableFiles(str(mine)).check([str(link)], below=True)
 
 
 def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
