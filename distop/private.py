@@ -1,27 +1,33 @@
 """Which settings and environment variables are secret, and how their values stay out of environments and texts.
 
 Secret is decided by name: by Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1), and by the names of
-keys of object stores that it misses. A setting may widen the pattern, never narrow it.
+keys, passwords and headers that it misses. A setting may widen the pattern, never narrow it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import threading
 from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus, unquote
 
 from distop.core.codec import shorten
 from distop.core.texts import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PATTERN = (
-    "(?i)secret|password|token|credential|access[.]?key|(account|api|private|storage|encryption)[.]?key(?![a-z])"
-    "|azure[.]sas"
+    "(?i)secret|passw(or)?d|passphrase|[.](pwd|pass)(?![a-z])|token|credential|access[.]?(key|signature)"
+    "|(account|api|private|storage|encryption|sse|sse[.]customer|encryption[.]customer)[.]?key(?![a-z])"
+    "|(azure|storage|adls|blob)[.]sas(?![a-z])|conn(ection)?[.]?str(ing)?(?![a-z])"
+    "|header[.](.*[.])?(authorization|cookie)(?![a-z])|jaas[.]config"
 )
-"""Names that match are secret."""
+"""Names that match are secret, with a dot for each ``_``, ``-`` or run of these. The regular expression is Java's, too.
+"""
 PATTERN_SETTING = "spark.redaction.regex"
 REPLACEMENT = "*********(redacted)"
 """Spark's own."""
@@ -34,20 +40,31 @@ CREDENTIALS = frozenset(
 """Variables that no started program gets: what the daemon proves itself to etcd with, and Spark's settings."""
 _CATALOGS = "PYICEBERG_"
 """Prefix of the variables of Iceberg catalogs. The process that runs behaviors needs them; Spark does not."""
-_IN_URI = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
-"""The password in a URI."""
+_IN_URI = re.compile(r"://([^/@:\s]*):([^/@\s]+)@")
+"""The user and the password in a URI."""
+_IN_QUERY = re.compile(r"(?i)[?&;](?:password|passwd|pwd|secret|token|sig)=([^;&\s]+)")
+"""A secret parameter of a URI."""
+_IN_STRING = re.compile(
+    r"""(?i)(?:key|password|passwd|pwd|secret|token|sig)\s*=\s*(?:"([^"]+)"|'([^']+)'|([^;&\s"']+))"""
+)
+"""The secret part of a connection string, of a shared access signature, or of a login module's configuration."""
+_CREDENTIAL = re.compile(r"(?i)credential$")
+"""Names of Iceberg's settings whose values are ``id:secret``."""
+_SCHEME = re.compile(r"(?i)(?:basic|bearer) +(.+)")
+"""What a header proves with, behind how."""
 _NO_SECRET = frozenset({"true", "false"})
 _PATH_VARIABLE = re.compile(r"(?i)(?:file|path|dir|directory)$|^GOOGLE_APPLICATION_CREDENTIALS$")
 """Names of variables that hold the path of a secret, which errors must name."""
 _SHORT_NUMBER = re.compile("[0-9]{1,7}")
 
-_hidden: set[str] = set()
+_hiding = threading.Lock()
+_hidden: frozenset[str] = frozenset()
 _any_hidden: re.Pattern[str] | None = None
 
 
 def is_secret(name: str, pattern: str = "") -> bool:
     """Whether the value of a setting or a variable of this name is secret. ``pattern``: names that are, besides."""
-    found = re.search(PATTERN, re.sub("[_-]", ".", name))
+    found = re.search(PATTERN, re.sub("[._-]+", ".", name))
     if found is None and pattern:
         try:
             found = re.search(pattern, name)
@@ -69,8 +86,7 @@ def of_catalogs(own: Mapping[str, str]) -> dict[str, str]:
 def hide_settings(settings: Mapping[str, str]) -> None:
     """Replace the values of secret settings in all texts that :func:`redact` sees from now on."""
     pattern = settings.get(PATTERN_SETTING, "")
-    hide(value for name, value in settings.items() if is_secret(name, pattern))
-    _hide_in_uris(settings.values())
+    _hide({name: value for name, value in settings.items() if is_secret(name, pattern)}, settings.values())
 
 
 def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
@@ -78,12 +94,8 @@ def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
 
     ``pattern``: names that are secret, besides. Paths are not replaced, nor is the number of MAX_TOKENS.
     """
-    hide(
-        value
-        for name, value in own.items()
-        if is_secret(name, pattern) and not _is_harmless(name, value)
-    )
-    _hide_in_uris(own.values())
+    secret = {name: value for name, value in own.items() if is_secret(name, pattern) and not _is_harmless(name, value)}
+    _hide(secret, own.values())
 
 
 def _is_harmless(name: str, value: str) -> bool:
@@ -93,27 +105,58 @@ def _is_harmless(name: str, value: str) -> bool:
     return "token" in name.lower() and _SHORT_NUMBER.fullmatch(value) is not None
 
 
-def _hide_in_uris(values: Iterable[str]) -> None:
-    hide(found[1] for value in values for found in _IN_URI.finditer(value))
+def _hide(secret: Mapping[str, str], others: Iterable[str]) -> None:
+    """Hide secret values with their secret parts, and the secrets in other values, which may be URIs."""
+    parts = (part for name, value in secret.items() for part in _parts(name, value))
+    hide([*secret.values(), *parts, *(part for value in others for part in _in_uri(value))])
+
+
+def _parts(name: str, value: str) -> Iterator[str]:
+    """The parts of a secret value that are secret by themselves: programs send them alone, and servers quote them."""
+    for found in _IN_STRING.finditer(value):
+        part = found[1] or found[2] or found[3]
+        yield from (part, unquote(part))
+    if _CREDENTIAL.search(name):
+        yield value.partition(":")[2]
+    if scheme := _SCHEME.fullmatch(value):
+        yield scheme[1]
+
+
+def _in_uri(value: str) -> Iterator[str]:
+    for user, password in _IN_URI.findall(value):
+        yield from (password, unquote(password), basic(unquote(user), unquote(password)))
+    if "://" in value:
+        for part in _IN_QUERY.findall(value):
+            yield from (part, unquote(part))
+
+
+def basic(user: str, password: str) -> str:
+    """How HTTP's basic authentication spells them."""
+    return base64.b64encode(f"{user}:{password}".encode(errors="surrogatepass")).decode()
 
 
 def hide(values: Iterable[str]) -> None:
-    """Replace these values in all texts that :func:`redact` sees from now on, also as JSON and logs spell them."""
-    global _any_hidden
+    """Replace these values in all texts that :func:`redact` sees from now on, also as JSON, logs and URLs have them."""
+    global _any_hidden, _hidden
     # Logs are redacted line by line, and a key has several.
-    parts = (part.strip() for value in values for part in (value, *value.splitlines()))
-    for part in parts:
-        if len(part) >= SHORTEST and part.lower() not in _NO_SECRET:
-            in_json = (json.dumps(part, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
-            _hidden.update((part, one_line(part), *in_json))
-    # The longest first: one may be part of another.
-    ordered = sorted(_hidden, key=len, reverse=True)
-    _any_hidden = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+    parts = {part.strip() for value in values for part in (value, *value.splitlines())}
+    forms = (_forms(part) for part in parts if len(part) >= SHORTEST and part.lower() not in _NO_SECRET)
+    new = {form for found in forms for form in found}
+    with _hiding:
+        if new <= _hidden:
+            return
+        _hidden = _hidden | new
+        # The longest first: one may be part of another.
+        _any_hidden = re.compile("|".join(map(re.escape, sorted(_hidden, key=len, reverse=True))))
 
 
-def hides() -> bool:
-    """Whether any value is hidden."""
-    return _any_hidden is not None
+def _forms(part: str) -> set[str]:
+    """How a value may be spelled in a text."""
+    in_json = (json.dumps(part, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    as_bytes = part.encode(errors="surrogatepass")  # of a variable that is no UTF-8
+    in_url = {quote(as_bytes), quote(as_bytes, safe=""), quote_plus(as_bytes)}
+    lower = (re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_url)
+    return {part, one_line(part), *in_json, *in_url, *lower}
 
 
 def longest() -> int:

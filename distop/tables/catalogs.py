@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop import private
 from distop.confinement import check_folder, table_of
 from distop.core.frozen import frozen
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
@@ -33,6 +34,8 @@ PATIENCE = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _FILE = ".pyiceberg.yaml"
+_PAIRS = (("username", "password"), ("client_id", "client_secret"))
+"""Settings below ``auth`` that pyiceberg sends together."""
 _STEP = 0.25
 """Seconds between two looks at whether to go on waiting."""
 
@@ -87,7 +90,8 @@ class Catalog:
 
 def _settings(name: str) -> dict[str, Any]:
     """What pyiceberg's configuration has of a catalog, but for a file in the current folder: whoever may write there
-    would choose a host for the tokens in the environment. Raises TableUnavailable where it cannot be read.
+    would choose a host for the tokens in the environment. What is secret of it is hidden in texts from now on: a server
+    may quote it. Raises TableUnavailable where it cannot be read.
     """
     import strictyaml
     from pyiceberg.utils.config import Config
@@ -107,7 +111,21 @@ def _settings(name: str) -> dict[str, Any]:
     except ValueError as error:
         raise TableUnavailable(f"pyiceberg's settings on this node cannot be read: {_line(error)}") from error
     of = found.get(name.lower()) if isinstance(found, dict) else None
-    return dict(of) if isinstance(of, dict) else {}
+    settings = dict(of) if isinstance(of, dict) else {}
+    _hide(settings)
+    return settings
+
+
+def _hide(settings: dict[str, Any], within: str = "") -> None:
+    leaves: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            _hide(value, f"{within}{name}.")
+        else:
+            leaves[f"{within}{name}"] = str(value)
+    private.hide_variables(leaves)
+    pairs = [(settings.get(user), settings.get(word)) for user, word in _PAIRS]
+    private.hide(private.basic(str(user), str(word)) for user, word in pairs if user and word)
 
 
 def _lower(told: Any) -> dict[str, Any]:

@@ -34,6 +34,9 @@ INTERRUPT_SECONDS = 1.0
 TRACK_SECONDS = 1.0
 """How often Spark is asked how far it is with what runs."""
 
+LAST_LINES_SECONDS = 0.5
+"""For what a JVM that is lost has printed: one that hangs does not end it."""
+
 
 class Child:
     """The reader's loop, and the runs and calls that go on."""
@@ -55,8 +58,8 @@ class Child:
         os.environ.update(config["environment"])
         private.hide_settings(config["spark_conf"])
         private.hide_variables(os.environ, config["spark_conf"].get(private.PATTERN_SETTING, ""))
-        if private.hides():
-            sys.stdout, sys.stderr = redacted.stream(sys.stdout), redacted.stream(sys.stderr)
+        # Also where nothing is hidden yet: catalogs and Spark's own files have secrets, too, and are read later.
+        sys.stdout, sys.stderr = redacted.stream(sys.stdout), redacted.stream(sys.stderr)
         logging.basicConfig(
             level=config["log_level"].upper(),
             stream=sys.stderr,
@@ -195,6 +198,8 @@ class Child:
             self._outbox.flush()
             self._outbox.send(protocol.SparkMessage(t="spark", trouble=why))
         finally:
+            # Why a JVM ended is in what it printed last.
+            redacted.finish(LAST_LINES_SECONDS)
             os._exit(code)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _ROOM = 1024 * 1024
 """Bytes that a program may print while nothing is copied, as long as a job holds the GIL; also the longest line."""
 
+_copying: list[threading.Thread] = []
+
 
 class _Stream(io.TextIOWrapper):
     def write(self, text: str) -> int:
@@ -34,7 +36,15 @@ def copy(printed: BinaryIO) -> None:
     """Copy what a program prints to our standard error, in a thread, until it ends."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(printed.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
-    threading.Thread(target=_copy, args=(printed,), name="printed", daemon=True).start()
+    thread = threading.Thread(target=_copy, args=(printed,), name="printed", daemon=True)
+    _copying.append(thread)
+    thread.start()
+
+
+def finish(seconds: float) -> None:
+    """Wait for the last lines of programs that have ended. One that goes on is not waited for beyond ``seconds``."""
+    for thread in _copying:
+        thread.join(seconds)
 
 
 def _copy(printed: BinaryIO) -> None:

@@ -158,6 +158,7 @@ class SparkHolder:
     def __init__(self, master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> None:
         self._master = master
         self._settings = settings(master, executor, work_dir, ttl, user)
+        self._secret_names = user.get(private.PATTERN_SETTING, "")
         self._work_dir = work_dir
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
@@ -374,6 +375,7 @@ class SparkHolder:
             raise SparkUnavailable(f"PySpark is needed and cannot be imported: {error}") from error
         conf = {"spark.master": self._master, **self._settings}
         spark_submit.launch(conf, self._work_dir)
+        self._hide_settings()
         # The file has these settings for the start of the JVM. Here the session gets them as they are: Spark trims
         # what it reads from a file.
         builder = SparkSession.builder.master(self._master)
@@ -384,6 +386,16 @@ class SparkHolder:
         self._quieten(session)
         garbage.settle()
         return session
+
+    def _hide_settings(self) -> None:
+        """Hide the secrets of all settings that the JVM has read, spark-defaults.conf included: errors may quote them,
+        those of the start of the session, too.
+        """
+        from pyspark import SparkConf
+
+        read = dict(SparkConf(loadDefaults=True).getAll())
+        names = self._secret_names or read.get(private.PATTERN_SETTING, "")
+        private.hide_settings({**read, private.PATTERN_SETTING: names})
 
     @staticmethod
     def _quieten(session: SparkSession) -> None:

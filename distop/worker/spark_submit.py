@@ -60,8 +60,6 @@ def _started_by(path: Path) -> Iterator[None]:
         # spark-defaults.conf counts as before: with a file of its own Spark would leave it out.
         words = [program, OPTION, str(path), "--load-spark-defaults", *arguments]
         options["env"] = private.environment(options["env"])
-        if not private.hides():
-            return start(words, **options)
         process = start(words, **options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         redacted.copy(process.stdout)
         return process

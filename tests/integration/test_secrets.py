@@ -13,19 +13,24 @@ import threading
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
+from distop.core.model import TableRecord
 from distop.private import REPLACEMENT
 from distop.worker import spark_settings
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.daemons import distop_process
+from tests.support.icebergrest import RestCatalogServer
 from tests.support.localspark import FRUGAL
 from tests.support.needs import need
 from tests.support.processes import machine
 from tests.support.spark_ports import asked_for_a_block, listening
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
 
@@ -35,18 +40,34 @@ UNCAPPED = (sys.executable, "-P", "-m", "tests.support.uncapped")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
+STRING = "AZURE_STORAGE_CONNECTION_STRING"
+DEFAULT = "spark.my.api.key"
 SECRETS = {
     "setting": 'wasp-in-a-"jar"',
     "password": "hornet-in-a-box",
     "token": "bee-in-a-bonnet",
     "variable": "Cricket/0123456789+In-A-Matchbox.ABCDEF",
+    "string": "Katydid+0123456789/In-A-Matchbox==",
+    "file": "moth/in+a-cloth",
+    "default": "ladybird/in+a-box",
 }
 FORMS = {name: {secret.encode(), json.dumps(secret)[1:-1].encode()} for name, secret in SECRETS.items()}
 """As they are, and as JSON spells them."""
 _PART = 10
-FORMS["variable"] = {SECRETS["variable"][n : n + _PART].encode() for n in range(len(SECRETS["variable"]) - _PART + 1)}
-"""Of the variable all parts: a text that quotes it is cut within it."""
+INHERITED = ("variable", "string")
+"""Of variables that programs inherit all parts: a text that quotes one is cut within it."""
+for _name in INHERITED:
+    FORMS[_name] = {SECRETS[_name][n : n + _PART].encode() for n in range(len(SECRETS[_name]) - _PART + 1)}
+for _name in ("string", "file", "default"):
+    FORMS[_name] |= {quote(SECRETS[_name], safe="").encode()}
 TRIMMED = "  kept as it is  "
+QUOTED = {
+    "setting": ("spark-quote", {"read": SETTING}),
+    "default": ("spark-quote", {"read": DEFAULT}),
+    "variable": ("spark-quote-variable", {"read": SETTING, "variable": VARIABLE}),
+    "string": ("spark-quote-variable", {"read": SETTING, "variable": STRING}),
+}
+"""Which secret a job quotes in an error of Spark's, a log and a status: the action, and where it finds it."""
 SHOWN = (("--html", "-"), ("--json",), ())
 
 
@@ -83,7 +104,7 @@ class Watch(threading.Thread):
             return
         for name, forms in FORMS.items():
             # What libraries in the JVM read by themselves is in its environment.
-            seen = arguments if name == "variable" else arguments + environment
+            seen = arguments if name in INHERITED else arguments + environment
             if any(form in seen for form in forms):
                 where = "arguments" if any(form in arguments for form in forms) else "environment"
                 self.found.add(f"the {name} in the {where} of {arguments[:80]!r}")
@@ -105,10 +126,30 @@ def holding(folder: Path) -> list[str]:
     return found
 
 
+@pytest.fixture
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
+    """A catalog that accepts no token, and says which one it was given."""
+    with RestCatalogServer(tmp_path_factory.mktemp("catalog")) as server:
+        server.token, server.echoes = "another", True
+        yield server
+
+
+@pytest.fixture
+def files(tmp_path_factory: pytest.TempPathFactory, echoing: RestCatalogServer) -> Path:
+    """A folder with the settings' files of others: pyiceberg's, and Spark's."""
+    folder = tmp_path_factory.mktemp("conf")
+    settings = f"uri: {echoing.uri}\n    type: rest\n    token: {SECRETS['file']}"
+    (folder / ".pyiceberg.yaml").write_text(f"catalog:\n  kept:\n    {settings}\n")
+    (folder / "spark-defaults.conf").write_text(f"{DEFAULT} {SECRETS['default']}\n")
+    return folder
+
+
 def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     group: Daemons,
     etcd: EmbeddedEtcd,
     sample_env: dict[str, str],  # noqa: F811
+    files: Path,
+    echoing: RestCatalogServer,
     tmp_path: Path,
 ) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
@@ -125,6 +166,9 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
         "DISTOP_SPARK_CONF": json.dumps(conf),
         TOKEN: SECRETS["token"],
         VARIABLE: SECRETS["variable"],
+        STRING: f"AccountName=lake;AccountKey={SECRETS['string']};EndpointSuffix=core.windows.net",
+        "PYICEBERG_HOME": str(files),
+        "SPARK_CONF_DIR": str(files),
     }
     current = tmp_path / "current"
     current.mkdir()
@@ -149,11 +193,16 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
         assert worked.wait(200).state == "success", group.tails()
         results = {job.name: job.result for job in worked.results()}
         failed, errors = [], {}
-        for action in ("spark-quote", "spark-quote-variable"):
-            arg = {"names": ["a"], "does": {"a": action}, "sought": {"read": SETTING, "variable": VARIABLE}}
+        for secret, (action, sought) in QUOTED.items():
+            arg = {"names": ["a"], "does": {"a": action}, "sought": sought}
             failed.append(group.client.start_operation("sample", "t", arg, retry_attempts=1))
             assert failed[-1].wait(100).state == "failed", group.tails()
-            (errors[action],) = [job.error or "" for job in failed[-1].results()]
+            (errors[secret],) = [job.error or "" for job in failed[-1].results()]
+        group.client.add_table(TableRecord("kept", "iceberg", "a.b", {"catalog": "kept"}), check=False)
+        failed.append(group.client.start_operation("drop-index", "kept", {"name": "i"}, retry_attempts=1))
+        refused = failed[-1].wait(100)
+        assert refused.state == "failed", group.tails()
+        (errors["file"],) = [error["text"] for error in refused.errors]
         (jvm,) = [pid for pid in machine(ann.pid) if "java" in Path(f"/proc/{pid}/comm").read_text()]
         answers = {port: asked_for_a_block(port) for port in listening(jvm)}
         pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, *failed) for words in SHOWN]
@@ -183,7 +232,9 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     assert watch.modes == {0o600}, "the file was there while the JVM started, for its owner alone"
     assert not watch.found
     assert all(REPLACEMENT in error for error in errors.values())
-    assert len(errors["spark-quote-variable"]) > 3_000, "it was cut"
+    assert len(errors["variable"]) > 3_000, "it was cut"
+    assert any(headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing.asked)
+    assert "the token is not accepted" in errors["file"]
     assert all(pages)
     texts = {**errors, **{f"page {n}": page for n, page in enumerate(pages)}}
     told = [(where, name, form) for where in texts for name, forms in FORMS.items() for form in forms]

@@ -34,16 +34,18 @@ def configure(monkeypatch: pytest.MonkeyPatch, name: str = "prod", **settings: s
 
 
 class RestCatalogServer:
-    """Serves what ``tables`` has. ``token``: what callers have to bear; ``status``: answer everything by this one;
-    ``page``: answer everything with it; ``held``: answer nothing until it is set; ``lose_answers``: of commits;
-    ``defaults``, ``overrides``: of the client's properties; ``config``: of each table; ``properties``: in its metadata;
-    ``redirect``: send everybody to this address; ``asked``: all requests, by method, path, headers and body.
+    """Serves what ``tables`` has. ``token``: what callers have to bear; ``echoes``: a refusal of others quotes their
+    ``Authorization`` and body; ``status``: answer everything by this one; ``page``: answer everything with it;
+    ``held``: answer nothing until it is set; ``lose_answers``: of commits; ``defaults``, ``overrides``: of the
+    client's properties; ``config``: of each table; ``properties``: in its metadata; ``redirect``: send everybody to
+    this address; ``asked``: all requests, by method, path, headers and body.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tables = sql_catalog(folder)
         self.token = ""
+        self.echoes = False
         self.status = 0
         self.page = ""
         self.held = threading.Event()
@@ -112,7 +114,8 @@ class RestCatalogServer:
         if self.status:
             return self.status, ""
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
-            return error(401, "NotAuthorizedException", "the token is not accepted")
+            quoted = f": {request.headers.get('Authorization')} {body}" if self.echoes else ""
+            return error(401, "NotAuthorizedException", f"the token is not accepted{quoted}")
         url = urlsplit(request.path)
         parts = [unquote(part) for part in url.path.split("/")[2:]]
         if parts == ["config"]:

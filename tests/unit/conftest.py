@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop import private
 from distop.clock import source
 from tests.support.clock import StandingClock
 
@@ -20,3 +21,10 @@ def clock() -> Iterator[StandingClock]:
     token = source.set(one)
     yield one
     source.reset(token)
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test hides is hidden in that test alone."""
+    monkeypatch.setattr(private, "_hidden", frozenset())
+    monkeypatch.setattr(private, "_any_hidden", None)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import base64
 import io
 import logging
 import os
+import re
 import socket
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from pydantic import BaseModel, field_validator
@@ -32,17 +38,13 @@ from distop_behaviors.validate.part import Tally
 from tests.support.running import Child
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "AKwasp+hornet/bee.0123456789-in-a-bonnet"
 """A secret that shows where a part of it remains."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "_hidden", set())
-    monkeypatch.setattr(private, "_any_hidden", None)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,37 @@ def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         ("spark.io.encryption.keySizeBits", False),
         ("spark.executor.memory", False),
         ("spark.sql.shuffle.partitions", False),
+        ("AZURE_STORAGE_CONNECTION_STRING", True),
+        ("PYICEBERG_CATALOG__X__ADLS__CONNECTION_STRING", True),
+        ("MSSQL_CONN_STR", True),
+        ("PYICEBERG_CATALOG__X__HEADER__AUTHORIZATION", True),
+        ("header.X-Forwarded-Authorization", True),
+        ("spark.sql.catalog.prod.header.cookie", True),
+        ("PYICEBERG_CATALOG__X__S3__SSE__KEY", True),
+        ("s3.sse.key", True),
+        ("AWS_SSE_CUSTOMER_KEY", True),
+        ("AZURE_STORAGE_SAS", True),
+        ("adls.sas-token.lake.dfs.core.windows.net", True),
+        ("PYICEBERG_CATALOG__X__ADLS__SAS_TOKEN__LAKE", True),
+        ("AZURE_SHARED_ACCESS_SIGNATURE", True),
+        ("MYSQL_PWD", True),
+        ("SMTP_PASS", True),
+        ("LDAP_PASSWD", True),
+        ("SSH_PASSPHRASE", True),
+        ("spark.kafka.sasl.jaas.config", True),
+        ("PWD", False),
+        ("OLDPWD", False),
+        ("PASSES", False),
+        ("KEYSTORE", False),
+        ("CUSTOMER_KEY", False),
+        ("SAS_HOME", False),
+        ("STORAGE_SASH", False),
+        ("spark.ssl.keyStore", False),
+        ("spark.io.encryption.keygen.algorithm", False),
+        ("spark.hadoop.hadoop.security.authorization", False),
+        ("spark.sql.sources.bucketing.connection.strategy", False),
+        ("PYICEBERG_CATALOG__X__S3__SSE_KMS_KEY_ID", False),
+        ("PYICEBERG_CATALOG__X__HEADER__X_ICEBERG_ACCESS_DELEGATION", False),
     ],
 )
 def test_secret_is_what_is_called_so(name: str, secret: bool) -> None:
@@ -73,6 +106,15 @@ def test_a_pattern_of_sparks_widens_ours_and_never_narrows_it() -> None:
     assert private.is_secret("spark.my.pin", "pin$")
     assert private.is_secret("spark.my.password", "pin$")
     assert not private.is_secret("spark.my.pin", "(?<broken")
+
+
+def test_the_documents_show_the_pattern_in_one_place() -> None:
+    security, contract = ((ROOT / "docs" / name).read_text() for name in ("security.md", "contract.md"))
+    shown = [
+        block for block in re.findall(r"^```text\n(.*?)^```", security, re.MULTILINE | re.DOTALL) if "(?i)" in block
+    ]
+    assert ["".join(block.split()) for block in shown] == [private.PATTERN]
+    assert "(?i)" not in contract
 
 
 def test_texts_lose_secret_values_and_no_others() -> None:
@@ -228,10 +270,16 @@ def test_what_a_child_tells_people_holds_no_secret_and_data_passes_as_it_is() ->
     assert ended["jobs"][0][:4] == [0, "error", {"at": "wasp-in-a-jar"}, gone]
 
 
-def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gateway = pytest.importorskip("pyspark.java_gateway")
     started: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(gateway, "Popen", lambda command, **options: started.append((command, options["env"])))
+
+    def popen(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        started.append((command, options["env"]))
+        return subprocess.CompletedProcess(command, 0, stdout=(tmp_path / "printed").open("rb"))
+
+    (tmp_path / "printed").touch()
+    monkeypatch.setattr(gateway, "Popen", popen)
     with spark_submit._started_by(Path("/var/spark.properties")):
         gateway.Popen(["spark-submit", "pyspark-shell"], env={"DISTOP_SPARK_CONF": "b", "HOME": "/"})
         with pytest.raises(spark_submit.OtherFile, match="give these settings to distop as spark-conf"):
@@ -351,6 +399,23 @@ def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read
     assert not parts_in(tail(tmp_path / "log"))
 
 
+def test_the_last_lines_of_a_program_that_has_ended_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    private.hide([LONG])
+    monkeypatch.setattr(redacted, "_copying", [])
+    redact = private.redact
+    monkeypatch.setattr(private, "redact", lambda text: (time.sleep(0.2), redact(text))[1])
+    read, written = os.pipe()
+    redacted.copy(os.fdopen(read, "rb"))
+    os.write(written, f"it ends with {LONG}".encode())
+    redacted.finish(0.1)
+    assert capfd.readouterr().err == "", "it goes on"
+    os.close(written)
+    redacted.finish(10)
+    assert capfd.readouterr().err == f"it ends with {private.REPLACEMENT}"
+
+
 def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None:
     folders = (ROOT / "distop" / "worker", ROOT / "behaviors")
     paths = [path for folder in folders for path in folder.rglob("*.py")]
@@ -362,6 +427,8 @@ def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None
 
 
 SECRET_VARIABLES = {
+    "MYSQL_PWD": "weevil7",
+    "AZURE_STORAGE_SAS": "earwig",
     "AWS_SECRET_ACCESS_KEY": "wasp/in+a/jar",
     "AWS_ACCESS_KEY_ID": "AKIAWASP",
     "AZURE_STORAGE_KEY": "hornet==",
@@ -376,6 +443,11 @@ SECRET_VARIABLES = {
     "HTTPS_PROXY": "http://me:butterfly@proxy:8080",
 }
 OTHER_VARIABLES = {
+    "PWD": "/not/there/work",
+    "OLDPWD": "/not/there/before",
+    "OLD_PWD": str(ROOT),
+    "KEYSTORE": "/not/there/keystore",
+    "BUILD_PASS": "3",
     "PATH": "/usr/bin",
     "SSH_AUTH_SOCK": "/tmp/ssh-agent",
     "GOOGLE_APPLICATION_CREDENTIALS": "/not/there/credentials.json",
@@ -396,3 +468,58 @@ def test_hole_6_values_of_variables_with_secret_names_are_hidden_and_paths_are_n
     assert private.redact(" ".join(secrets)) == " ".join([private.REPLACEMENT] * len(secrets))
     others = " ".join(OTHER_VARIABLES.values())
     assert private.redact(others) == others
+
+
+PARTS = {
+    "PYICEBERG_CATALOG__X__CREDENTIAL": ("me:grasshopper/1", "grasshopper/1"),
+    "AZURE_STORAGE_CONNECTION_STRING": (
+        "DefaultEndpointsProtocol=https;AccountName=lake;AccountKey=horse+fly/9==;EndpointSuffix=core.windows.net",
+        "horse+fly/9==",
+    ),
+    "ADLS_CONNECTION_STRING": (
+        "BlobEndpoint=https://lake/;SharedAccessSignature=sv=1&sig=lace%2Bwing%3D",
+        "lace+wing=",
+    ),
+    "AZURE_STORAGE_SAS": ("sv=2024-08-04&sp=r&sig=stone%2Ffly%3D&se=2030", "stone%2Ffly%3D"),
+    "MSSQL_CONN_STR": ("Server=db;User Id=me;Password=horntail;Encrypt=yes", "horntail"),
+    "KAFKA_SASL_JAAS_CONFIG": ('a.b.PlainLoginModule required username="me" password="fire ant";', "fire ant"),
+    "X_HEADER_AUTHORIZATION": ("Bearer glowworm", "glowworm"),
+    "DATABASE_URL": ("postgresql://me:dragon%40fly@db/x", "dragon@fly"),
+    "PROXY": ("http://me:lady@bird-proxy:80", base64.b64encode(b"me:lady").decode()),
+    "JDBC": ("jdbc:sqlserver://db;user=me;password=silverfish;encrypt=true", "silverfish"),
+    "OTHER_JDBC": ("jdbc:postgresql://db/x?user=me&password=firebrat", "firebrat"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_hole_6_a_secret_part_of_a_value_is_hidden_where_it_stands_alone(name: str) -> None:
+    """Only whole values were hidden: a server that is asked with a part of it quotes that part."""
+    whole, part = PARTS[name]
+    private.hide_variables({name: whole})
+    assert private.redact(f"it is [{part}]") == f"it is [{private.REPLACEMENT}]"
+    assert part not in private.redact(f"it is [{whole}]")
+    assert private.redact("core.windows.net lake db https true 2030 Server=") == (
+        "core.windows.net lake db https true 2030 Server="
+    )
+
+
+def lower_quote(text: str) -> str:
+    return re.sub("%..", lambda found: found[0].lower(), quote(text, safe=""))
+
+
+@pytest.mark.parametrize("spelling", [quote, partial(quote, safe=""), quote_plus, lower_quote])
+def test_hole_6_secrets_are_hidden_as_urls_and_forms_spell_them(spelling: Callable[[str], str]) -> None:
+    private.hide(["wasp/in a+jar=="])
+    assert private.redact(f"?a={spelling('wasp/in a+jar==')}&b=c") == f"?a={private.REPLACEMENT}&b=c"
+
+
+def test_secrets_are_hidden_while_other_threads_hide_and_redact() -> None:
+    def hide(n: int) -> None:
+        for m in range(50):
+            private.hide([f"wasp-{n}-{m}"])
+            assert private.longest() > 0
+            assert private.redact(f"wasp-{n}-{m}") == private.REPLACEMENT
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hide, range(8)))
+    assert private.redact("wasp-0-0 wasp-7-49") == f"{private.REPLACEMENT} {private.REPLACEMENT}"

@@ -18,6 +18,7 @@ from pyiceberg.table.update import SetLocationUpdate, SetPropertiesUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
+from distop import private
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
 from distop.places import shared_of
@@ -244,6 +245,30 @@ def test_tokens_come_from_where_the_code_runs(rest: RestCatalogServer, monkeypat
     configure(monkeypatch, token="sesame")
     assert len(plan_table(check_table(table)).partitions) == 2
     assert "sesame" not in table.encode().decode()
+
+
+TOKENS = {
+    "token: moth-in-a-cloth/1": "moth-in-a-cloth/1",
+    "credential: me:moth-in-a-cloth/1": "moth-in-a-cloth%2F1",
+    "auth:\n        type: basic\n        basic:\n          username: me\n          password: moth": "bWU6bW90aA==",
+}
+
+
+@pytest.mark.parametrize("setting", TOKENS)
+def test_hole_6_a_secret_of_the_file_of_pyiceberg_is_hidden_in_errors(
+    rest: RestCatalogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Only variables and Spark's settings were hidden: a server's answer that quotes the token went to etcd."""
+    rest.token, rest.echoes = "another", True
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    (tmp_path / ".pyiceberg.yaml").write_text(f"catalog:\n    kept:\n      uri: {rest.uri}\n      {setting}\n")
+    with pytest.raises(TableUnavailable, match="the token is not accepted") as refused:
+        plan_table(record(catalog="kept"))
+    told = str(refused.value)
+    assert TOKENS[setting] in told, "the server quotes it"
+    assert TOKENS[setting] not in private.redact(told)
+    assert private.REPLACEMENT in private.redact(told)
+    assert rest.uri in private.redact(f"{told} {rest.uri}")
 
 
 def test_settings_come_from_the_environment_and_the_home_and_never_from_the_current_folder(
