@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import private
-from distop.core import heartbeats, serving, verifier_urls
+from distop.core import heartbeats, serving, trusted_catalogs, verifier_urls
 from distop.core.declaration import LONGEST_TIME_LIMIT
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, check_type_name, encode
@@ -72,8 +72,9 @@ class ExecutorConfig:
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
     ``job_time_limits``: operation type → seconds for one attempt of a job at most; ``*``: of all other types.
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
-    completed. ``serves``: the types and tables that it works for. ``source``: which settings file was used, for people.
-    ``limits``: no setting; the simulator gives others.
+    completed. ``trusted_spark_catalogs``: catalogs of Spark whose server or code may choose classes, hosts and where
+    credentials are sent. ``serves``: the types and tables that it works for. ``source``: which settings file was used,
+    for people. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -95,6 +96,7 @@ class ExecutorConfig:
     call_limit: float = 3600.0
     job_time_limits: Mapping[str, float] = field(default_factory=dict)
     verifier_urls: tuple[str, ...] = ()
+    trusted_spark_catalogs: tuple[str, ...] = ()
     serves: serving.Serves = serving.ALL
     certificate_key: bytes = field(default=b"", repr=False)
     """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
@@ -230,6 +232,11 @@ def _tables(value: Any) -> tuple[str, ...]:
     return names
 
 
+def _spark_catalogs(value: Any) -> tuple[str, ...]:
+    names = _names(value, "the name of a catalog of Spark or a list of them, such as lake,archive")
+    return tuple(trusted_catalogs.check_name(name) for name in names)
+
+
 def _yes(value: Any) -> bool:
     if str(value).lower() not in ("1", "true", "yes", "0", "false", "no"):
         raise ValueError("1 or 0")
@@ -338,6 +345,7 @@ SETTINGS: Mapping[str, Setting] = {
     "call_limit": Setting(duration, 3600.0),
     "job_time_limit": Setting(_job_time_limits, {}),
     "verifier_url": Setting(_verifier_urls, ()),
+    "trusted_spark_catalogs": Setting(_spark_catalogs, ()),
     "types": Setting(_types),
     "tables": Setting(_tables),
     "certificate_key_file": Setting(_text),
@@ -546,6 +554,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         call_limit=settings.get("call_limit"),
         job_time_limits=settings.get("job_time_limit"),
         verifier_urls=settings.get("verifier_url"),
+        trusted_spark_catalogs=settings.get("trusted_spark_catalogs"),
         serves=serving.Serves(settings.get("types"), settings.get("tables")),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
         actions_log=settings.get("actions_log"),

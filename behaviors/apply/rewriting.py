@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import uuid
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import open_regular
 from distop.places import STAGE
 from distop.storage_urls import check_paths
+from distop.tables import sparkcatalog
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
 from distop.tables.staged_metadata import check_staged
@@ -269,8 +270,10 @@ def _write(
     session.conf.set(f"{_CATALOG}.type", "hadoop")
     session.conf.set(f"{_CATALOG}.warehouse", location)
     session.conf.set(f"{_CATALOG}.cache-enabled", "false")
+    with sparkcatalog.active(session):
+        sparkcatalog.check_catalog(session, _CATALOG.rpartition(".")[2])
     rows = iceberg.read(session, source, files).select(*_columns(schema, narrowed))
-    with _active(session):
+    with sparkcatalog.active(session):
         rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
 
 
@@ -307,7 +310,7 @@ def _write_with_lineage(
     rows = iceberg.read(session, source, files, lineage=True).select(*columns)
     cache.add(name, table)
     try:
-        with _active(session):
+        with sparkcatalog.active(session):
             rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(name)
         appending = table.newFastAppend()
         for file in written.fetchNewFiles(table, name):
@@ -316,25 +319,6 @@ def _write_with_lineage(
     finally:
         cache.remove(name)
         written.clearRewrite(table, name)
-
-
-@contextmanager
-def _active(session: Any) -> Iterator[None]:
-    """Iceberg and Spark look for a writer's catalog in the session that is active in the thread, whichever has made the
-    rows; a job is a thread of its own.
-    """
-    from pyspark.sql import SparkSession
-
-    sessions = SparkSession._get_j_spark_session_class(session._jvm)
-    former = sessions.getActiveSession()
-    sessions.setActiveSession(session._jsparkSession)
-    try:
-        yield
-    finally:
-        if former.isDefined():
-            sessions.setActiveSession(former.get())
-        else:
-            sessions.clearActiveSession()
 
 
 def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:

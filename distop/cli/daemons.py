@@ -38,6 +38,13 @@ VERIFIER_URL = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
 ]
+TRUSTED_SPARK_CATALOGS = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,…",
+        help="Catalogs of Spark that may choose classes, hosts and where credentials go, such as of type rest (none).",
+    ),
+]
 ACTIONS_LOG = Annotated[
     str | None,
     typer.Option("--actions-log", metavar="FILE", help="Append a line of JSON for each action: who did what."),
@@ -75,6 +82,7 @@ def executor(
     call_limit: CALL_LIMIT = None,
     job_time_limit: JOB_TIME_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    trusted_spark_catalogs: TRUSTED_SPARK_CATALOGS = None,
     types: TYPES = None,
     tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
@@ -106,6 +114,7 @@ def executor(
             call_limit=call_limit,
             job_time_limit=job_time_limit or None,
             verifier_url=verifier_url or None,
+            trusted_spark_catalogs=trusted_spark_catalogs,
             types=types,
             tables=tables,
             certificate_key_file=certificate_key_file,
@@ -144,6 +153,7 @@ def dev(
     call_limit: CALL_LIMIT = None,
     job_time_limit: JOB_TIME_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    trusted_spark_catalogs: TRUSTED_SPARK_CATALOGS = None,
     types: TYPES = None,
     tables: TABLES = None,
     certificate_key_file: KEY_FILE = None,
@@ -172,6 +182,7 @@ def dev(
         "call_limit": call_limit,
         "job_time_limit": job_time_limit or None,
         "verifier_url": verifier_url or None,
+        "trusted_spark_catalogs": trusted_spark_catalogs,
         "types": types,
         "tables": tables,
         "certificate_key_file": certificate_key_file,

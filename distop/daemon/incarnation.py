@@ -258,6 +258,7 @@ class Incarnation(Context):
             log_level=c.log_level,
             call_limit=c.call_limit,
             verifier_urls=c.verifier_urls,
+            trusted_spark_catalogs=c.trusted_spark_catalogs,
             serves=c.serves,
             find_tables=self._find_tables,
         )

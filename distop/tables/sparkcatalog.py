@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from distop.core import trusted_catalogs
 from distop.core.frozen import frozen
+from distop.core.texts import shown
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.jvm import thrown as thrown_by
 
@@ -21,6 +24,11 @@ _TABLE = re.compile(rf"(?:(?P<catalog>[A-Za-z0-9_-]+|`[A-Za-z0-9_-]+`)\.)?(?P<da
 """Spark looks for the class of a catalog under its name, and a name with a dot would find another setting."""
 _OF_SESSION = "spark_catalog"
 """Spark compares this name without regard to case, and no other catalog's."""
+_BUILTIN = "builtin"
+"""The value of Spark's setting for its own session catalog."""
+_ICEBERG = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
+_WITHOUT_SERVER = ("hadoop", "hive")
+"""Types of Iceberg's catalogs (default: ``hive``) whose files or metastore give them no settings."""
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _OF_SERVERS = (
@@ -60,12 +68,13 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
     """The table of this name: ``db.table``, or ``catalog.db.table``; without its ``partitions``, where these are not
     wanted.
 
-    Raises InvalidArgument where the catalog does not have it, or this is no name, TableUnavailable where the catalog
-    cannot be asked.
+    Raises InvalidArgument where the catalog does not have it, or this is no name, or the catalog is not to be asked;
+    TableUnavailable where it cannot be asked.
     """
     check_name(name)
     try:
-        return _describe(session, name, partitions=partitions)
+        with active(session):
+            return _describe(session, name, partitions=partitions)
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
@@ -108,6 +117,66 @@ def check_name(name: str) -> None:
         raise InvalidArgument(f"{name} is a temporary view: it is known to one Spark session alone")
 
 
+@contextmanager
+def active(session: Any) -> Iterator[None]:
+    """Make the session the active one of this thread.
+
+    Spark and Iceberg read the settings of catalogs from the active session. A thread of a job or a plan has none, or
+    another one.
+    """
+    own, sessions = session._jsparkSession, session._get_j_spark_session_class(session._jvm)
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(own)
+    try:
+        yield
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
+        else:
+            sessions.clearActiveSession()
+
+
+def check_catalog(session: Any, catalog: str) -> None:
+    """Refuse a catalog whose server or implementation may choose code and hosts.
+
+    To be called before Spark creates the catalog, while the session is active: a REST catalog asks its server then.
+    Raises InvalidArgument, unless the executor's setting ``trusted-spark-catalogs`` lists it.
+    """
+    # Exactly the settings by which Spark creates the catalog.
+    conf = session._jvm.org.apache.spark.sql.internal.SQLConf.get()
+    settings = json.loads(_mapper(session).writeValueAsString(conf.getAllConfs()))
+    trusted = settings.get(trusted_catalogs.CONF, "").split(",")
+    if catalog.lower() == _OF_SESSION:
+        catalog, trusted = _OF_SESSION, [name.lower() for name in trusted]
+    untrusted = "" if catalog in trusted else _untrusted_part(catalog, settings)
+    if untrusted:
+        raise InvalidArgument(
+            f"Spark's catalog {catalog!r} is refused: {untrusted} may choose classes, hosts and where credentials are "
+            "sent; register the table with --format iceberg --option catalog=…, a catalog of pyiceberg, whose answers "
+            f"are filtered, or list {catalog} in the executors' setting trusted-spark-catalogs"
+        )
+
+
+def _untrusted_part(catalog: str, settings: Mapping[str, str]) -> str:
+    """The part of a catalog that may choose code and hosts, for an error message.
+
+    "" where the executor's settings alone choose them, or where they have no such catalog.
+    """
+    setting = f"spark.sql.catalog.{catalog}"
+    implementation = settings.get(setting)
+    if implementation is None or (catalog == _OF_SESSION and implementation == _BUILTIN):
+        return ""
+    # Spark and Iceberg ignore the case of an option's name, and of two spellings either one may win.
+    options = [(n.removeprefix(f"{setting}.").lower(), v) for n, v in settings.items() if n.startswith(f"{setting}.")]
+    unknown = [value for name, value in options if name == "catalog-impl"]
+    if implementation not in _ICEBERG:
+        unknown.append(implementation)
+    if unknown:
+        return f"its implementation {shown(unknown[0])}, which is not known,"
+    types = [value for name, value in options if name == "type" and value.lower() not in _WITHOUT_SERVER]
+    return f"its server (type {shown(types[0])})" if types else ""
+
+
 def missing(session: Any, name: str) -> str:
     """The sentence where a catalog does not have a table."""
     text = f"Spark's catalog has no table {name!r}: it was dropped or renamed, or never was there"
@@ -120,6 +189,7 @@ def _describe(session: Any, name: str, *, partitions: bool) -> Described:
     state = session._jsparkSession.sessionState()
     parts = [str(part) for part in _listed(state.sqlParser().parseMultipartIdentifier(name))]
     catalog = parts.pop(0) if len(parts) > 2 else _OF_SESSION
+    check_catalog(session, catalog)
     plugin = state.catalogManager().catalog(catalog)
     jvm = session._jvm
     if catalog.lower() == _OF_SESSION and len(parts) == 2:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import private
 from distop.behavior import Behavior, JobContext, Progress, load, registered
+from distop.core import trusted_catalogs
 from distop.core.checkpoint import MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.core.codec import dumps, rfc3339
 from distop.core.following import follows_elsewhere
@@ -54,8 +55,10 @@ class Environment:
         self.space: str = config["space"]
         self.executor: str = config["executor"]
         self.outbox = outbox
+        # It replaces a value among Spark's settings: the list has one source.
+        trusted = {trusted_catalogs.CONF: ",".join(config["trusted_spark_catalogs"])}
         self.spark = SparkHolder(
-            config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
+            config["spark_master"], config["executor"], work_dir, config["ttl"], {**config["spark_conf"], **trusted}
         )
         self.log = logging.getLogger("distop.child")
         self.stuck = False

@@ -113,6 +113,7 @@ class Child:
                 executor=config.executor,
                 log_level=config.log_level,
                 verifier_urls=list(config.verifier_urls),
+                trusted_spark_catalogs=list(config.trusted_spark_catalogs),
                 serves=config.serves.to_json(),
                 environment=private.of_catalogs({**os.environ, **config.env}),
             )

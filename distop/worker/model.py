@@ -58,6 +58,8 @@ class WorkerConfig:
     """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
     verifier_urls: tuple[str, ...] = ()
     """Prefixes of the URLs that verifiers may be asked at."""
+    trusted_spark_catalogs: tuple[str, ...] = ()
+    """Catalogs of Spark whose server or code may choose classes, hosts and where credentials are sent."""
     serves: Serves = ALL
     """The child refuses everything else."""
     find_tables: FindTables | None = None

@@ -60,6 +60,7 @@ class ConfigMessage(TypedDict):
     executor: str
     log_level: str
     verifier_urls: list[str]
+    trusted_spark_catalogs: list[str]
     serves: dict[str, list[str]]
     """The fields of core.serving.Serves."""
     environment: dict[str, str]

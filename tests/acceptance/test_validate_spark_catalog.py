@@ -12,13 +12,14 @@ from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
-from distop.tables import check_reachable, plan_table
+from distop.tables import check_reachable, folders_of, place_of, plan_table, sparkcatalog
 from distop.tables.spark import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
 from tests.support.applying import At
 from tests.support.checked import between
 from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.icebergrest import RestCatalogServer
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from distop.core.plan import Planned
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
+
+SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
 class Shop:
@@ -288,6 +291,40 @@ def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_
     argument = {"checks": [{"not_null": "c"}]}
     ran = run_operation(Validate(), table, argument, shop.context, partitions=planned.partitions)
     assert verdicts(ran) == [("violated", 18)]
+
+
+def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(shop: Shop, tmp_path: Path) -> None:
+    need(jar(), MAVEN)
+    lake = Lake(shop.spark, tmp_path)
+    lake.create("t", "id bigint, k int, c string", "", 2)
+    lake.fill("t")
+    # Another name: Spark keeps the catalog that the statements have used.
+    for name, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": str(tmp_path)}.items():
+        lake.spark.conf.set(f"spark.sql.catalog.again{name}", value)
+    with sparkcatalog.active(shop.spark):
+        planned = plan_table(TableRecord("t", "spark", "again.db.t"), spark=lambda: lake.spark)
+    assert [len(p.files) for p in planned.partitions] == [1]
+
+
+def test_hole_2_a_hostile_server_of_a_catalog_of_spark_is_not_asked(shop: Shop, tmp_path: Path) -> None:
+    need(jar(), MAVEN)
+    session = shop.spark.newSession()
+    table = TableRecord("t", "spark", "hostile.sales.orders")
+    with RestCatalogServer(tmp_path / "hostile") as hostile, RestCatalogServer(tmp_path / "other") as other:
+        hostile.overrides = {"uri": other.uri}
+        for name, value in {"": SPARK_CATALOG, ".type": "rest", ".uri": hostile.uri, ".token": "wasp"}.items():
+            session.conf.set(f"spark.sql.catalog.hostile{name}", value)
+        for ask in (plan_table, folders_of, place_of):
+            with pytest.raises(InvalidArgument, match=r"Spark's catalog 'hostile' is refused: its server"):
+                ask(table, spark=lambda: session)
+        check_reachable(table, lambda: session)
+        assert hostile.asked == other.asked == []
+        # Listed, the server chooses where the token goes.
+        session.conf.set("spark.distop.trustedCatalogs", "hostile")
+        with pytest.raises((InvalidArgument, TableUnavailable)):
+            plan_table(table, spark=lambda: session)
+        assert [path.partition("?")[0] for _, path, _, _ in hostile.asked] == ["/v1/config"]
+        assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.asked}
 
 
 def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog(shop: Shop, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Child:
             "ttl": 10.0,
             "spark_conf": {},
             "verifier_urls": [],
+            "trusted_spark_catalogs": [],
             "serves": {},
         }
         self.env = Environment(config, folder / "work", self.sent)

@@ -164,7 +164,8 @@ class Said:
 def child(tmp_path: Path, serves: Serves) -> tuple[Environment, Said]:
     said = Said()
     told = {"shared_dir": "", "verifier_urls": [], "space": "", "executor": "e1", "spark_master": "local[1]"}
-    return Environment({**told, "ttl": 10.0, "spark_conf": {}, "serves": serves.to_json()}, tmp_path, said), said  # type: ignore[arg-type]
+    more = {"ttl": 10.0, "spark_conf": {}, "trusted_spark_catalogs": [], "serves": serves.to_json()}
+    return Environment({**told, **more}, tmp_path, said), said  # type: ignore[arg-type]
 
 
 ORDERS = TableRecord("sales.orders", "parquet", "/nowhere/orders")
