@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -677,6 +678,20 @@ def test_L20_a_graph_joins_whoever_has_the_id_in_the_end() -> None:
     assert moment > 5
 
 
+def test_each_of_a_graph_of_many_waits_for_the_one_before_it() -> None:
+    """Edges are written in several transactions: also the last one of each."""
+
+    async def work(etcd: Etcd) -> None:
+        links = tuple((n, n + 1) for n in range(199))
+        started = await graph(etcd, *(wanted(f"m{n}") for n in range(200)), links=links)
+        for before, after in itertools.pairwise(started):
+            (edge,) = etcd.store.range(*KEYS.edges_range(after.ref, "after"))
+            assert loads(edge.value)["op"] == str(before.ref)
+            assert len(etcd.store.range(*KEYS.edges_range(before.ref, "next"))) == 1
+
+    run(work)
+
+
 def test_L9_each_of_a_graph_takes_its_id() -> None:
     async def work(etcd: Etcd) -> None:
         started = await graph(etcd, wanted("a"), wanted("b"), links=((0, 1),))
@@ -738,12 +753,14 @@ def test_L9_in_a_graph_the_one_that_goes_on_stands_for_a_duplicate(many: int) ->
 
 
 def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole() -> None:
-    async def work(etcd: Etcd) -> None:
+    """Whichever of the graph has it: also the last of a page."""
+
+    async def work(etcd: Etcd, taken: str) -> None:
         def beside(txn: Txn) -> TxnResult:
             if txn.label == "start" and any(isinstance(op, Put) and op.key.endswith(".spec") for op in txn.success):
                 etcd.fates.clear()
-                ref, spec = OperationRef(TABLE, "purge", "", 1), Spec("r", TIME, "", Rules(), id="m70")
-                mine = t.NewOperation(ref, spec, b'{"path":"m70"}', waits=True, takes=Takes("m70"))
+                ref, spec = OperationRef(TABLE, "purge", "", 1), Spec("r", TIME, "", Rules(), id=taken)
+                mine = t.NewOperation(ref, spec, dumps({"path": taken}), waits=True, takes=Takes(taken))
                 etcd.apply(t.starts(KEYS, t.Counters({}, 0, 1, 0), [mine]))
             return etcd.store.apply(txn)
 
@@ -754,7 +771,8 @@ def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole
         holds = etcd.store.range(*KEYS.family("distOpHold"))
         assert [b"denied" in kv.value for kv in holds] == [True]
 
-    run(work)
+    for n in range(80):
+        run(lambda etcd, taken=f"m{n}": work(etcd, taken))
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"", b"nobody", b"{}", b"t/purge/0", b"t/purge/" + b"9" * 5000])
