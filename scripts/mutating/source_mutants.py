@@ -23,7 +23,7 @@ from mutating.transaction_mutants import Mutant
 
 AGE, NEVER, NOW, STEP, TASK, SLICE = "age", "never", "now", "step", "task", "slice"
 """Kinds of changes: invert a comparison with a time; make a time 30 years, or 0; skip a step of a periodic loop; have a
-background task do nothing; drop a slice's last element.
+background task, or a timer, do nothing; drop a slice's last element.
 """
 MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE)
 FOREVER = 1e9
@@ -46,6 +46,7 @@ _INVERTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }  # fmt: skip
 _WAITS = frozenset({"sleep", "timeout", "timeout_at", "wait_for", "wait"})
 _BACKGROUND = frozenset({"ensure_future", "create_task"})
+_TIMERS = frozenset({"call_later", "call_at"})
 _REACHED = "__distop_reached__"
 
 
@@ -222,6 +223,8 @@ class _Finder(ast.NodeVisitor):
             work = node.args[0]
             if not (isinstance(work, ast.Call) and isinstance(work.func, ast.Attribute) and work.func.attr in _WAITS):
                 self._add(node, TASK)
+        if isinstance(func, ast.Attribute) and func.attr in _TIMERS:
+            self._add(node, TASK)
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -276,6 +279,10 @@ class _Changer(ast.NodeTransformer):
             self.changed += 1
             idle = ast.parse(f"__import__('asyncio').sleep({FOREVER})", mode="eval").body
             node.args[0] = ast.copy_location(idle, node)
+            return ast.fix_missing_locations(node)
+        if self.site.mutant.mode == TASK and self._is_it(node) and getattr(node.func, "attr", "") in _TIMERS:
+            self.changed += 1
+            node.args[0] = ast.Constant(FOREVER)
             return ast.fix_missing_locations(node)
         return self.generic_visit(node)
 

@@ -144,6 +144,7 @@ def test_every_source_mutant_changes_one_live_function() -> None:
         "distop.daemon.incarnation.Incarnation._poll: step await self._settle_claims()",
         "distop.coordinator.finishes.Finishes._take: slice more[room:]",
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
+        "distop.coordinator.placing.Placing._look_soon: task asyncio.get_running_loop().call_later(pause, self._look)",
     ],
 )
 def test_times_polls_slices_and_tasks_of_the_source_have_mutants(mutant: str) -> None:
