@@ -144,3 +144,10 @@ def test_what_a_cancelled_caller_still_writes_is_cut_off_as_any_other() -> None:
         assert await task == "it was told"
 
     run(last_word)
+
+
+def test_pauses_between_repetitions_grow_from_a_moment_to_a_second() -> None:
+    attempts = Attempts("write")
+    pauses = [attempts.next_pause() or 0.0 for _ in range(20)]
+    assert 0.0 < pauses[0] <= 0.05
+    assert all(0.1 < pause <= 1.0 for pause in pauses[10:])
