@@ -49,6 +49,11 @@ class HoldState(StrEnum):
     """No hold, but the receipt of one that was taken away (``core.prepared``)."""
 
 
+def hold_named(id_: str) -> str:
+    """What a hold is called beside operations, for people."""
+    return f"hold {id_}"
+
+
 GRAPH = "graph"
 """The kind of a hold of operations that are being inserted in several transactions."""
 

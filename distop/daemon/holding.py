@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import catalog, prepared, user_transaction, waiting
 from distop.core import keys as K
-from distop.core.links import GRAPH, Hold, HoldState
+from distop.core.links import GRAPH, Hold, HoldState, hold_named
 from distop.core.model import Phase, Spec
 from distop.core.records import read
 from distop.core.txn import Delete, Get, Txn, unchanged
 from distop.daemon.verifying import Verifying
-from distop.errors import UnreadableRecord, describe
+from distop.errors import MalformedRequest, UnreadableRecord, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Collection, Mapping
 
     from distop.node.context import Context
 
@@ -30,6 +30,8 @@ FEW = 64
 AGAIN = 1.0
 """Seconds until it is looked again whether a verification has come to an end, or begun."""
 _PAGE = 100
+_WRITE = "what becomes of it"
+"""In the node record, what etcd rejects about a hold."""
 _GIVEN_UP = "the graph that it was part of was not inserted as a whole: its caller was not seen any more"
 
 
@@ -46,6 +48,8 @@ class HoldKeeper:
         self._due: list[tuple[float, str, int]] = []
         """When a prepared hold may be due, by this node's clock, with the revision for which that is so: a heap."""
         self._timer: asyncio.TimerHandle | None = None
+        self._aside: dict[str, float] = {}
+        """Holds of which etcd rejects a write as invalid, with the time when it is sent again, by this node's clock."""
         self._closed = False
 
     def changed(self, ids: Collection[str] | None = None) -> None:
@@ -55,8 +59,10 @@ class HoldKeeper:
             hold = holds.get(id_)
             if hold is None:
                 self._seen.pop(id_, None)
+                self._settle(id_)
             elif self._seen.get(id_, (0, 0.0))[0] != hold.mod:
                 self._seen[id_] = hold.mod, now
+                self._settle(id_)
                 if hold.value.state is HoldState.HELD and (terms := prepared.Terms.of(hold.value)) is not None:
                     heapq.heappush(self._due, (now + prepared.due_after(terms, 0, asking=False), id_, hold.mod))
         if len(self._due) > 2 * len(holds) + FEW:  # most are confirmed long before they would be due
@@ -97,24 +103,44 @@ class HoldKeeper:
         self._set_timer(now, AGAIN if full else 0.0)
 
     async def look(self) -> None:
-        """Raises SessionLost."""
+        """Each hold is seen to by itself. Raises SessionLost, and EtcdRejected but for what is told as rejected."""
         self.changed()
         now = time.monotonic()
         old: dict[str, int] = {}
         for id_, hold in list(self._ctx.cluster.holds.items()):
             _, since = self._seen.get(id_, (0, now))
             age, state = now - since, hold.value.state
+            if self._aside.get(id_, now) > now:
+                continue
             if hold.value.kind == GRAPH and state is HoldState.HELD and age > GRAPH_LIMIT:
-                denied = Hold(GRAPH, HoldState.DENIED, _GIVEN_UP, hold.value.options)
-                if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, hold.mod))).succeeded:
-                    self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
+                await self._by_itself(id_, self._give_up(id_, hold.mod, age))
             elif state is not HoldState.HELD and age > self._ctx.limits.denied_kept:
                 if hold.value.kind == user_transaction.KIND:  # no operation names it
-                    await self._delete(id_, hold.mod)
+                    await self._by_itself(id_, self._delete(id_, hold.mod))
                 else:
                     old[id_] = hold.mod
         if old:
             await self._forget(old)
+
+    async def _by_itself(self, id_: str, write: Awaitable[None]) -> None:
+        """Write about one hold. What etcd rejects as invalid is told, and holds up no other."""
+        try:
+            await write
+        except MalformedRequest as error:
+            pause = self._ctx.rejected_writes.refused(hold_named(id_), _WRITE, error)
+            self._aside[id_] = time.monotonic() + pause
+        else:
+            self._settle(id_)
+
+    def _settle(self, id_: str) -> None:
+        if self._aside.pop(id_, None) is not None:
+            self._ctx.rejected_writes.settled(hold_named(id_), _WRITE)
+
+    async def _give_up(self, id_: str, mod: int, age: float) -> None:
+        # Short, whatever the hold has: what only just fits into a request would not with a text beside it.
+        denied = Hold(GRAPH, HoldState.DENIED, _GIVEN_UP)
+        if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, mod))).succeeded:
+            self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
 
     async def _forget(self, old: Mapping[str, int]) -> None:
         """Delete denied holds that nothing is held by any more, and receipts of such: no operation can come to them.
@@ -130,7 +156,7 @@ class HoldKeeper:
             return
         for id_, mod in old.items():
             if prepared.held_as(id_) not in used:
-                await self._delete(id_, mod)
+                await self._by_itself(id_, self._delete(id_, mod))
 
     async def _delete(self, id_: str, mod: int) -> None:
         key = self._ctx.keys.hold(id_)

@@ -51,7 +51,7 @@ from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from distop.core.declaration import Declaration
@@ -463,14 +463,21 @@ class Incarnation(Context):
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending and not self.cluster.holds:
                 continue
-            try:
+            with self._refusal_told():
                 await self._holds.look()
+            with self._refusal_told():
                 await self._settle_claims()
-            except EtcdRejected as error:
-                # A role that was revoked: what runs here goes on, for as long as the session lives.
-                self.log.warning("the poll was refused, and is tried again: %s", describe(error))
-                continue
             self.executor.cluster_changed(hint=True)
+
+    @contextlib.contextmanager
+    def _refusal_told(self) -> Iterator[None]:
+        """Of one step of a poll; the others go on. A role may have been revoked: what runs here goes on, for as long as
+        the session lives.
+        """
+        try:
+            yield
+        except EtcdRejected as error:
+            self.log.warning("the poll was refused, and is tried again: %s", describe(error))
 
     async def _settle_claims(self) -> None:
         listing = await self.client.list(*self.keys.family(K.CLAIM))

@@ -1,20 +1,25 @@
-"""Claims blocks of an open operation's jobs: transactions of ``core.claiming``, sent in groups, several in flight."""
+"""Claims blocks of an open operation's jobs: transactions of ``core.claiming``, sent in groups, several in flight.
+
+A group that etcd rejects as invalid is split until the single rejected write is found.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
 from distop.core.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
+from distop.errors import MalformedRequest
 from distop.node.openop import Held, OpenOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from distop.core.model import OperationRef
     from distop.core.plan import Gate
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 BLOCK_LIMIT = 20_000
 """Jobs in one block at most."""
 CLAIMS_IN_FLIGHT = 8
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -39,6 +46,23 @@ class Won:
     """What went wrong beside; what was won before is won all the same."""
     taken_over: int = 0
     """How many of those won were held by executors that are gone."""
+
+    def rejected(self, error: MalformedRequest | None) -> None:
+        """What etcd rejects as invalid, even alone, if anything."""
+        self.error = self.error or error
+
+
+async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
+    """Send a group; one that etcd rejects as invalid in halves. What etcd says of the first that it rejects alone."""
+    try:
+        await send(group)
+    except MalformedRequest as error:
+        if len(group) == 1:
+            return error
+        half = len(group) // 2
+        found, other = await by_halves(group[:half], send), await by_halves(group[half:], send)
+        return found or other
+    return None
 
 
 class Claimer:
@@ -78,10 +102,13 @@ class Claimer:
             await self._fail_lost(op, over, won)
         limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
 
+        async def send(group: Sequence[claiming.Want]) -> None:
+            gone = {dead[want.partition] for want in group if want.partition in dead}
+            await self._claim_group(op, gate_mod, group, gone, uncounted, overdue, won)
+
         async def one(group: Sequence[claiming.Want]) -> None:
             async with limit:
-                gone = {dead[want.partition] for want in group if want.partition in dead}
-                await self._claim_group(op, gate_mod, group, gone, uncounted, overdue, won)
+                won.rejected(await by_halves(group, send))
 
         size = ctx.limits.claims
         if op.gate.options.max_jobs or former:
@@ -119,10 +146,11 @@ class Claimer:
                 given.append(replace(want, claim=claim, permit_mod=known.free.pop(number), former=old))
         return given
 
-    async def revoke_lost(self, op: OpenOperation) -> None:
+    async def revoke_lost(self, op: OpenOperation) -> Exception | None:
         """Set lost claims that no claim compares to waiting, and fail the jobs that were lost once too often.
 
-        Neither needs a permit. Refused where the gate, this node or the claims are not as they were seen.
+        Neither needs a permit. Refused where the gate, this node or the claims are not as they were seen. Returns what
+        etcd rejects as invalid, even alone.
         """
         ctx, rules, gate_mod = self._ctx, op.spec.rules, op.gate_mod
         over: list[tuple[int, Seen[Claim], Claim]] = []
@@ -133,11 +161,11 @@ class Claimer:
                 over.append((p, seen, claim))
             else:
                 lost.append((p, mod, seen.value))
+        done = Won()
         if over:
-            await self._fail_lost(op, over, Won())
-        size = min(ctx.limits.reaped, ctx.limits.claims)
-        for n in range(0, len(lost), size):
-            page = lost[n : n + size]
+            await self._fail_lost(op, over, done)
+
+        async def send(page: Sequence[tuple[int, int, Claim]]) -> None:
             await ctx.commit(
                 claiming.revoke_lost(
                     *(ctx.keys, op.ref, gate_mod, ctx.incarnation, page),
@@ -145,11 +173,17 @@ class Claimer:
                 )
             )
 
+        size = min(ctx.limits.reaped, ctx.limits.claims)
+        for n in range(0, len(lost), size):
+            done.rejected(await by_halves(lost[n : n + size], send))
+        return done.error
+
     async def claim_unread(
         self, ref: OperationRef, gate: Seen[Gate], ordinals: Sequence[int]
     ) -> tuple[OpenOperation, Won] | None:
-        """Claim jobs of an operation that has just opened, and read it, in one transaction; None where it was refused:
-        read it then, and claim as usual, which also finds what an earlier copy of this won (T9).
+        """Claim jobs of an operation that has just opened, and read it, in one transaction; None where it was refused,
+        or rejected as invalid: read it then, and claim as usual, which also finds what an earlier copy of this won
+        (T9), and sends smaller groups.
         """
         ctx = self._ctx
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
@@ -157,7 +191,11 @@ class Claimer:
         if (runs := claiming.runs(wants)) is None:
             return None
         records = OpenOperation.records(ctx.keys, ref)
-        result = await ctx.commit(claiming.claim_unread(ctx.keys, ref, gate.mod, ctx.incarnation, runs, first, records))
+        txn = claiming.claim_unread(ctx.keys, ref, gate.mod, ctx.incarnation, runs, first, records)
+        try:
+            result = await ctx.commit(txn)
+        except MalformedRequest:
+            return None
         if not result.succeeded:
             return None
         answers = [answer for answer in result.responses[-len(records) :] if isinstance(answer, GetResult)]
@@ -199,10 +237,14 @@ class Claimer:
     async def claim_first(
         self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int]
     ) -> tuple[TxnResult, Won]:
-        """Write a plan and claim jobs of it, in one transaction."""
+        """Write a plan and claim jobs of it, in one transaction; the plan alone where etcd rejects that as invalid."""
         ctx = self._ctx
         wants = [claiming.Want(p, Claim(ctx.executor_id, ctx.incarnation, 1, 0)) for p in ordinals]
-        result = await ctx.commit(claiming.with_first(ctx.keys, op.ref, plan, state_mod, ctx.incarnation, wants))
+        both = claiming.with_first(ctx.keys, op.ref, plan, state_mod, ctx.incarnation, wants)
+        try:
+            result = await ctx.commit(both)
+        except MalformedRequest:
+            return await ctx.commit(plan), Won()
         won = Won()
         if result.succeeded:
             won.partitions = [self._hold(op, want, result.revision) for want in wants]
@@ -296,12 +338,15 @@ class Claimer:
             name = str(op.partition(p).get("name", p))
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
+        former = {p: seen.value for p, seen, _ in over}
+
+        async def send(holder: str, page: Sequence[tuple[int, int, Outcome]]) -> None:
+            txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page, former)
+            written = (await ctx.commit(txn)).succeeded
+            won.refused = won.refused or not written
+            if written:
+                ctx.meter.jobs_lost(op.ref.type, len(page))
+
         for holder, lost in by_dead.items():
             for n in range(0, len(lost), ctx.limits.reports):
-                page = lost[n : n + ctx.limits.reports]
-                former = {p: seen.value for p, seen, _ in over}
-                txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page, former)
-                written = (await ctx.commit(txn)).succeeded
-                won.refused = won.refused or not written
-                if written:
-                    ctx.meter.jobs_lost(op.ref.type, len(page))
+                won.rejected(await by_halves(lost[n : n + ctx.limits.reports], partial(send, holder)))

@@ -50,7 +50,7 @@ class Executor:
         self._runs: set[asyncio.Task[None]] = set()
         self._free_slots = ctx.config.slots
         self._wake = asyncio.Event()
-        self._troubles = Troubles(ctx.log)
+        self._troubles = Troubles(ctx.log, ctx.rejected_writes)
         self._quiet = Quiet(ctx)
         self._small = Small(ctx, lambda ref: ref in self._operations or ref in self._serving or ref in self._troubles)
         self._turn_of_small = True
@@ -81,6 +81,7 @@ class Executor:
             elif self._shut(op):
                 self._closed(op)
         if self._ctx.draining:
+            self._troubles.keep(())  # it claims nothing, so etcd rejects nothing
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
@@ -282,6 +283,7 @@ class Executor:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
             ctx, op, won = self._ctx, self._operations.get(ref), None
+            rejected: Exception | None = None
             if op is None:
                 few = self._few(ref, slots + self._free_slots)
                 slots += self._take_slots(len(few) - slots)
@@ -291,12 +293,14 @@ class Executor:
             returned = op.returned
             if won is None:
                 if op.unknown or not op.room:
-                    await self._look(op)
+                    rejected = await self._look(op)
                 if not op.room and not op.only_suspects:
                     # Others have all that may run, and nobody tells when they end.
                     op.exhausted = True
                     op.next_due = time.monotonic() + self._turns.full(ref, ctx.config.poll)
                     self._quiet.gone(ref)
+                    if rejected is not None:
+                        raise rejected
                     return
                 if self._quiet.blocks(ref):
                     return
@@ -307,8 +311,9 @@ class Executor:
                     slots += self._take_slots(min(op.open_jobs, op.room) - slots)
                 won = await self._claimer.claim(op, slots, alone=alone)
             slots -= self._begin(op, won)
-            if won.error is not None:
-                raise won.error
+            if (error := won.error or rejected) is not None:
+                op.forget_candidates()  # what was taken of them, and not won, is in no list any more
+                raise error
             if won.refused:
                 # Something that was compared is not as it was seen: its event may be here already, so look anew.
                 op.forget_candidates()
@@ -491,14 +496,17 @@ class Executor:
             op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where))
         return op, None
 
-    async def _look(self, op: OpenOperation) -> None:
+    async def _look(self, op: OpenOperation) -> Exception | None:
+        """Returns what etcd rejects as invalid, even alone, of what is to become of lost claims."""
         ctx = self._ctx
+        rejected: Exception | None = None
         others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
         patience = op.spec.rules.retry.maximum
         await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
         if op.uncompared:
-            await self._claimer.revoke_lost(op)
+            rejected = await self._claimer.revoke_lost(op)
             await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
+        return rejected
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:
         self._track(asyncio.ensure_future(self._run(op, block)))

@@ -1,5 +1,6 @@
 """Back-off after an open operation could not be served here: by an error of our own, by records that this release
-cannot read, or because what was compared had changed. An entry goes when the operation is served again, or goes.
+cannot read, because etcd rejects a claim as invalid, or because what was compared had changed. An entry goes when the
+operation is served again, or goes.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
-from distop.errors import NotFound, UnreadableRecord, describe
+from distop.errors import MalformedRequest, NotFound, UnreadableRecord, describe
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from distop.core.model import OperationRef
     from distop.logs import ContextLogger
+    from distop.node.rejected_writes import RejectedWrites
 
+CLAIMS = "claims"
+"""In the node record, what etcd rejects: claims, takeovers, and what becomes of lost claims."""
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 """Seconds of back-off, first and longest, after an unexpected error of the executor itself."""
@@ -37,13 +41,16 @@ class _Trouble:
     """Its jobs could be claimed, and not run."""
     missing: bool = False
     """There are no records behind its gate."""
+    rejected: bool = False
+    """Etcd rejects a claim of it as invalid, even alone: the node record tells it."""
 
 
 class Troubles:
     """The operations that one incarnation could not serve."""
 
-    def __init__(self, log: ContextLogger) -> None:
+    def __init__(self, log: ContextLogger, rejected_writes: RejectedWrites) -> None:
         self._log = log
+        self._rejected_writes = rejected_writes
         self._of: dict[OperationRef, _Trouble] = {}
 
     def __contains__(self, ref: OperationRef) -> bool:
@@ -74,6 +81,11 @@ class Troubles:
             if trouble.said != str(error):
                 trouble.said = str(error)
                 self._log.error("this executor leaves the operation alone until it can read it: %s", error, extra=where)
+        elif isinstance(error, MalformedRequest):
+            trouble = self._of.setdefault(ref, _Trouble())
+            trouble.rejected = True
+            trouble.pause = self._rejected_writes.refused(str(ref), CLAIMS, error)
+            trouble.until = time.monotonic() + trouble.pause
         else:
             trouble = self._again(ref, LONGEST_PAUSE)
             said = f"could not serve the operation (again in {trouble.pause:.1f} s): {describe(error)}"
@@ -93,14 +105,25 @@ class Troubles:
 
     def served(self, ref: OperationRef) -> None:
         """It was looked at and claimed from; if it was runs that went wrong, that they go well is yet to be seen."""
-        if ref in self._of and not self._of[ref].run:
-            del self._of[ref]
+        if ref in self._of:
+            self._settle(ref)
+            if not self._of[ref].run:
+                del self._of[ref]
 
     def ran(self, ref: OperationRef) -> None:
-        """A run of its jobs came to its end."""
-        self._of.pop(ref, None)
+        """A run of its jobs came to its end, which tells nothing of other claims."""
+        if ref in self._of:
+            self._of[ref].run = False
+            if not self._of[ref].rejected:
+                del self._of[ref]
 
     def keep(self, gates: Container[OperationRef]) -> None:
         """Forget the operations that are not open any more."""
         for ref in [ref for ref in self._of if ref not in gates]:
+            self._settle(ref)
             del self._of[ref]
+
+    def _settle(self, ref: OperationRef) -> None:
+        if self._of[ref].rejected:
+            self._of[ref].rejected = False
+            self._rejected_writes.settled(str(ref), CLAIMS)

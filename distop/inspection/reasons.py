@@ -15,7 +15,7 @@ from distop.core.codec import SCHEMA_VERSION, parse_time, rfc3339
 from distop.core.decide import abandoned_in
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
-from distop.core.links import GRAPH
+from distop.core.links import GRAPH, hold_named
 from distop.core.model import Attempts, Phase
 from distop.core.options import fits
 from distop.core.serving import named, refusal
@@ -277,8 +277,10 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _refused(view: View) -> Iterator[tuple[Code, str]]:
-    """What etcd does not accept of it, or of those before it: their end has to be written down for it to go on."""
+    """What etcd does not accept of it, of those before it, or of its hold: these have to end for it to go on."""
     before = view.snapshot.behind if view.stage is Stage.WAITING else ()
+    if view.snapshot.hold is not None and view.snapshot.spec is not None:
+        before = (*before, hold_named(view.snapshot.spec.hold))
     for node in sorted(view.nodes.values(), key=lambda node: node.executor):
         for op in (str(view.snapshot.ref), *before):
             if text := node.refused.get(op):

@@ -5,19 +5,22 @@ The history of the real etcd is audited.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import Start, chord
-from distop.core.model import TableRecord
+from distop import Start, aio, chord
+from distop.core.jobs import Claim
+from distop.core.model import OperationRef, TableRecord
+from distop.core.txn import Put, Txn
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import daemons, distop_process
 from tests.support.replay import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from tests.support.daemons import Daemons
@@ -107,3 +110,56 @@ def _told_of_successors(server: EmbeddedEtcd, group: Daemons) -> None:
     server._arguments = []  # as somebody raises its limit
     server.restart()
     assert {op.wait(LIMIT).state for op in behind} == {"success"}
+
+
+def test_claims_that_etcd_rejects_together_are_sent_in_smaller_groups(tmp_path: Path) -> None:
+    """The same 76 claims were sent again and again: no job ran, and nothing told why."""
+    with EmbeddedEtcd(compaction=None, arguments=("--max-txn-ops", "24")) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
+            group.start("e1", ttl=20)
+            ops = [group.client.start_operation("noop", "t", {"jobs": jobs}) for jobs in (200, 30, 1)]
+            assert [op.wait(LIMIT).state for op in ops] == ["success"] * 3
+            group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is told")
+        assert not violations(server.endpoint)
+
+
+def test_claims_that_etcd_rejects_one_by_one_are_told_and_hold_up_no_other(tmp_path: Path) -> None:
+    """Behind a limit, each claim compares that the executors are gone whose claims do not count."""
+    with EmbeddedEtcd(compaction=None, arguments=("--max-txn-ops", "24")) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
+            group.start("e1", ttl=20)
+            _told_of_claims(server, group)
+
+
+async def _claimed_by_the_gone(endpoint: str, ref: OperationRef, partitions: Iterable[int]) -> None:
+    async with aio.connect(endpoint) as client:
+        for p in partitions:
+            claim = Claim(f"gone-{p}", f"gone-{p}", 1, 0)
+            await client.etcd.commit(Txn((), (Put(client.keys.claim(ref, p), claim.encode()),)))
+
+
+def _told_of_claims(server: EmbeddedEtcd, group: Daemons) -> None:
+    op = group.client.start_operation("noop", "t", {"jobs": 40, "sleep": 0.3}, max_jobs=40)
+    group.eventually(lambda: op.status().jobs["running"], "it runs", "e1")
+    op.pause(now=True)
+    group.eventually(lambda: op.status().state == "paused", "it is paused", "e1")
+    asyncio.run(_claimed_by_the_gone(server.endpoint, OperationRef.parse(op.ref), range(16, 39)))
+    op.resume()
+
+    def told() -> bool:
+        return any(reason.code == "refused-by-etcd" for reason in op.why().reasons)
+
+    group.eventually(told, "why tells that etcd refuses claims", "e1")
+    text = "claims: the claim was refused by etcd: etcdserver: too many operations in txn request"
+    assert f"a write of executor e1, which retries with back-off: {text}" in distop_process(group, "why", op.ref).stdout
+    assert f"etcd rejects a write of {op.ref} (e1): {text}" in distop_process(group, "doctor").stdout
+    beside = [group.client.start_operation("noop", "t", {"jobs": jobs}) for jobs in (30, 1)]
+    assert [one.wait(LIMIT).state for one in beside] == ["success"] * 2
+    assert told()
+    server.kill()
+    server._arguments = []  # as somebody raises its limit
+    server.restart()
+    assert op.wait(LIMIT).state == "success"
+    group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is told")

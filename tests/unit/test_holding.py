@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
+from distop import logs
 from distop.core import prepared as p
+from distop.core import user_transaction
 from distop.core.draining import NodeState
 from distop.core.limits import DEFAULT
 from distop.core.links import Hold, HoldState
 from distop.core.seen import Seen
 from distop.core.serving import ALL
+from distop.core.txn import ENVELOPE_BYTES, MAX_REQUEST_BYTES, Put, Txn, request_bytes
 from distop.daemon import holding
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.verifying import Verifying
+from distop.errors import MalformedRequest
 from distop.graphs import requests
+from distop.node.rejected_writes import PAUSE, RejectedWrites
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop
 
@@ -219,6 +224,74 @@ def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
         await etcd.client.prepare_operation("noop", TABLE, {}, external_id="x")
         etcd.store.apply(next(txn for txn in etcd.committed if txn.label == "forget_hold"))
         assert etcd.value(key) is not None
+        daemon.keeper.close()
+
+    asyncio.run(main())
+
+
+def test_a_hold_that_etcd_rejects_is_told_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One raised at each look: no other hold was seen to, and nothing of what follows in a poll."""
+
+    async def main() -> None:
+        etcd, daemon = Etcd(), Daemon(monkeypatch)
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        told = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
+        graph, denied = Hold("graph"), Hold("graph", HoldState.DENIED)
+        receipt = Hold(user_transaction.KIND, HoldState.CONFIRMED)
+        holds = {"a": graph, "b": receipt, "c": graph, "d": receipt, "e": denied}
+
+        def put(id_: str) -> None:
+            hold = holds[id_]
+            etcd.put(KEYS.hold(id_), hold.encode())
+            daemon.cluster.holds[id_] = Seen(hold, etcd.store.mod(KEYS.hold(id_)))
+
+        for id_ in holds:
+            put(id_)
+        await daemon.keeper.look()
+        poisoned = {KEYS.hold(id_) for id_ in "abe"}
+        asked: list[str] = []
+
+        def rejecting(txn: Any) -> Any:
+            asked.extend(poisoned.intersection(op.key for op in txn.success))
+            if not poisoned.isdisjoint(op.key for op in txn.success):
+                raise MalformedRequest("etcdserver: request is too large")
+            return etcd.store.apply(txn)
+
+        etcd.usual = rejecting
+        daemon.now = DEFAULT.denied_kept + 1
+        await daemon.keeper.look()
+        assert Hold.decode(etcd.value(KEYS.hold("c")) or b"").state is HoldState.DENIED
+        assert etcd.value(KEYS.hold("d")) is None
+        assert set(told.told) == {"hold a", "hold b", "hold e"}
+        assert sorted(asked) == sorted(poisoned)
+        await daemon.keeper.look()
+        assert sorted(asked) == sorted(poisoned), "not at once again"
+        put("a")  # its caller is seen again
+        del daemon.cluster.holds["e"]
+        await daemon.keeper.look()
+        assert set(told.told) == {"hold b"}
+        poisoned.clear()
+        daemon.now += PAUSE[1]
+        await daemon.keeper.look()
+        assert told.told == {}
+        assert etcd.value(KEYS.hold("b")) is None
+        daemon.keeper.close()
+
+    asyncio.run(main())
+
+
+def test_a_hold_that_only_just_fits_into_a_request_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("g")
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        empty = request_bytes(Txn((), (Put(key, Hold("graph", options={"x": "x"}).encode()),)))
+        hold = Hold("graph", options={"x": "x" * (MAX_REQUEST_BYTES - ENVELOPE_BYTES - empty - 10)})
+        etcd.put(key, hold.encode())
+        daemon.cluster.holds["g"] = Seen(hold, etcd.store.mod(key))
+        await daemon.keeper.look()
+        daemon.now = holding.GRAPH_LIMIT + 1
+        await daemon.keeper.look()
+        assert Hold.decode(etcd.value(key) or b"").state is HoldState.DENIED
         daemon.keeper.close()
 
     asyncio.run(main())

@@ -141,6 +141,33 @@ def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize("refused", ["holds", "claims"])
+def test_a_step_of_a_poll_that_is_refused_holds_up_no_other(tmp_path: Path, refused: str) -> None:
+    looked: Counter[str] = Counter()
+
+    def look(what: str) -> Any:
+        async def asked() -> None:
+            looked.update([what])
+            if what == refused:
+                raise PermissionDenied("etcd does not permit it")
+
+        return asked
+
+    async def main() -> None:
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.elections = SimpleNamespace(busy=False, poll=lambda: None)
+        one.executor = SimpleNamespace(busy=False, cluster_changed=lambda **_: looked.update(["executor"]))
+        one._reconciler = SimpleNamespace(look_soon=lambda: None)
+        one._holds, one._settle_claims = SimpleNamespace(look=look("holds")), look("claims")
+        one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(2.5 * one.config.poll)
+        polling.cancel()
+        assert looked == {"holds": 2, "claims": 2, "executor": 2}
+
+    in_virtual_time(main)
+
+
 def test_a_stop_ends_within_a_minute_though_jobs_and_child_do_not(tmp_path: Path) -> None:
     async def main() -> None:
         async def nothing() -> None:

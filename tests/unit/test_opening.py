@@ -26,6 +26,7 @@ from distop.errors import PermissionDenied, SessionLost
 from distop.executor.role import Executor
 from distop.node.context import Context
 from distop.node.openop import OpenOperation
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.config import EtcdConfig
 from tests.support.virtualtime import in_virtual_time
 
@@ -53,6 +54,7 @@ class Alone(Context):
         self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
         self.worker: Any = SimpleNamespace(stuck=())
         self.log = logs.get("distop.test")
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
         self.limits = DEFAULT
         self.gates_at = 0
         self.config = ExecutorConfig(EtcdConfig(("nowhere:2379",)), Path("/nowhere"), slots=2)

@@ -24,6 +24,7 @@ from distop.executor.quiet import Quiet
 from distop.executor.role import Executor
 from distop.node.context import Context
 from distop.node.openop import Held, OpenOperation
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Here(Context):
         self.types = frozenset({"a", "b"})
         self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
         self.log = logs.get("distop.test")
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
         self.config = ExecutorConfig(EtcdConfig(("nowhere:2379",)), Path("/nowhere"), slots=2)
 
 

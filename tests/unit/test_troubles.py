@@ -24,12 +24,18 @@ from distop.executor.role import Executor
 from distop.executor.troubles import LONGEST_PAUSE, MISSING_PAUSE, UNREADABLE_PAUSE, Troubles
 from distop.node.context import Context
 from distop.node.openop import OpenOperation
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:
     from tests.support.clock import StandingClock
 
 REF = OperationRef("t", "noop", "", 1)
+
+
+def none_yet() -> Troubles:
+    log = logs.get("distop.test")
+    return Troubles(log, RejectedWrites(log, lambda: None))
 
 
 def pauses(troubles: Troubles, error: Exception, times: int) -> list[float]:
@@ -43,7 +49,7 @@ def pauses(troubles: Troubles, error: Exception, times: int) -> list[float]:
 def test_records_that_cannot_be_read_are_told_of_once_and_looked_at_seldom(
     clock: StandingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    troubles, error = Troubles(logs.get("distop.test")), UnreadableRecord("the plan does not fit its digest")
+    troubles, error = none_yet(), UnreadableRecord("the plan does not fit its digest")
     with caplog.at_level(logging.DEBUG, "distop"):
         assert pauses(troubles, error, 10) == [0.5, 1, 2, 4, 8, 16, 32, 64, UNREADABLE_PAUSE, UNREADABLE_PAUSE]
     (record,) = caplog.records
@@ -55,7 +61,7 @@ def test_records_that_cannot_be_read_are_told_of_once_and_looked_at_seldom(
 
 
 def test_errors_of_our_own_are_told_each_time(clock: StandingClock, caplog: pytest.LogCaptureFixture) -> None:
-    troubles = Troubles(logs.get("distop.test"))
+    troubles = none_yet()
     assert pauses(troubles, RuntimeError("a bug"), 8) == [0.5, 1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
     assert len(caplog.records) == 8
     clock.now = LONGEST_PAUSE
@@ -67,7 +73,7 @@ def test_errors_of_our_own_are_told_each_time(clock: StandingClock, caplog: pyte
 def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(
     clock: StandingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    troubles = Troubles(logs.get("distop.test"))
+    troubles = none_yet()
     with caplog.at_level(logging.INFO, "distop"):
         troubles.failed(REF, NotFound("operation t/noop/1 has ended meanwhile"))
     assert caplog.records == []
@@ -76,7 +82,7 @@ def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(
 
 def test_hole_9_a_gate_without_records_is_looked_at_less_and_less(clock: StandingClock) -> None:
     """Thousands of forged gates, each of a high priority, had no other operation get a slot."""
-    troubles = Troubles(logs.get("distop.test"))
+    troubles = none_yet()
     waits = []
     for _ in range(12):
         troubles.failed(REF, NotFound("there is no operation t/noop/1"))
@@ -103,7 +109,7 @@ async def test_hole_9_gates_without_records_have_no_priority(monkeypatch: pytest
 
 
 def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed(clock: StandingClock) -> None:
-    troubles = Troubles(logs.get("distop.test"))
+    troubles = none_yet()
     for wait in (0.5, 1.0, 2.0):
         troubles.failed(REF, RuntimeError("no such file"), run=True)
         assert troubles.wait(REF) == wait
@@ -119,6 +125,7 @@ class Stub(Context):
         self.keys = Keys()
         self.cluster = ClusterView(self.keys)
         self.log = logs.get("distop.test")
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
         self.executor_id = self.incarnation = "me"
         self.types = frozenset({"noop"})
         self.caught_up_at = 0
