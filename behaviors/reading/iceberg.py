@@ -203,6 +203,17 @@ class _Tasks:
         places = (self._numbers_of(deletes, name) for name in ("contentOffset", "contentSizeInBytes"))
         self.deletes = list(zip(self._texts(deletes, location), *places, strict=True))
         """Each delete file of the tasks: its path, and where a deletion vector lies in it."""
+        self._seen: list[tuple[str, ...]] | None = None
+        """The identities of these files when they were checked."""
+
+    def check_deletes(self, source: str) -> None:
+        """Raises InvalidArgument where a delete file may not belong to the table. The metadata of a snapshot that is
+        kept tell nothing of it: each use looks whether it is still the file that was checked.
+        """
+        now = [identity(path) for path, _, _ in self.deletes]
+        if now != self._seen:
+            check_opened(source, (), self.deletes)
+            self._seen = now
 
     @property
     def paths(self) -> Iterable[str]:
@@ -266,7 +277,9 @@ def _class(cls: Any) -> Any:
 
 def _snapshot(session: SparkSession, source: str, *, lineage: bool = False) -> _Snapshot:
     key = (session, lineage, *identity(source))
-    return _snapshots.get(key, lambda: _load(session, source, lineage=lineage))
+    found = _snapshots.get(key, lambda: _load(session, source, lineage=lineage))
+    found.tasks.check_deletes(source)
+    return found
 
 
 def uri(location: str) -> str:
@@ -299,7 +312,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         listed = str(current.manifestListLocation())
         # Once more: which files may be opened is judged by the metadata as they are in Python now.
         _checked(source, lambda source: check_loaded(source, id_, listed))
-        check_opened(source, tasks.paths, tasks.deletes)
+        check_opened(source, tasks.paths, ())
         return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:

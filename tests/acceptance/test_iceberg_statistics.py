@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop_behaviors.reading import iceberg, manifests
 from distop_behaviors.validate import Validate
@@ -19,6 +20,7 @@ from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -174,3 +176,25 @@ def test_files_that_iceberg_did_not_write_are_scanned_where_their_columns_have_n
     ran = run("imported", NOT_NULL, {"not_null": "k"}, {"in_set": {"column": "k", "values": [5]}})
     assert found(ran) == [("violated", 1, True), ("valid", 0, True), ("violated", 3, True)]
     assert evidence(ran) == [(0, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_hole_1_a_delete_file_that_becomes_a_link_is_looked_at_again(
+    version: int, lake: Lake, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    """What Spark keeps of a snapshot are the names of its files: its reader would quote bytes of any other file."""
+    name = f"turned{version}"
+    lake.create(name, "id bigint, c string", "", version)
+    lake.sql(f"insert into {{{name}}} select id, 'v' from range(100)")
+    lake.delete(name, "id % 3 = 0")
+    check = {"check": "id is not null"}
+    assert found(run(name, check, statistics="never")) == [("valid", 0, True)]
+    secret = tmp_path / "secret"
+    secret.write_text("SECRET" * 100)
+    turned = [*lake.path(name).rglob("*.puffin"), *lake.path(name).rglob("*-deletes.parquet")]
+    assert turned
+    for path in turned:
+        path.unlink()
+        path.symlink_to(secret)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        run(name, check, statistics="never")
