@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.tables.changes import new_files
-from distop.tables.iceberg import NO_SNAPSHOT, plan_metadata, read_metadata
+from distop.tables.iceberg import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
 from distop.tables.options import check_options
 from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
 from distop_behaviors.apply.report import Made, Outcome, checks_of
@@ -114,6 +114,7 @@ class Applying:
         if not found:
             return True
         self._ctx.status(f"looking at {len(found)} files that are new")
+        check_opened(source, (path for path, _, _ in found), ())
         result = self._look_at(PartitionPlan(0, NEW_FILES, files=tuple(found), source=source))
         if result.verdict == "error" and current and self._target.load().source != current:
             return False  # a file may have been replaced meanwhile, and removed

@@ -19,6 +19,7 @@ from distop.core.frozen import frozen
 from distop.deletion import check_own, delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
 from distop.files import open_regular
+from distop.tables.iceberg import check_opened
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
@@ -183,6 +184,9 @@ class Completion:
         self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
         make_new(scratch)
         source = self._table.source
+        if source:
+            # A plan of the same manifests may have been kept: its files were looked at when it was made.
+            check_opened(source, (path for path, _, _ in new), ())
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
         job = Job(self._argument, new, scratch, source=source, ids=self._ids, check=check, reachable=reachable)
         self._collect([(scratch, job.run(_Nothing()))])

@@ -803,6 +803,22 @@ def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path)
     assert read(None) == (0, 1)
 
 
+def test_hole_1_a_completion_indexes_no_file_that_became_a_link(tmp_path: Path) -> None:
+    """It indexes what no job has. The plan of these manifests was kept, with files that were looked at before."""
+    table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
+    table.append(pa.table({"k": [1, 2]}))
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"k": pa.array([7, 8])}), other)
+    indexes = Indexes(tmp_path / "t", tmp_path / "shared")
+    indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    operation = indexes.plan(kind="skip", columns=["k"])
+    (path,) = (tmp_path / "t" / "data").rglob("*.parquet")
+    path.unlink()
+    path.symlink_to(other)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        operation.complete()
+
+
 def test_arguments_that_are_refused(indexes: Indexes) -> None:
     for arg in (
         {"columns": []},
