@@ -12,6 +12,7 @@ import re
 import stat
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -122,20 +123,20 @@ def resolved(location: str) -> str:
     """A path on a disk without links; where nothing can be opened by it, as it is. Raises InvalidArgument where a link
     on the way belongs neither to this process's user nor to root: its owner could have it lead to another table.
     """
-
-    def unsafe(what: str, why: str) -> InvalidArgument:
-        return InvalidArgument(
-            f"{what}, on the way to {shown(location)}, {why}: its owner could have it lead to another table; name the "
-            "folder that it leads to, or have the link belong to root"
-        )
-
     try:
-        with walked(Path(location), unsafe, folders=False) as (place, _):
+        with walked(Path(location), partial(_another_users, location), folders=False) as (place, _):
             return str(place)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return os.path.abspath(location)
     except OSError as error:
         raise InvalidArgument(f"the path {shown(location)} cannot be looked at: {error.strerror}") from None
+
+
+def _another_users(location: str, what: str, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what}, on the way to {shown(location)}, {why}: its owner could have it lead to another table; name the "
+        "folder that it leads to, or have the link belong to root"
+    )
 
 
 def check_form(path: str) -> None:
@@ -199,10 +200,14 @@ class TableFiles:
                 except OSError:
                     continue  # its reader says that it is gone
 
-    def check_link(self, path: str) -> None:
-        """Raises InvalidArgument for a link on a disk that leads out of the table's folder, or is another user's."""
-        if not self._has(path):
-            raise self._outside(path)
+    def look(self, path: str) -> os.stat_result:
+        """What a link in the table's folder leads to. Raises InvalidArgument where it leads out of the folder, or is
+        another user's, and OSError.
+        """
+        with walked(Path(path), partial(_another_users, path), folders=False) as (place, opened):
+            if not self._allows(str(place)):
+                raise self._outside(path)
+            return os.fstat(opened)
 
     def check_open(self, descriptor: int, path: str) -> None:
         """Raises InvalidArgument where what was opened by a path lies out of the table's folder."""
@@ -212,15 +217,16 @@ class TableFiles:
             found = os.path.realpath(path)
         except OSError:  # its path is longer than any that can be opened
             raise self._outside(path) from None
-        if not any(f"{found}/".startswith(allowed) for allowed in self._folders):
+        if not self._allows(found):
             raise self._outside(path)
 
     def check_partition(self, folder: str) -> None:
         """Raises InvalidArgument where the folder of a partition lies below the table's by its path, and a link leads
         out of it.
         """
-        if self._is_below(folder):
-            self.check_link(_local(folder) or "")
+        local = _local(folder) or ""
+        if self._is_below(folder) and not self._has(local):
+            raise self._outside(local)
 
     def _is_below(self, location: str) -> bool:
         local = _local(location)
@@ -233,6 +239,10 @@ class TableFiles:
         found = f"{self._resolved[folder].rstrip('/')}/{name}"
         if name in ("", ".", "..") or _may_be_link(found):
             found = resolved(local)
+        return self._allows(found)
+
+    def _allows(self, found: str) -> bool:
+        """Whether a path without links is one of the table."""
         return any(f"{found}/".startswith(allowed) for allowed in self._folders)
 
     def _has_url(self, path: str) -> bool:

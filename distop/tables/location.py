@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -156,17 +157,15 @@ class Location:
                     if hidden(entry.name):
                         continue
                     inner = os.path.join(path, entry.name)
-                    if entry.is_symlink() and (deep or not entry.is_dir()):
-                        files.check_link(inner)
-                    if entry.is_dir():
-                        if deep:
-                            folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
-                        continue
                     try:
-                        info = entry.stat()
+                        info = files.look(inner) if entry.is_symlink() else entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         if os.path.lexists(inner):  # a link to what is not there: its rows would go unseen
                             raise
+                        continue
+                    if stat.S_ISDIR(info.st_mode):
+                        if deep:
+                            folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
                         continue
                     check_regular(inner, info.st_mode)
                     yield Entry(relative, inner, info.st_size, info.st_mtime_ns)
