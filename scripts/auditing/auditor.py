@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from auditing import cluster_rules, job_rules, operation_rules, waiting_rules
+from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules
 from auditing.content import Content, Step
 from auditing.records import BadRecord
 
@@ -34,6 +34,9 @@ OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
     waiting_rules.inserted,
     waiting_rules.edges,
     waiting_rules.successors,
+    coordinator_rules.elected,
+    coordinator_rules.plans,
+    coordinator_rules.series_goes_on,
     job_rules.claims,
     job_rules.reports,
     job_rules.limits,
@@ -42,6 +45,7 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
     cluster_rules.instance_numbers,
     cluster_rules.running_operations,
     cluster_rules.elections,
+    cluster_rules.watermarks,
     cluster_rules.request_keys,
     cluster_rules.id_keys,
 )
@@ -69,7 +73,7 @@ class SecondAuditor:
         """Start with an empty store.
 
         ``clock`` returns seconds, of which only differences count. None: the history was written long ago, so the age
-        of its records cannot be judged.
+        of its records is judged by watermarks alone.
         """
         self.violations: list[Violation] = []
         self.revision = 0
@@ -89,14 +93,14 @@ class SecondAuditor:
         """Judge the next revision."""
         self.revision = revision.number
         try:
-            for finding in self._judge(revision.changes):
+            for finding in self._judge(revision):
                 self.violations.append(Violation(finding.rule, revision.number, finding.subject, finding.text))
         except (BadRecord, KeyError, TypeError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
             self.violations.append(Violation("readable records", revision.number, ", ".join(revision.changes), text))
 
-    def _judge(self, changes: Mapping[str, str | None]) -> Iterator[Finding]:
-        touched = self._content.take(changes)
+    def _judge(self, revision: Revision) -> Iterator[Finding]:
+        touched = self._content.take(revision.changes, revision.number)
         for name, changed in touched.items():
             step = Step(self._content, name, self._content.operations[name], changed)
             for rule in OF_AN_OPERATION:

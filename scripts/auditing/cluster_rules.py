@@ -58,6 +58,18 @@ def elections(content: Content, touched: Mapping[OperationName, Changes]) -> Ite
             yield Finding("elections", key, f"was won by {elected}, which is not alive")
 
 
+def watermarks(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """A watermark names an earlier revision, and its hour starts in the revision that writes it."""
+    for key in content.watermarks & content.replaced.keys():
+        upto, young = content.others.get(key), f"{key}.young"
+        if upto is None:
+            continue
+        if int(upto) >= content.revision:
+            yield Finding("watermarks", key, f"names revision {upto}, which was not there when its hour started")
+        if young not in content.replaced or young not in content.others:
+            yield Finding("watermarks", key, "was written without its young key")
+
+
 def request_keys(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
     """The key of a request id names what the request started, as long as anything is known of that.
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from auditing.records import ACTIVE, TERMINAL, job_key, operation_key, record, without_namespace
+from auditing.records import (
+    ACTIVE,
+    TERMINAL,
+    BadRecord,
+    job_key,
+    operation_key,
+    operation_name,
+    quoted,
+    record,
+    without_namespace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +59,10 @@ class Operation:
     """Its terminal state, also after its keys are gone."""
     recorded: float | None = None
     """When its history record was written, by the auditor's clock; None where that was not seen."""
+    recorded_at: int = 0
+    """The revision that wrote its history record; 0 where that was not seen."""
+    started_at: int = 0
+    """The revision that started it; 0 where that was not seen."""
     spec: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,11 +114,22 @@ class Content:
         """(table, type, request id) → the operations with it that are known, in their keys or in history."""
         self.ids: dict[tuple[str, str, str], set[OperationName]] = defaultdict(set)
         """(table, type, id) → the operations with it that have not ended, and some that have."""
+        self.followed: set[OperationName] = set()
+        """The operations of a series whose next one was started."""
+        self.executors: dict[str, str] = {}
+        """Incarnation → its executor, of all incarnations so far."""
+        self.declared: dict[str, int] = {}
+        """Type → the revision that wrote its declaration last."""
+        self.watermarks: set[str] = set()
+        """The keys of all watermarks so far."""
+        self.revision = 0
+        """The present revision; 0 for the content with which the audit starts."""
         self.clock = clock
         self._namespace = namespace
 
-    def take(self, changes: Mapping[str, str | None]) -> dict[OperationName, Changes]:
+    def take(self, changes: Mapping[str, str | None], revision: int = 0) -> dict[OperationName, Changes]:
         """Apply a revision; returns what it changed of each operation."""
+        self.revision = revision
         touched: dict[OperationName, Changes] = defaultdict(dict)
         self.replaced = {}
         for spelled, value in changes.items():
@@ -114,6 +140,7 @@ class Content:
             if parsed is None:
                 self.replaced[key] = self.others.get(key)
                 _write(self.others, key, value)
+                self._note(key, value)
             else:
                 keys, short = self.operations[parsed.operation].keys, (parsed.family, parsed.rest)
                 touched[parsed.operation][short] = Change(keys.get(short), value)
@@ -121,6 +148,16 @@ class Content:
         for name, changed in touched.items():
             self._update(name, changed)
         return touched
+
+    def _note(self, key: str, value: str | None) -> None:
+        """Keep what is asked later of a key that belongs to no operation."""
+        family, _, rest = key.partition(".")
+        if family == "distOpNode" and value is not None:
+            self.executors[rest] = str(record(value).get("executor", ""))
+        elif family == "distOpBehavior":
+            _write(self.declared, rest, self.revision if value is not None else None)
+        elif family == "distOpWatermark":
+            self.watermarks.add(key.removesuffix(".young"))
 
     def _update(self, name: OperationName, changed: Changes) -> None:
         operation = self.operations[name]
@@ -139,8 +176,21 @@ class Content:
             elif after is None and not operation.ended:
                 operation.ended = operation.record(HISTORY).get("state", "")
             self.active[name.table][name.type] += (after in ACTIVE) - (before in ACTIVE)
-        if changed.get(HISTORY, UNCHANGED).after is not None and self.clock is not None:
-            operation.recorded = self.clock()
+            if before is None:
+                operation.started_at = self.revision
+                self._follow(operation.spec)
+        if changed.get(HISTORY, UNCHANGED).after is not None:
+            operation.recorded_at = self.revision
+            operation.recorded = self.clock() if self.clock is not None else None
+            if not self.revision:
+                self._follow(operation.record(HISTORY))
+
+    def _follow(self, told: dict[str, Any]) -> None:
+        """Note of which operation of a series the one with this spec or history record is the next."""
+        former, _, suffix = str(told.get("request_id", "")).rpartition("#")
+        if suffix == "next":
+            with suppress(BadRecord):  # a caller's request id that only ends like one of distop's own
+                self.followed.add(operation_name(former))
 
     def before(self, key: str) -> str | None:
         """The value of a key that belongs to no operation, before this revision."""
@@ -155,6 +205,19 @@ class Content:
         value = self.others.get(f"distOpNode.{incarnation}")
         return record(value) if value is not None else None
 
+    def coordinator(self, name: OperationName) -> str | None:
+        """The incarnation that was elected for the operation before this revision and still is; None: nobody."""
+        key = f"distOpCoordinator.{quoted(name.table)}.{name.type}"
+        elected = self.others.get(key)
+        return elected if self.before(key) == elected else None
+
+    def hour_old(self, revision: int) -> bool:
+        """Whether a watermark shows that what this revision wrote is an hour old."""
+        return any(
+            (upto := self.before(key)) is not None and self.before(f"{key}.young") is None and int(upto) >= revision
+            for key in self.watermarks
+        )
+
     def hold(self, wanted: str, *, before: bool) -> dict[str, Any]:
         """The hold of this name before or after the revision; empty where there is none."""
         for key in {*self.others, *self.replaced}:
@@ -164,7 +227,7 @@ class Content:
         return {}
 
 
-def _write(content: dict[Any, str], key: object, value: str | None) -> None:
+def _write(content: dict[Any, Any], key: object, value: str | int | None) -> None:
     if value is None:
         content.pop(key, None)
     else:

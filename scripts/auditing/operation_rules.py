@@ -101,7 +101,7 @@ def gate_or_pending(step: Step) -> Iterator[Finding]:
 def history(step: Step) -> Iterator[Finding]:
     """An operation's end and its history record are written in one revision.
 
-    The record agrees with the jobs, and is kept for an hour.
+    The record agrees with the jobs, and is kept for an hour, by the auditor's clock and by etcd's watermarks.
     """
     name = str(step.name)
     before, after = step.change(STATE)
@@ -139,6 +139,9 @@ def _removal(step: Step, kept: dict[str, Any]) -> Iterator[Finding]:
         age = content.clock() - operation.recorded
         if age < HOUR:
             yield Finding("history for an hour", str(name), f"its record was removed after {age:.0f} s")
+    if not content.hour_old(operation.recorded_at):
+        text = f"its record of revision {operation.recorded_at} was removed, and no watermark shows its hour to be over"
+        yield Finding("history for an hour", str(name), text)
 
 
 def request_ids(step: Step) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import cluster_rules, job_rules, operation_rules, waiting_rules
+from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules
 from auditing.auditor import OF_AN_OPERATION, OF_THE_CLUSTER, SecondAuditor
 from auditing.content import Finding
 from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
@@ -21,7 +22,7 @@ from distop.core import decide
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, Tried
 
-RULES = (cluster_rules, job_rules, operation_rules, waiting_rules)
+RULES = (cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules)
 
 Life = list[dict[str, Any]]
 """What each revision writes: key → value (None: deleted); what is no text is written as JSON."""
@@ -29,6 +30,7 @@ Life = list[dict[str, Any]]
 ROOT, JOB = "distOp.t.noop.1", "distOp.t.noop.1.000000"
 CLAIM, GATE, PENDING = "distOpClaim.t.noop.1.000000", "distOpOpen.t.noop.1", "distOpPending.t.noop.1"
 NEXT, HISTORY, UNIQUE = "distOp.t.noop.nextInstanceId", "distOpHistory.t.noop.1", "distOpUnique.t.noop.nightly"
+ELECTED, WATERMARK, YOUNG = "distOpCoordinator.t.noop", "distOpWatermark.0", "distOpWatermark.0.young"
 NODE, OTHER = {"executor": "x", "labels": {"zone": "a"}}, {"executor": "y", "labels": {}}
 SPEC = {"request_id": "r", "id": "nightly", "where": {"zone": "a"}, "one_at_a_time": True}
 
@@ -41,6 +43,12 @@ def record(state: str, success: int, failed: int = 0, total: int = 1, **more: ob
     return {"state": state, "jobs": {"total": total, "success": success, "failed": failed}, "request_id": "r", **more}
 
 
+def planned(count: int, *chunks: str) -> dict[str, Any]:
+    """A plan of these chunks, or of one empty chunk."""
+    digest = hashlib.sha256("".join(chunks or ("[]",)).encode()).hexdigest()
+    return {"count": count, "digest": digest, "chunks": len(chunks) or 1}
+
+
 NODES, START, PLAN, TAKE, REPORT, FINISH, CLEAN = range(7)
 
 
@@ -48,7 +56,14 @@ def life() -> Life:
     """An operation with one job and one limit, from start to cleanup."""
     keys = [f"{ROOT}.{name}" for name in ("arg", "spec", "options", "plan", "plan.000000", "state")]
     return [
-        {"distOpNode.n1": NODE, "distOpNode.n2": NODE, "distOpNode.n3": OTHER, "distOpCoordinator.t.noop": "n1"},
+        {
+            "distOpTable.t": {},
+            "distOpBehavior.noop": {},
+            "distOpNode.n1": NODE,
+            "distOpNode.n2": NODE,
+            "distOpNode.n3": OTHER,
+            ELECTED: "n1",
+        },
         {
             "distOp.t.runOps": {"noop": 1},
             NEXT: 2,
@@ -59,7 +74,7 @@ def life() -> Life:
             f"{ROOT}.state": "running",
             PENDING: "planning",
         },
-        {f"{ROOT}.plan.000000": "[]", f"{ROOT}.plan": {"count": 1}, GATE: {}, PENDING: None},
+        {f"{ROOT}.plan.000000": "[]", f"{ROOT}.plan": planned(1), GATE: {}, PENDING: None},
         {CLAIM: claimed(permit=0), "distOpPermit.t.noop.1.000000": 0},
         {
             f"{JOB}.state": "success",
@@ -69,7 +84,7 @@ def life() -> Life:
         },
         {
             f"{ROOT}.state": "success",
-            HISTORY: record("success", 1),
+            HISTORY: record("success", 1, executor="x"),
             GATE: None,
             PENDING: "cleaning",
             UNIQUE: None,
@@ -309,17 +324,38 @@ BROKEN: list[tuple[str, str, Break]] = [
         when, {"distOpRequest.t.noop.r": "t/noop/1"}, {"distOpRequest.t.noop.r": now}))
         for when in (TAKE, CLEAN) for now, said in ((None, "nothing"), ("t/noop/2", "t/noop/2"))),
     ("limits", "2 jobs run where max_jobs is 1", lambda told: (
-        told[PLAN].update({f"{ROOT}.plan": {"count": 2}}),
+        told[PLAN].update({f"{ROOT}.plan": planned(2)}),
         told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
     ("limits", "2 jobs run on n1", lambda told: (
-        told[PLAN].update({f"{ROOT}.plan": {"count": 2}}),
+        told[PLAN].update({f"{ROOT}.plan": planned(2)}),
         told[START].update({f"{ROOT}.options": {"max_jobs_per_executor": 1}}),
         told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
     ("instance numbers", "counted [1, 2]", at(START)({NEXT: 3})),
     ("instance numbers", "the counter did not move", at(START)({NEXT: ...})),
     ("runOps", "counts {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
-    ("elections", "n1, which is alive", beside(TAKE, {"distOpCoordinator.t.noop": "n2"})),
-    ("elections", "n9, which is not alive", beside(TAKE, LOST, {"distOpCoordinator.t.noop": "n9"})),
+    ("elections", "n1, which is alive", beside(TAKE, {ELECTED: "n2"})),
+    ("elections", "n9, which is not alive", beside(TAKE, LOST, {ELECTED: "n9"})),
+    *(("coordinators", f"{what} while nobody was elected", beside(when, {ELECTED: None}, written))
+        for what, when, written in (
+            ("was planned", PLAN, {f"{ROOT}.plan.000000": "[]"}),
+            ("its planning failed", PLAN, {f"{ROOT}.planning": {"attempts": 1}}),
+            ("was decided", FINISH, {f"{ROOT}.decision": {"verdict": "success"}}),
+            ("was cancelled for a failed job", REPORT, CANCELLED | {f"{ROOT}.cancel": {"reason": "failed"}}))),
+    ("coordinators", "was planned while nobody", beside(PLAN, {ELECTED: None})),
+    ("coordinators", "ended while nobody", beside(FINISH, {ELECTED: None})),
+    ("coordinators", "was cleaned up while nobody", beside(CLEAN, {ELECTED: None})),
+    ("coordinators", "began while nobody", beside(TAKE, second(), BEGUN)),
+    ("coordinators", "was ended by x, and the coordinator is y", beside(FINISH, LOST, {ELECTED: "n3"})),
+    ("coordinators", "n2 claimed job 0 with the plan", at(PLAN)({CLAIM: claimed("n2", permit=0)})),
+    ("plans", "has the chunks [], and its plan counts 1", at(PLAN)({f"{ROOT}.plan.000000": ...})),
+    ("plans", "has the chunks [0, 1], and its plan counts 1", at(PLAN)({f"{ROOT}.plan.000001": "[]"})),
+    ("plans", "do not fit the digest", at(PLAN)({f"{ROOT}.plan.000000": "[1]"})),
+    ("plans", "plan.000000 went before", beside(TAKE, {f"{ROOT}.plan.000000": None})),
+    ("plans", "plan went before", beside(TAKE, {f"{ROOT}.plan": None})),
+    ("series", "went before the next operation", lambda told: (recurring(told), told.pop(CLEAN), None)[-1]),
+    ("watermarks", "names revision 5, which was not there", beside(TAKE, {WATERMARK: "5", YOUNG: ""})),
+    ("watermarks", "without its young key", beside(TAKE, {WATERMARK: "4"})),
+    ("history for an hour", "no watermark shows", lambda told: told.append({HISTORY: None})),
     ("readable records", "is not JSON", at(START)({f"{ROOT}.spec": "{"})),
 ]  # fmt: skip
 
@@ -343,7 +379,7 @@ def test_every_rule_is_broken_by_some_history() -> None:
         if isinstance(node.args[0], ast.Constant)
     }
     assert len(OF_AN_OPERATION) + len(OF_THE_CLUSTER) > 10
-    assert named - {rule for rule, _, _ in BROKEN} == {"history for an hour"}
+    assert named == {rule for rule, _, _ in BROKEN} - {"readable records"}
 
 
 def test_every_finding_is_told_of_some_history(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,10 +429,63 @@ def test_a_claim_that_another_revokes_is_told_from_one_that_its_holder_gives_up(
 
 def test_a_history_record_is_kept_for_its_hour() -> None:
     now = iter([0.0, 3599.0])
-    early = audited([*life(), {HISTORY: None}], lambda: next(now))
+    told = [*life(), *over("7")]
+    early = audited(told, lambda: next(now))
     assert [one.rule for one in early.violations] == ["history for an hour"]
     now = iter([0.0, 3601.0])
-    assert audited([*life(), {HISTORY: None}], lambda: next(now)).violations == []
+    assert audited(told, lambda: next(now)).violations == []
+
+
+def over(upto: str) -> Life:
+    """A watermark, the end of its hour, and the removal of the history record."""
+    return [{WATERMARK: upto, YOUNG: ""}, {YOUNG: None}, {HISTORY: None}]
+
+
+def test_a_watermark_shows_without_a_clock_when_a_record_is_an_hour_old() -> None:
+    """The record is of revision 7; the watermark is written at revision 9."""
+    assert audited([*life(), *over("7")]).violations == []
+    assert audited([*life(), *over("8")]).violations == []
+    put, _, remove = over("7")
+    for early in (over("6"), [put, remove], [remove]):
+        found = audited([*life(), *early]).violations
+        assert [one.rule for one in found] == ["history for an hour"]
+
+
+Change = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("series", "changed"),
+    [
+        ({"left": 0}, {}),
+        ({"on": "failure"}, {}),
+        ({"until": "2026-01-01T00:00:59Z"}, {}),
+        ({"since": "start", "due": "2026-01-01T00:00:00Z", "until": "2026-01-01T00:00:59Z"}, {}),
+        ({}, {"distOpTable.t": None}),
+        ({}, {"distOpBehavior.noop": None}),
+        ({}, {"distOpBehavior.noop": {"another": True}}),
+    ],
+)
+def test_a_series_may_end(series: Change, changed: Change) -> None:
+    told = life()
+    recurring(told)
+    told.pop(CLEAN)
+    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
+    told[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
+    told.insert(CLEAN, changed)
+    told[-1][UNIQUE] = None
+    assert audited(told).violations == []
+
+
+@pytest.mark.parametrize("series", [{"left": 1}, {"on": "success"}, {"until": "2026-01-01T00:01:00Z"}])
+def test_a_series_that_goes_on_has_a_next_operation(series: Change) -> None:
+    told = life()
+    recurring(told)
+    told.pop(CLEAN)
+    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
+    told[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
+    told[-1][UNIQUE] = None
+    assert [one.rule for one in audited(told).violations] == ["series"]
 
 
 def test_the_audit_may_start_from_an_existing_store() -> None:
