@@ -11,7 +11,7 @@ import pytest
 from distop.core.model import Node
 from distop.worker.bounded_wait import answer_within
 from distop.worker.probing import trouble
-from distop.worker.spark import ANSWER_SETTING, SparkHolder, settings
+from distop.worker.spark import ANSWER_SETTING, SparkHolder, SparkNotStarted, settings
 from distop.worker.stalling import Activity, Stall, known_to_master, stall_cause
 
 if TYPE_CHECKING:
@@ -267,6 +267,24 @@ def test_an_undetermined_cause_is_reported(tmp_path: Path) -> None:
     assert cause is not None
     assert not cause.replace_session
     assert cause.text.endswith("the cause cannot be determined: RuntimeError: the connection is lost"), cause
+
+
+def test_a_process_whose_session_did_not_start_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that is killed while it starts leaves half a SparkContext: a second try would fail for ever."""
+    holder, tries = SparkHolder("local[1]", "ex", tmp_path, 10.0, {}), []
+
+    def killed() -> Any:
+        tries.append("")
+        raise ConnectionRefusedError("the JVM is gone")
+
+    monkeypatch.setattr(holder, "_build", killed)
+    assert holder.alive(), "a first session may be started"
+    for _ in range(2):
+        with pytest.raises(SparkNotStarted, match="the JVM is gone"):
+            holder._start()
+    assert tries == [""], "there is one try"
+    assert not holder.alive()
+    assert "the JVM is gone" in holder.lost(RuntimeError("a job's own"), expected=False)
 
 
 def test_an_answer_comes_within_its_time_or_not_at_all() -> None:
