@@ -396,7 +396,6 @@ class Executor:
                 self._failed(op.ref, error, run=True)
         finally:
             self._free_slots += 1
-            self._wake.set()
 
     async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as
@@ -513,7 +512,11 @@ class Executor:
 
     def _track(self, work: asyncio.Task[None]) -> None:
         self._runs.add(work)
-        work.add_done_callback(self._runs.discard)
+        work.add_done_callback(self._over)
+
+    def _over(self, work: asyncio.Task[None]) -> None:
+        self._runs.discard(work)
+        self._wake.set()  # not earlier: until here ``busy`` counts this work
 
     async def _run(self, op: OpenOperation, block: list[int]) -> None:
         try:
@@ -525,7 +528,6 @@ class Executor:
             self._failed(op.ref, error, run=True)
         finally:
             self._free_slots += 1
-            self._wake.set()
 
     def _failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
         """An operation could not be served.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +13,14 @@ from distop.core.model import History, OperationRef, State
 from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdUnavailable, NotFound
 from distop.operation import Operation
+from distop.store.failures import Failure, Fate
+from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream
 from tests.support.world import TIME
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
+    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
 
 KEYS, REF = Keys(), OperationRef("t", "noop", "", 1)
@@ -116,6 +120,63 @@ def test_an_outage_of_etcd_is_waited_out(world: World) -> None:
         assert now() - back < 15.0
 
     world.run(work)
+
+
+def test_an_end_is_known_soon_after_a_short_outage_of_watches_though_an_earlier_one_was_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, out = WatchStream.open, [True]
+
+    async def opening(self: WatchStream, limit: float) -> None:
+        if out[0]:
+            raise RequestFailed(Failure(Fate.NOT_DONE, "UNAVAILABLE", "no watches for now"))
+        await former(self, limit)
+
+    monkeypatch.setattr(WatchStream, "open", opening)
+
+    async def work(client: EtcdClient) -> None:
+        waiting = await begun(client)
+        await asyncio.sleep(30.0)
+        out[0] = False
+        await asyncio.sleep(10.0)
+        out[0] = True
+        world.end_watches("etcdserver: no leader")
+        await asyncio.sleep(0.3)
+        ends(world)
+        out[0] = False
+        async with asyncio.timeout(0.6):
+            await waiting
+
+    world.run(work)
+
+
+def test_the_log_reports_that_etcd_answers_again_though_reads_are_slow(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched: list[float] = []
+
+    def slow(process: Process, path: str, asked: object) -> float:
+        if path.endswith("/Watch"):
+            watched.append(now())
+        return 4.0 if path.endswith("/Txn") else 0.0
+
+    async def work(client: EtcdClient) -> None:
+        waiting = await begun(client)
+        await asyncio.sleep(1.0)
+        world.stop(0, 1, 2)
+        await asyncio.sleep(30.0)
+        assert "waiting for etcd" in caplog.text
+        world.network.sending = slow
+        world.start(0, 1, 2)
+        async with asyncio.timeout(30.0):
+            while "etcd answers again" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert now() - watched[-1] < 1.0
+        ends(world)
+        await waiting
+
+    with caplog.at_level(logging.WARNING, "distop"):
+        world.run(work)
 
 
 def test_who_waits_is_told_when_the_client_is_closed(world: World) -> None:

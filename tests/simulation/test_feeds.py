@@ -156,3 +156,25 @@ def test_a_feed_ends_with_its_client(world: World) -> None:
             await content.feed.wait()
 
     world.run(work)
+
+
+def test_a_watch_that_is_refused_for_a_moment_is_retried_soon_though_it_was_refused_for_long(world: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        content, server = Content(client), world.etcd.watching
+        server.refuses = DENIED
+        await content.feed.start()
+        await asyncio.sleep(60.0)
+        server.refuses = ""
+        await asyncio.sleep(10.0)
+        assert content.feed.problem == ""
+        server.refuses = DENIED
+        world.end_watches(DENIED)
+        await write(client, "k1")
+        await asyncio.sleep(0.3)
+        assert content.feed.problem == DENIED
+        server.refuses = ""
+        await asyncio.sleep(0.6)
+        assert content.keys == {"k1"}
+        await content.feed.close()
+
+    world.run(work)

@@ -140,3 +140,23 @@ def test_a_follower_ends_with_its_client(world: World) -> None:
         assert told == ["present"]
 
     world.run(work)
+
+
+def test_a_follower_reads_on_soon_after_a_short_break_though_an_earlier_one_was_long(world: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        told: list[str] = []
+        following = asyncio.ensure_future(follow(client, told))
+        await asyncio.sleep(1.0)
+        world.stop(0, 1, 2)
+        await asyncio.sleep(60.0)
+        world.start(0, 1, 2)
+        await write(client, "k1")
+        await asyncio.sleep(10.0)
+        assert told == ["present", "step"]
+        world.network.cut(link_of(world))
+        await write(client, "k2")
+        await asyncio.sleep(0.5)
+        assert told == ["present", "step", "step"]
+        following.cancel()
+
+    world.run(work)

@@ -63,6 +63,13 @@ class World:
         self.network.sending = sending
         return when
 
+    def end_watches(self, reason: str) -> None:
+        """The servers cancel all watches for this reason; the streams stay open."""
+        server = self.etcd.watching
+        for watch in [one for some in server._watches.values() for one in some]:
+            watch.send(server._response(watch.member, canceled=True, cancel_reason=reason))
+            server.close(watch)
+
     def stop(self, *numbers: int) -> None:
         for number in numbers:
             self.network.stop(self.members[number])

@@ -11,24 +11,25 @@ from typing import Any
 
 import pytest
 
-from distop.coordinator import ending
+from distop.coordinator import ending, role
 from distop.coordinator.ending import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, JobState
 from distop.core.links import Hold
-from distop.core.model import Node, State
+from distop.core.model import Node, State, TableRecord
+from distop.core.plan import PartitionPlan, chunked
 from distop.core.seen import Change
 from distop.core.series import Series
 from distop.core.states import Stage
-from distop.core.txn import Delete, Put, Txn, TxnResult
+from distop.core.txn import Delete, Put, Txn, TxnResult, absent
 from distop.errors import ClusterChanged, EtcdUnavailable, MalformedRequest, OperationStartError
-from distop.worker.model import CompleteResult
+from distop.worker.model import CompleteResult, PlanResult
 from tests.support.coordinating import Coordinating
 from tests.support.modelfeed import ModelFeed
 from tests.support.virtualtime import in_virtual_time
-from tests.support.world import TYPE
+from tests.support.world import TABLE, TYPE
 
 PLAIN = Rules(completes=False, cleans=False, failure_policy="collect_all")
 A_WHILE = 20.0
@@ -123,7 +124,55 @@ def test_the_next_of_a_series_that_is_refused_for_a_while_is_started_soon_after(
     run(work)
 
 
+def test_run_ops_is_read_while_the_only_job_runs(run: Any) -> None:
+    """The end of a short operation then takes one request."""
+
+    async def plan(*_: Any) -> PlanResult:
+        return PlanResult(chunked([PartitionPlan(0, "p=0")]), 1, "")
+
+    async def work(one: Coordinating) -> None:
+        async def opened(ref: Any, make: Any, txn: Txn, state_mod: int) -> TxnResult:
+            return await one.ctx.commit(txn)
+
+        one.ctx.worker, one.ctx.open = SimpleNamespace(plan=plan), opened  # type: ignore[assignment, method-assign]
+        await one.role.start()
+        ref = one.world.next_ref()
+        spec = replace(one.world.spec(ref), table=TableRecord(TABLE, "parquet", "/data"))
+        one.world.do(t.starts(one.world.keys, one.world.counters(), [t.NewOperation(ref, spec, b"{}")]))
+        await one.until(lambda: one.world.stage(ref) is Stage.OPEN)
+        before = len(one.client.requests)
+        one.all_succeed(ref, 1)
+        await one.ended(ref)
+        assert one.client.requests[before] == "finish"
+
+    run(work)
+
+
 # --------------------------------------------------------- what stands in the way
+
+
+def test_a_refused_step_is_retried_soon_though_an_earlier_step_was_refused_for_long(run: Any) -> None:
+    async def work(one: Coordinating) -> None:
+        one.ctx.worker = completing("done")
+        world, client, ref = one.world, one.client, one.open(1)
+        one.all_succeed(ref, 1)
+        refused = "decide"
+
+        def picky(txn: Txn) -> TxnResult:
+            if txn.label == refused:
+                return client.store.apply(replace(txn, compares=(absent(world.keys.of(ref, "state")),), label=""))
+            return client.store.apply(txn)
+
+        client.usual = picky
+        await one.role.start()
+        await asyncio.sleep(A_WHILE)
+        refused = "finish"
+        await one.until(lambda: refused in client.requests)
+        await asyncio.sleep(0.2)
+        refused = ""
+        await one.until(lambda: world.stage(ref) is Stage.ABSENT, within=role.REFUSED_PAUSE[1] / 4)
+
+    run(work, replace(PLAIN, completes=True))
 
 
 def test_a_cancel_that_the_watch_lost_is_learnt_of(run: Any) -> None:

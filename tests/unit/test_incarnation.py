@@ -14,15 +14,17 @@ from distop import logs
 from distop.config import ExecutorConfig
 from distop.core import keys as K
 from distop.core.actions import Action, Actions
+from distop.core.declaration import Declaration
 from distop.core.draining import NodeState
 from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef, TableRecord
 from distop.core.plan import Gate
 from distop.core.seen import Change
-from distop.core.txn import KeyValue, Put, Txn
+from distop.core.txn import KeyValue, Put, Txn, TxnResult
 from distop.daemon import incarnation as module
 from distop.daemon.incarnation import Incarnation, together
 from distop.errors import PermissionDenied
+from distop.executor.role import Executor
 from distop.store.config import EtcdConfig
 from tests.support.modelclient import ModelClient
 from tests.support.modelfeed import SilentFeed
@@ -113,6 +115,63 @@ async def test_a_count_of_releases_does_not_undo_what_was_said(tmp_path: Path) -
     await said(one)
     await one.announce_released()
     assert [(node.released, node.state) for node in record.said] == [(0, NodeState.DRAINED), (1, NodeState.DRAINED)]
+
+
+def test_a_poll_repeats_a_refused_update_of_the_node_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        record = Record(refusals=1)
+        one = incarnation(tmp_path, record)
+        one.elections = SimpleNamespace(busy=False, poll=lambda: None)
+        one._reconciler = SimpleNamespace(look_soon=lambda: None)
+        one.cluster.drains.add("ann")
+        one.activity_changed()
+        await said(one)
+        assert record.said == []
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(1.5 * one.config.poll)
+        polling.cancel()
+        assert [node.state for node in record.said] == [NodeState.DRAINED]
+
+    in_virtual_time(main)
+
+
+def test_an_executor_reports_that_it_is_drained_when_its_last_job_ends(tmp_path: Path) -> None:
+    """`drain --wait` waits for it, and the next poll may be 30 seconds away."""
+
+    async def main() -> None:
+        record = Record(refusals=0)
+        one = incarnation(tmp_path, record)
+        one.executor = executor = Executor(one)
+        over = asyncio.Event()
+        executor._jobs.run = lambda *_: over.wait()  # type: ignore[assignment, method-assign]
+        executor._start(SimpleNamespace(ref=OperationRef("t", "noop", "", 1)), [0])  # type: ignore[arg-type]
+        one.cluster.drains.add("ann")
+        running = asyncio.ensure_future(executor.run())
+        await asyncio.sleep(1.0)
+        assert [node.state for node in record.said] == [NodeState.DRAINING]
+        over.set()
+        await asyncio.sleep(1.0)
+        running.cancel()
+        assert [node.state for node in record.said] == [NodeState.DRAINING, NodeState.DRAINED]
+
+    in_virtual_time(main)
+
+
+async def test_a_late_publication_does_not_overwrite_a_newer_declaration(tmp_path: Path) -> None:
+    """Its executor may have an older release of the behavior."""
+    one = incarnation(tmp_path, Record(refusals=0))
+    client = one.client = ModelClient()
+    key, newer = one.keys.behavior("noop"), Declaration("noop", resumable=True).encode()
+
+    def late(txn: Txn) -> TxnResult:
+        client.store.apply(Txn((), (Put(key, newer),)))
+        return client.store.apply(txn)
+
+    client.fates.append(late)
+    await one._publish([Declaration("noop")])
+    kv = client.store.get(key)
+    assert kv is not None
+    assert kv.value == newer
 
 
 def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from distop.errors import OutcomeUnknown
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.config import EtcdConfig
+from distop.store.failures import Failure, Fate
 from distop.store.repeat import Attempts, Repeater
+from tests.support.virtualtime import in_virtual_time
 
 
 class Silent:
@@ -151,3 +154,27 @@ def test_pauses_between_repetitions_grow_from_a_moment_to_a_second() -> None:
     pauses = [attempts.next_pause() or 0.0 for _ in range(20)]
     assert 0.0 < pauses[0] <= 0.05
     assert all(0.1 < pause <= 1.0 for pause in pauses[10:])
+
+
+def test_a_request_that_stays_unanswered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A short trouble is not logged, nor is each retry."""
+
+    class Away:
+        address = "here:1"
+
+        async def unary(self, method: Any, request: Any, timeout: float) -> Any:
+            raise wire.RequestFailed(Failure(Fate.NOT_DONE, "UNAVAILABLE", "connection refused"))
+
+    async def main() -> None:
+        repeater = Repeater(Away(), EtcdConfig())  # type: ignore[arg-type]
+        sending = asyncio.ensure_future(repeater.send(wire.TXN, rpc.TxnRequest(), Attempts("write")))
+        await asyncio.sleep(0.1)
+        assert caplog.records == []
+        await asyncio.sleep(60.0)
+        sending.cancel()
+
+    with caplog.at_level(logging.WARNING, "distop"):
+        in_virtual_time(main)
+    logged = {record.getMessage() for record in caplog.records}
+    assert logged == {"etcd at here:1 did not answer the write: connection refused (UNAVAILABLE); trying again"}
+    assert len(caplog.records) <= 10

@@ -17,7 +17,8 @@ from distop.coordinator.role import Coordinator as Role
 from distop.coordinator.waiters import Waiters
 from distop.core import prepared as p
 from distop.core import waiting as w
-from distop.core.declaration import Rules
+from distop.core.codec import dumps
+from distop.core.declaration import Declaration, Rules
 from distop.core.due import Blocked, EndWaiting, Join, fate
 from distop.core.limits import DEFAULT
 from distop.core.links import Edge, Hold, HoldState
@@ -25,10 +26,11 @@ from distop.core.model import Cancel, OperationRef, Spec
 from distop.core.seen import Change
 from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.core.view import ClusterView, TypeView
-from distop.errors import MalformedRequest
+from distop.errors import EtcdUnavailable, MalformedRequest, PermissionDenied
 from distop.node.actionlog import ActionLog
 from distop.node.rejected_writes import RejectedWrites
 from tests.support.starting import KEYS, TABLE, Etcd
+from tests.support.virtualtime import in_virtual_time
 
 REF = OperationRef(TABLE, "noop", "", 1)
 HOLD = KEYS.hold(p.hold_id("tx-17"))
@@ -156,6 +158,10 @@ class Many(Coordinator):
     def in_state(self, state: str) -> int:
         listing = self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))
         return sum(kv.key.endswith(".state") and kv.value == state.encode() for kv in listing)
+
+    def runs(self, *types: str) -> None:
+        """Write that operations of these types run on the table; the waiters are not notified."""
+        self.etcd.put(KEYS.run_ops(TABLE), dumps(dict.fromkeys(types, 1)))
 
     def break_edge(self, ref: OperationRef) -> None:
         before = OperationRef(TABLE, "noop", "", 9_000)
@@ -419,3 +425,105 @@ def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch:
         await coordinator.until(lambda: etcd.value(KEYS.of(ref, "state")) == b"success")
 
     run_many(work)
+
+
+# --------------------------------------------------------------- retries
+
+
+def run_for_minutes(work: Callable[[Many], Any]) -> None:
+    """Run a test in virtual time."""
+
+    async def main() -> None:
+        coordinator = Many(Etcd())
+        try:
+            await work(coordinator)
+        finally:
+            coordinator.waiters.close()
+
+    in_virtual_time(main)
+
+
+async def begins(coordinator: Many, ref: OperationRef, within: float) -> None:
+    """Wait until the operation runs, ``within`` virtual seconds at most."""
+    async with asyncio.timeout(within):
+        while coordinator.etcd.value(KEYS.of(ref, "state")) != b"running":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_an_excluded_operation_is_retried_soon_after_another_one_began() -> None:
+    """It waits for the new one now, which may end soon. No event reports ends here."""
+
+    async def work(coordinator: Many) -> None:
+        excludes = Declaration("noop", conflicts_with=("noop", "apply"))
+        coordinator.etcd.put(KEYS.behavior("noop"), excludes.encode())
+        coordinator.runs("apply")
+        first, second = coordinator.add(1), coordinator.add(2)
+        coordinator.sees_operations()
+        await asyncio.sleep(60.0)
+        coordinator.runs()
+        await begins(coordinator, first, within=5.0)
+        await asyncio.sleep(0.1)
+        assert coordinator.etcd.value(KEYS.of(second, "state")) == b"pending"
+        coordinator.runs()
+        await begins(coordinator, second, within=0.5)
+
+    run_for_minutes(work)
+
+
+def test_a_short_outage_delays_a_begin_by_a_second_at_most_though_an_earlier_one_was_long() -> None:
+    async def work(coordinator: Many) -> None:
+        etcd, ref = coordinator.etcd, coordinator.add(1)
+        etcd.put(KEYS.behavior("noop"), Declaration("noop", conflicts_with=("apply",)).encode())
+
+        def away(txn: Txn) -> TxnResult:
+            raise EtcdUnavailable("etcd is away")
+
+        usual, etcd.usual = etcd.usual, away
+        coordinator.sees_operations()
+        await asyncio.sleep(60.0)
+        etcd.usual = usual
+        coordinator.runs("apply")
+        await asyncio.sleep(30.0)
+        etcd.fates.append(away)
+        coordinator.runs()
+        await etcd.until(lambda: not etcd.fates)
+        await begins(coordinator, ref, within=1.0)
+
+    run_for_minutes(work)
+
+
+@pytest.mark.parametrize("refused", ["begin", "join"])
+def test_rejected_begins_do_not_block_joins_and_rejected_joins_do_not_block_begins(refused: str) -> None:
+    async def work(coordinator: Many) -> None:
+        etcd, joins, plain = coordinator.etcd, coordinator.add(1, joins=True), coordinator.add(2)
+        apply = etcd.usual
+
+        def picky(txn: Txn) -> TxnResult:
+            if txn.label == refused:
+                raise PermissionDenied("etcd does not permit it")
+            return apply(txn)  # type: ignore[no-any-return]
+
+        etcd.usual = picky
+        coordinator.sees_operations()
+        await asyncio.sleep(60.0)
+        states = [etcd.value(KEYS.of(ref, "state")) for ref in (joins, plain)]
+        assert states == ([b"success", b"pending"] if refused == "begin" else [b"pending", b"running"])
+
+    run_for_minutes(work)
+
+
+@pytest.mark.parametrize("what", ["begin", "join", "end_waiting"])
+def test_an_executor_that_lost_its_election_begins_and_ends_no_operation(what: str) -> None:
+    """It may not know yet that it lost it."""
+
+    async def work(coordinator: Many) -> None:
+        etcd, ref = coordinator.etcd, coordinator.add(1, joins=what == "join")
+        if what == "end_waiting":
+            coordinator.break_edge(ref)
+        etcd.put(KEYS.coordinator(TABLE, "noop"), b"e2")
+        coordinator.sees_operations()
+        await asyncio.sleep(60.0)
+        assert what in etcd.requests
+        assert etcd.value(KEYS.of(ref, "state")) == b"pending"
+
+    run_for_minutes(work)
