@@ -200,6 +200,10 @@ class TableFiles:
                 except OSError:
                     continue  # its reader says that it is gone
 
+    def look_anew(self) -> None:
+        """Forget where folders have led: one may have become a link since the last check."""
+        self._resolved.clear()
+
     def look(self, path: str) -> os.stat_result:
         """What a link in the table's folder leads to. Raises InvalidArgument where it leads out of the folder, or is
         another user's, and OSError.

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from distop.confinement import TableFiles, resolved
 from distop.core.frozen import frozen
+from distop.deletion import Place, names
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 
@@ -96,9 +97,9 @@ class Location:
         if _is_remote(text):
             return cls._remote(text)
         root = root_of(text)
+        resolved(root)
         if not os.path.exists(root):
             raise TableUnavailable(f"the location {text!r} does not exist")
-        resolved(root)
         return cls(root, root)
 
     @classmethod
@@ -206,11 +207,11 @@ class Location:
 
     def names_in(self, folder: str) -> frozenset[str]:
         """The names of the files in a folder of the location; none where there is no such folder. Raises
-        TableUnavailable where it cannot be listed.
+        InvalidArgument where a link leads to it, and TableUnavailable where it cannot be listed.
         """
         try:
             if self.filesystem is None:
-                return frozenset(os.listdir(os.path.join(self.root, folder)))
+                return frozenset(names(Place(self.root, folder)))
             from pyarrow import fs
 
             found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))

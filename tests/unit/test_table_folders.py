@@ -99,6 +99,30 @@ def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
             opened(of(path), table, child)
 
 
+def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, elsewhere, other = (tmp_path / name for name in ("t", "elsewhere", "other"))
+    for folder in (place, elsewhere / "d", other):
+        folder.mkdir(parents=True)
+        (folder / "a.parquet").touch()
+    ours = [CatalogPartition({"k": "1"}, str(elsewhere))]
+    described = Described("parquet", str(place), (), ("k",), ours)
+    monkeypatch.setattr(sparkcatalog, "describe", lambda *_, **__: described)
+    table, child = TableRecord("t", "spark", "db.t"), _Child()
+    plan = PartitionPlan(0, "p", files=((str(elsewhere / "d" / "a.parquet"), 1, 1),))
+
+    def job(number: int) -> None:
+        made = Context(child, "t/noop/1", table, partition=plan, opened=7, number=number)  # type: ignore[arg-type]
+        made.with_files(plan)
+
+    job(1)
+    (elsewhere / "d").rename(elsewhere / "was")
+    (elsewhere / "d").symlink_to(other)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        job(2)
+
+
 def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
