@@ -107,8 +107,11 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
         folder.mkdir(parents=True)
         (folder / "a.parquet").touch()
     ours = [CatalogPartition({"k": "1"}, str(elsewhere))]
-    described = Described("parquet", str(place), (), ("k",), ours)
-    monkeypatch.setattr(sparkcatalog, "describe", lambda *_, **__: described)
+
+    def describe(*_: Any, partitions: bool = True) -> Described:
+        return Described("parquet", str(place), (), ("k",), ours if partitions else None)
+
+    monkeypatch.setattr(sparkcatalog, "describe", describe)
     table, child = TableRecord("t", "spark", "db.t"), _Child()
     plan = PartitionPlan(0, "p", files=((str(elsewhere / "d" / "a.parquet"), 1, 1),))
 
