@@ -52,7 +52,11 @@ TRIES = 200
 class Told:
     """What clients were told: checked against etcd's history in the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, receipts_kept: float) -> None:
+        self.receipts_kept = receipts_kept
+        """Seconds for which it is known what became of a prepared operation, at least."""
+        self.prepared: dict[str, float] = {}
+        """Prepared operation → when its sender first knew of it."""
         self.started: dict[str, str] = {}
         """Request id → the operation that it began."""
         self.ended: dict[str, str] = {}

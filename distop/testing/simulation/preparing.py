@@ -29,7 +29,8 @@ async def decide(
     client: Client, operation: Operation, external_id: str, what: str, told: Told, insist: Callable[..., Any]
 ) -> None:
     """What the sender of a prepared operation does next."""
-    ref = operation.ref
+    ref, now = operation.ref, asyncio.get_running_loop().time
+    first = told.prepared.setdefault(ref, now())
     if what == "dies":
         return
     if what == "late":
@@ -51,7 +52,11 @@ async def decide(
         else:
             told.senders[ref] = "refused"
     except NotFound as error:
-        told.surprises.append(f"{what} of {ref}: {error}")
+        # A sender that comes back when its receipt is forgotten is told by the operation's name.
+        if now() - first <= told.receipts_kept:
+            told.surprises.append(f"{what} of {ref}: {error}")
+        elif what != "abandons":
+            await insist(operation.confirm)
 
 
 class Prepared:

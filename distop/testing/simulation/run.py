@@ -151,7 +151,7 @@ class Simulation:
         """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
         self.breaches: list[Breach] = []
         self.log: list[tuple[float, int, str, str]] = []
-        self.told = Told()
+        self.told = Told(wanted.limits.denied_kept)
         self.clients: list[Process] = []
         self._numbers: dict[Process, int] = {}
         """Which of the scenario's clients a process is: one may have several lives."""
