@@ -58,6 +58,7 @@ FOUND = {
     410_115: "who woke up gave a job back while another executor cleaned up after it",
     717_183: "a job at its limit was reported, and not cleaned up after, while its executor's role was revoked",
     6_050: "a hold that changed twice in one batch of a watch ended an executor's session",
+    985_743: "(of the simulator) a sender came back when its receipt was forgotten, and that was taken for a fault",
     63: "a claim that a coordinator was to revoke had gone from its view meanwhile",
 }
 """Schedules that showed a bug once, with what it was."""
