@@ -94,9 +94,9 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. ``follow``:
-    a link to one, too; without it, no link of another user on the way is followed either. Raises NotRegular and
-    OSError.
+    """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. No link of
+    another user is followed, whatever was looked at before; ``follow``: one of root or of this user at its place is.
+    Raises NotRegular and OSError.
     """
 
     def linked(what: str, why: str) -> NotRegular:
@@ -105,7 +105,8 @@ def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         if follow:
-            descriptor = os.open(path, flags)
+            with walked(Path(path), linked, folders=False) as (place, opened):
+                descriptor = os.open(f"/proc/self/fd/{opened}" if hasattr(os, "O_PATH") else place, flags)
         else:
             with walked(Path(path).parent, linked, folders=False) as (_, folder):
                 descriptor = os.open(Path(path).name, flags | os.O_NOFOLLOW, dir_fd=folder)

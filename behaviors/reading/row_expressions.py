@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from distop.core.frozen import frozen
 from distop.row_expressions import clock_text, construct, refusal, text_alone, unlisted
+from distop.tables.sparkcatalog import active
 from distop_behaviors.reading.facts import folded
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 
@@ -126,17 +127,8 @@ def _named(node: str) -> str:
 
 def _tree(session: SparkSession, text: str) -> Any:
     """As the session parses it: the parser takes its settings, such as ANSI mode, from the thread's active session."""
-    sessions = java_class(session._jvm, "org.apache.spark.sql.classic.SparkSession")
-    parser = session._jsparkSession.sessionState().sqlParser()
-    before = sessions.getActiveSession()
-    sessions.setActiveSession(session._jsparkSession)
-    try:
-        return parser.parseExpression(text)
-    finally:
-        if before.isDefined():
-            sessions.setActiveSession(before.get())
-        else:
-            sessions.clearActiveSession()
+    with active(session):
+        return session._jsparkSession.sessionState().sqlParser().parseExpression(text)
 
 
 def _column(session: SparkSession, tree: Any) -> Column:

@@ -7,12 +7,11 @@ kept as Spark has planned it, and run again.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from distop.tables.sparkcatalog import active
 
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _AGGREGATION = "HashAggregate"
@@ -39,22 +38,7 @@ def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] |
         return None  # what is always 0, or counted twice, is not made, and comes back in what adds them up
     jvm: Any = session._jvm
     jsession: Any = session._jsparkSession
-    with _active(jvm, jsession):
+    with active(session):
         stage = jvm.org.apache.spark.sql.execution.QueryExecution.prepareExecutedPlan(jsession, partial)
         frame = Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
         return frame, stage
-
-
-@contextmanager
-def _active(jvm: Any, jsession: Any) -> Iterator[None]:
-    """Java finds the session without being told of it, in the thread that stands for this one there."""
-    sessions = jvm.org.apache.spark.sql.classic.SparkSession
-    before = sessions.getActiveSession()
-    sessions.setActiveSession(jsession)
-    try:
-        yield
-    finally:
-        if before.isDefined():
-            sessions.setActiveSession(before.get())
-        else:
-            sessions.clearActiveSession()

@@ -266,7 +266,8 @@ async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_th
     await pass_hour(client.etcd, client.keys)
     await write(client, record("t/noop/2", now - HOUR / 2))
     one = pruner(client)
-    one._ctx.incarnation, one._ctx.cluster = "i2", SimpleNamespace(nodes={"i1": None, "i2": None})  # type: ignore[attr-defined]
+    nodes = dict.fromkeys(("i1", "i2"), SimpleNamespace(clock=0, clock_unknown=""))
+    one._ctx.incarnation, one._ctx.cluster = "i2", SimpleNamespace(nodes=nodes)  # type: ignore[attr-defined]
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -241,9 +241,17 @@ def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
         list(Location.of(str(mine)).walk())
 
 
-def test_a_file_is_opened_behind_no_link_of_another_user(tables: Path) -> None:
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_file_is_opened_behind_no_link_of_another_user(tables: Path, follow: bool) -> None:
+    """Whatever was looked at before it is opened."""
     turn(tables / "mine", tables / "other")
-    with open_regular(str(tables / "mine" / "day=1" / "a.parquet")):
-        pass
     with pytest.raises(NotRegular, match=f"the link {tables}/mine belongs to the user {STRANGER}"):
-        open_regular(str(tables / "mine" / "day=1" / "a.parquet"), follow=False)
+        open_regular(str(tables / "mine" / "day=1" / "a.parquet"), follow=follow)
+    link = tables / "link"
+    link.symlink_to(tables / "other" / "day=1" / "a.parquet")
+    if follow:
+        with open_regular(str(link)) as opened:
+            assert opened.read(4) == b"PAR1"
+    given_away(link)
+    with pytest.raises(NotRegular, match="belongs to the user|is a symbolic link"):
+        open_regular(str(link), follow=follow)
