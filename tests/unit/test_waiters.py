@@ -443,11 +443,19 @@ def run_for_minutes(work: Callable[[Many], Any]) -> None:
     in_virtual_time(main)
 
 
-async def begins(coordinator: Many, ref: OperationRef, within: float) -> None:
-    """Wait until the operation runs, ``within`` virtual seconds at most."""
+async def one_begins(coordinator: Many, refs: set[OperationRef], within: float) -> OperationRef:
+    """Wait until one of the operations runs, ``within`` virtual seconds at most; which one."""
+    def begun() -> list[OperationRef]:
+        return [ref for ref in refs if coordinator.etcd.value(KEYS.of(ref, "state")) == b"running"]
+
     async with asyncio.timeout(within):
-        while coordinator.etcd.value(KEYS.of(ref, "state")) != b"running":  # noqa: ASYNC110
+        while not begun():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    return begun()[0]
+
+
+async def begins(coordinator: Many, ref: OperationRef, within: float) -> None:
+    await one_begins(coordinator, {ref}, within)
 
 
 def test_an_excluded_operation_is_retried_soon_after_another_one_began() -> None:
@@ -457,15 +465,16 @@ def test_an_excluded_operation_is_retried_soon_after_another_one_began() -> None
         excludes = Declaration("noop", conflicts_with=("noop", "apply"))
         coordinator.etcd.put(KEYS.behavior("noop"), excludes.encode())
         coordinator.runs("apply")
-        first, second = coordinator.add(1), coordinator.add(2)
+        both = {coordinator.add(1), coordinator.add(2)}
         coordinator.sees_operations()
         await asyncio.sleep(60.0)
         coordinator.runs()
-        await begins(coordinator, first, within=5.0)
+        first = await one_begins(coordinator, both, within=5.0)
+        (second,) = both - {first}
         await asyncio.sleep(0.1)
         assert coordinator.etcd.value(KEYS.of(second, "state")) == b"pending"
         coordinator.runs()
-        await begins(coordinator, second, within=0.5)
+        await one_begins(coordinator, {second}, within=0.5)
 
     run_for_minutes(work)
 
