@@ -25,7 +25,7 @@ from distop.files import open_regular
 from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables import sparkcatalog
-from distop.tables.iceberg import metadata_file, read_metadata
+from distop.tables.iceberg import check_opened, metadata_file, read_metadata
 from distop.tables.location import Location
 from distop.tables.staged_metadata import check_staged
 from distop.tables.written_folders import DATA, check_folder
@@ -144,11 +144,14 @@ def stage(
 ) -> Staged:
     """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
     ``certificate``: the digest of the one that is applied. ``into``: its place is made before, its folder of data is
-    made here. Nothing is left of it where that fails. Raises RowsLost, what Spark raises, FileExistsError where that
-    folder is there before, and UnsafePath, also where others may change a folder that holds it.
+    made here. Nothing is left of it where that fails. Raises InvalidArgument where a file may not belong to the table,
+    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath, also where others
+    may change a folder that holds it.
     """
     if not files:
         return Staged()
+    # The plan that has them may have been kept.
+    check_opened(source, (path for path, _, _ in files), ())
     session = session_of(ctx.spark)
     iceberg.check_installed(session._jvm)
     raw = raw_metadata(session, source)

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from distop import deletion
 from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
@@ -26,6 +29,7 @@ from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.reading.table_properties import for_reading, for_writing
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
+from tests.support.lake import Folder as Lake
 
 LOG = logging.getLogger("tests.narrowing")
 N = Narrowed("n_fits_int", "n", 2, "int", "int")
@@ -331,3 +335,15 @@ def test_a_condition_without_a_comment_keeps_its_line() -> None:
     made = certificate({"check": "n > 0"}, where="id > 0", null_is="fail")
     sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
     assert sql == "((id > 0) IS NOT TRUE) OR ((n > 0) IS TRUE)"
+
+
+def test_hole_1_no_rows_of_a_file_that_became_a_link_are_written_anew(tmp_path: Path) -> None:
+    """What nobody has validated is written by the completion, by a plan that may have been kept."""
+    table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
+    table.append(pa.table({"k": [1, 2]}))
+    (path,) = (tmp_path / "t" / "data").rglob("*.parquet")
+    files = [(str(path), path.stat().st_size, 0)]
+    other = path.rename(tmp_path / "other.parquet")
+    path.symlink_to(other)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        rewriting.stage(None, table.metadata_location, files, [], {}, None, "")  # type: ignore[arg-type]
