@@ -21,6 +21,7 @@ from distop.tables.options import check_options
 from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
 from distop_behaviors.apply.report import Made, Outcome, checks_of
 from distop_behaviors.apply.target import Change, Moved, Unsure
+from distop_behaviors.reading.table_properties import NAME_MAPPING
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certify import check_columns, check_table
 from distop_behaviors.validate.report import Result, sentence
@@ -179,7 +180,7 @@ class Applying:
                 return
             change = Change(
                 optional=tuple(self._still_required(head, mark)),
-                properties={**mark["properties"], MARK: None},
+                properties={**self._former(mark), MARK: None},
             )
             self._ctx.log.warning("taking back what was applied")
             try:
@@ -248,9 +249,18 @@ class Applying:
         if undone:
             raise InvalidArgument(f"somebody else has undone the change meanwhile: {', '.join(undone)}")
 
+    def _former(self, mark: Mapping[str, Any]) -> dict[str, str | None]:
+        """The former values of the properties that an apply sets, and of no others: a mark stands in the table, and its
+        digest where submitters write.
+        """
+        own = {*self._wanted.properties, NAME_MAPPING}
+        found = mark["properties"].items()
+        return {name: value for name, value in found if name in own and isinstance(value, str | None)}
+
     def _still_required(self, head: Head, mark: Mapping[str, Any]) -> list[int]:
         schema = read_metadata(head.source)[0].schema()
-        known = [i for i in mark["required"] if schema.find_column_name(i) is not None]
+        own = set(self._required().values())
+        known = [i for i in mark["required"] if i in own and schema.find_column_name(i) is not None]
         return [i for i in known if schema.find_field(i).required]
 
     def _made(self, mark: Mapping[str, Any]) -> list[Made]:

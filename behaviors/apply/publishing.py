@@ -421,7 +421,7 @@ class Narrowing(Applying):
         snapshot = None if mark["before"] == since else int(mark["before"])
         try:
             self._target.roll_back(
-                head, int(mark["schema"]), snapshot, frozenset(f[0] for f in late), {**mark["properties"], MARK: None}
+                head, int(mark["schema"]), snapshot, frozenset(f[0] for f in late), {**self._former(mark), MARK: None}
             )
         except (Moved, Unsure):
             return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NotInstalledError
+from pyiceberg.table.update import SetLocationUpdate, SetPropertiesUpdate
 from pyiceberg.typedef import EMPTY_DICT
 from requests import RequestException
 
@@ -23,7 +24,7 @@ from distop.tables.bounded import bounded
 from distop.tables.written_folders import check_metadata_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyiceberg.io import FileIO
     from requests import Response, Session
@@ -87,12 +88,17 @@ class _Guarded(Catalog):
         check_paths(() if location is None else (location,))
         return super()._load_file_io(storage_properties(properties), location)
 
-    def _update_and_stage_table(self, current_table: Any, *args: Any, **named: Any) -> Any:
-        # The table as a commit has just loaded it: what it says now decides where its metadata go.
+    def _update_and_stage_table(
+        self, current_table: Any, table_identifier: Any, requirements: Any, updates: Any
+    ) -> Any:
+        # The table as a commit has just loaded it, and what becomes of it, decide where its metadata go.
         if current_table is not None:
             check_identity(current_table)
             check_written(current_table, self.pinned)
-        return super()._update_and_stage_table(current_table, *args, **named)  # type: ignore[misc]
+            check_updates(updates)
+        return super()._update_and_stage_table(  # type: ignore[misc]
+            current_table, table_identifier, requirements, updates
+        )
 
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
@@ -144,6 +150,18 @@ def check_written(table: Any, pinned: str = "") -> None:
                 "this change: remove it from the table first"
             )
     check_metadata_folder(folder)
+
+
+def check_updates(updates: Iterable[Any]) -> None:
+    """Raises InvalidArgument for a change of a table by which pyiceberg would write its next metadata elsewhere, or run
+    code: it goes by the table as it is to be.
+    """
+    for update in updates:
+        if isinstance(update, SetLocationUpdate):
+            raise InvalidArgument("the location of a table is not changed by distop")
+        names = update.updates if isinstance(update, SetPropertiesUpdate) else ()
+        if refused := sorted({*_LEADING, *_CREDENTIALS}.intersection(names)):
+            raise InvalidArgument(f"the property {refused[0]} of a table is not set by distop")
 
 
 def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

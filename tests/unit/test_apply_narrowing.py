@@ -347,3 +347,13 @@ def test_hole_1_no_rows_of_a_file_that_became_a_link_are_written_anew(tmp_path: 
     path.symlink_to(other)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         rewriting.stage(None, table.metadata_location, files, [], {}, None, "")  # type: ignore[arg-type]
+
+
+def test_hole_1_what_is_taken_back_is_what_an_apply_has_set() -> None:
+    """A forged mark names any property; pyiceberg runs code by some of them."""
+    applying = object.__new__(Narrowing)
+    applying._wanted = SimpleNamespace(properties={f"{PREFIX}c": "{}"})  # type: ignore[assignment]
+    forged = {"write.py-location-provider.impl": "runpy.run_path", "write.metadata.path": "/x", f"{PREFIX}c": {"a": 1}}
+    assert applying._former({"properties": forged}) == {}
+    honest = {f"{PREFIX}c": None, "schema.name-mapping.default": "[]"}
+    assert applying._former({"properties": honest}) == honest

@@ -135,6 +135,26 @@ def test_hole_3_metadata_choose_no_folder_to_write_or_remove_in(
     assert list(victim.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        SetPropertiesUpdate(updates={"write.py-location-provider.impl": "runpy.run_path"}),
+        SetPropertiesUpdate(updates={"a": "b", "write.metadata.path": "/elsewhere"}),
+        SetPropertiesUpdate(updates={"s3.secret-access-key": "x"}),
+        SetLocationUpdate(location="/elsewhere"),
+    ],
+)
+def test_hole_1_a_commit_makes_no_table_that_has_pyiceberg_run_code_or_write_elsewhere(
+    sql: tuple[Any, TableRecord], update: Any
+) -> None:
+    """pyiceberg writes the next metadata by the table as the commit makes it."""
+    catalog, table = sql
+    before = catalog.load_table("sales.orders").metadata_location
+    with catalogs.opened(table) as found, pytest.raises(InvalidArgument, match="by distop"):
+        found.commit([update])
+    assert catalog.load_table("sales.orders").metadata_location == before
+
+
 def test_hole_3_a_commit_goes_by_the_metadata_that_it_changes(sql: tuple[Any, TableRecord], tmp_path: Path) -> None:
     """Somebody sets the property while a rewrite is produced: pyiceberg loads the table anew for its commit."""
     catalog, table = sql
