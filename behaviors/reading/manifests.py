@@ -95,6 +95,7 @@ def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] =
 
 
 def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
+    before = identity(source)
     try:
         metadata, io = _metadata(source)
         schema = metadata.schema()
@@ -121,7 +122,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(source, read_from)
+    checked(before, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 

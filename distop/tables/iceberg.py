@@ -137,6 +137,7 @@ def _planned(
     source: str, table: TableRecord, options: Options, check: Callable[[], None]
 ) -> tuple[Planned, tuple[_Identity, ...]]:
     """With what it was read from, besides the metadata file."""
+    before = identity(source)
     metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
@@ -151,7 +152,7 @@ def _planned(
                     group.append(file)
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
-    checked(source, manifests)
+    checked(before, manifests)
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -179,24 +180,28 @@ def _checked_manifests(source: str, check: Callable[[], None] = lambda: None) ->
     :func:`check_files`.
     """
     check_metadata(source)
-    found = _checked.get(identity(source), lambda: _read_all(source, check))
+    before = identity(source)
+    found = _checked.get(before, lambda: _read_all(source, check))
     if not _are_same(found):
         found = _read_all(source, check)
-        checked(source, found)
+        checked(before, found)
     return found
 
 
-def checked(source: str, manifests: Iterable[_Identity]) -> None:
-    """Note that all files of a metadata file's current snapshot have been checked (confinement). ``manifests``: what
-    they were read from, as it was before.
+def checked(metadata: _Identity, manifests: Iterable[_Identity]) -> None:
+    """Note that all files of the current snapshot of a metadata file have been checked (confinement). ``metadata``: its
+    identity before it was read; ``manifests``: what they were read from, as it was before.
     """
-    _checked.put(identity(source), tuple(manifests))
+    _checked.put(metadata, tuple(manifests))
 
 
 def check_loaded(source: str, snapshot: str, manifest_list: str) -> None:
-    """Raises TableUnavailable where Spark has loaded another snapshot than the one that was checked, and what
-    :func:`check_files` raises: something was exchanged since.
+    """Raises TableUnavailable where Spark has loaded another snapshot than the one that was checked, InvalidArgument
+    where the list of manifests that it is to open may not belong to the table, and what :func:`check_files` raises:
+    something was exchanged since.
     """
+    # Whatever Python finds in the file now: this is what Java opens.
+    TableFiles(table_of(source)).check((manifest_list,))
     current = read_metadata(source)[0].current_snapshot()
     found = (str(current.snapshot_id), _plain(current.manifest_list)) if current is not None else None
     if found != (snapshot, _plain(manifest_list)):

@@ -410,6 +410,36 @@ def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, 
     assert planned.partitions
 
 
+@pytest.mark.parametrize("by", ["planning", "a check", "statistics"])
+def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    data = json.loads(Path(source).read_text())
+    (snapshot,) = data["snapshots"]
+    host = "hdfs://evil.example:8020/x"
+    evil = tmp_path / "evil"
+    evil.write_text(json.dumps(data | {"snapshots": [snapshot | {"manifest-list": host}]}))
+    manifests_of = iceberg.manifests_of
+
+    def exchanged(*given: Any) -> Any:
+        if evil.exists():
+            evil.rename(source)
+        return manifests_of(*given)
+
+    for module in (iceberg, manifests):
+        monkeypatch.setattr(module, "manifests_of", exchanged)
+    if by == "planning":
+        plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    elif by == "a check":
+        check_files(source)
+    else:
+        manifests.snapshot_of(source, frozenset())
+    assert not evil.exists()
+    with pytest.raises(InvalidArgument, match="names the host"):
+        iceberg.check_loaded(source, str(snapshot["snapshot-id"]), host)
+
+
 def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     snapshot = iceberg.read_metadata(source)[0].current_snapshot()
