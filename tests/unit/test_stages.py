@@ -201,6 +201,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     monkeypatch.setattr(rewriting, "new_schema", lambda *_: {})
     monkeypatch.setattr(rewriting, "scratch", lambda *_: {})
     monkeypatch.setattr(rewriting, "_write", lambda *_: written.append("rows"))
+    monkeypatch.setattr(rewriting, "check_opened", lambda *_: None)
     monkeypatch.setattr(publishing, "check_table", lambda *_: None)
     monkeypatch.setattr(publishing, "read_metadata", lambda _: (None, None))
     monkeypatch.setattr(publishing.narrowing, "new_ids", lambda *_: {})
