@@ -60,6 +60,8 @@ class HadoopTarget:
         jvm = session._jvm
         check_installed(jvm)
         location = self._folder
+        # Iceberg loads what it is to commit to by path: so nobody else may change what stands there.
+        check_metadata_folder(location, missing=True)
         # Spark follows links, and reads files of any size: what it will load is looked at before.
         try:
             read_metadata(metadata_file(Location.of(location)))

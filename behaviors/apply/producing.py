@@ -12,13 +12,14 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import own_folder
+from distop.confinement import copied, own_folder
 from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
 from distop.tables.iceberg import NO_SNAPSHOT
+from distop.tables.metadata_file import read_file
 from distop.tables.written_folders import check_folder, check_metadata_folder
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_manifests_of, check_same, uri
+from distop_behaviors.reading.iceberg import check_manifests_of, check_same, table_of, uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,15 +38,15 @@ class Production:
     """One transaction on a table as it was loaded. ``operation``: for whom, as the snapshot says."""
 
     def __init__(self, session: Any, table: Any, operation: str) -> None:
+        self._session = session
         self._jvm = session._jvm
-        self._conf = session._jsparkSession.sessionState().newHadoopConf()
         self._table = table
         self._operation = operation
         self._transaction = self._iceberg.Transactions.newTransaction(table.name(), table.operations())
         self._made = self._transaction.table().operations()
         self.base = self._transaction.startMetadata()
         if (snapshot := self.base.currentSnapshot()) is not None:
-            check_manifests_of(_local(str(self.base.metadataFileLocation())), snapshot, table.io())
+            check_manifests_of(read_file(_local(str(self.base.metadataFileLocation()))), snapshot, table.io())
         self._made.commit(self.base, keeping_log(self._jvm, self.base))
 
     @property
@@ -63,10 +64,10 @@ class Production:
             current = self._made.current()
             self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
-            path, manifests = staged.metadata()
-            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(path))
+            file, manifests = staged.metadata()
+            source = table_of(self._session, file)
             if (snapshot := source.currentSnapshot()) is not None:
-                check_same(path, manifests, snapshot, source.io())
+                check_same(file.source, manifests, snapshot, source.io())
                 new = lists.newArrayList(snapshot.addedDataFiles(source.io()))
                 for file in new:
                     staged.check_file(str(file.location()))
@@ -167,19 +168,18 @@ def detached(session: Any, source: str) -> Iterator[Any]:
     plan names it. Nothing but those is left. Raises InvalidArgument where the metadata name another folder, and
     UnsafePath where others may change one on a disk.
     """
-    jvm = session._jvm
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
-    table = _local(own_folder(source, str(loaded.location())))
+    file = read_file(source)
+    table = _local(own_folder(source, str(file.content.location)))
     check_metadata_folder(table)
     place = Place(table, f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
-    told = str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode()
-    write(folder, "v1.metadata.json", told)
+    write(folder, "v1.metadata.json", file.text.encode())
+    copied(source, f"{folder.location}/v1.metadata.json")
     write(folder, "version-hint.text", b"1")
     try:
         check_folder(folder)
-        yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
+        conf = session._jsparkSession.sessionState().newHadoopConf()
+        yield session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:
         for name in ("v1.metadata.json", "version-hint.text"):
             delete_or_log(folder, name, log)

@@ -27,6 +27,7 @@ from distop.storage_urls import check_paths
 from distop.tables import sparkcatalog
 from distop.tables.iceberg import check_opened, metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.metadata_file import read_file
 from distop.tables.staged_metadata import check_staged
 from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
@@ -34,7 +35,6 @@ from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg, manifests, rows_read
 from distop_behaviors.reading.facts import quote
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import uri
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate.report import counted
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext
     from distop.logs import Log
+    from distop.tables.metadata_file import MetadataFile
     from distop_behaviors.apply.constraints import Narrowed
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -88,15 +89,15 @@ class Stage:
         """
         deletion.check_own(self.place)
 
-    def metadata(self, check: Callable[[], None] = lambda: None) -> tuple[str, list[str]]:
+    def metadata(self, check: Callable[[], None] = lambda: None) -> tuple[MetadataFile, list[str]]:
         """Its current metadata file, and the manifests that this names. Raises UnsafePath where others may have made
         it, or it is a link, InvalidArgument where there is none, and what
         :func:`~distop.tables.staged_metadata.check_staged` raises.
         """
         self.check_own()
         found = Path(metadata_file(Location.of(self.table)))
-        source = str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}"))
-        return source, check_staged(source, self.data.location, check)
+        file = read_file(str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}")))
+        return file, check_staged(file, self.data.location, check)
 
     def check_file(self, path: str) -> None:
         """Raises UnsafePath for a data file that does not lie in this stage, or is a link, and OSError."""
@@ -120,10 +121,8 @@ class RowsLost(Exception):
 
 def raw_metadata(session: Any, source: str) -> dict[str, Any]:
     """A metadata file as Iceberg itself understands it. ``source``: as a plan names it."""
-    jvm: Any = session._jvm
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source))
-    told: dict[str, Any] = json.loads(jvm.org.apache.iceberg.TableMetadataParser.toJson(table.operations().current()))
+    metadata = iceberg.table_of(session, read_file(source)).operations().current()
+    told: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
     return told
 
 

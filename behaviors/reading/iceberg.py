@@ -14,7 +14,7 @@ import re
 import struct
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import FatalError, TableUnavailable
 from distop.confinement import check_loadable
@@ -23,6 +23,7 @@ from distop.files import identity
 from distop.recent import Kept
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened, check_same_manifests
+from distop.tables.metadata_file import read_file
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.table_properties import for_reading
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from distop.tables.metadata_file import MetadataFile
     from distop_behaviors.reading.footers import PlannedFile
+
+T = TypeVar("T")
 
 FILE, POSITION = "_file", "_pos"
 """Iceberg's metadata columns: the path of a row's file as the manifests have it, and its position in that."""
@@ -294,38 +298,49 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
 
     jvm: Any = session._jvm
     check_installed(jvm)
-    location = uri(source)
-    _checked(source, check_files)
+    file = _checked(source, lambda: read_file(source))
+    if file.content.current_snapshot() is None:
+        raise Unreadable(f"the metadata file {source} has no snapshot")
+    _checked(source, lambda: check_files(file))
     iceberg = jvm.org.apache.iceberg
-    conf = session._jsparkSession.sessionState().newHadoopConf()
     try:
-        table = iceberg.hadoop.HadoopTables(conf).load(location)
+        table = table_of(session, file)
         current = table.currentSnapshot()
+        _checked(source, lambda: check_manifests_of(file, current, table.io()))
         id_ = str(current.snapshotId())
         check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
-        _checked(source, lambda source: check_manifests_of(source, current, table.io()))
         files = table.newScan().planFiles()
         try:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
-        listed = str(current.manifestListLocation())
-        # Once more: which files may be opened is judged by the metadata as they are in Python now.
-        _checked(source, lambda source: check_loaded(source, id_, listed))
+        # Once more: manifests may have been exchanged since.
+        _checked(source, lambda: check_files(file))
         check_opened(source, tasks.paths, ())
-        return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)
+        return _Snapshot(_for_reading(iceberg, table, uri(source), lineage=lineage), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
         raise
 
 
-def check_manifests_of(source: str, snapshot: Any, io: Any) -> None:
-    """:func:`check_loaded` for the current snapshot as the JVM has loaded it, before Java opens its list of manifests,
-    and :func:`check_manifests`, before it opens these.
+def table_of(session: Any, file: MetadataFile) -> Any:
+    """The table in the JVM that has these metadata: Java parses what Python has read, and opens no file for it. Raises
+    InvalidArgument where its path is not allowed in data, and what Java raises.
     """
-    check_loaded(source, str(snapshot.snapshotId()), str(snapshot.manifestListLocation()))
-    check_manifests(source, _manifests(snapshot, io))
+    iceberg: Any = session._jvm.org.apache.iceberg
+    location = uri(file.source)
+    io = iceberg.hadoop.HadoopFileIO(session._jsparkSession.sessionState().newHadoopConf())
+    metadata = iceberg.TableMetadataParser.fromJson(location, file.text)
+    return iceberg.BaseTable(iceberg.StaticTableOperations(metadata, io), location)
+
+
+def check_manifests_of(file: MetadataFile, snapshot: Any, io: Any) -> None:
+    """:func:`check_loaded` for the current snapshot as the JVM has it, before Java opens its list of manifests, and
+    :func:`check_manifests`, before it opens these.
+    """
+    check_loaded(file, str(snapshot.snapshotId()), str(snapshot.manifestListLocation()))
+    check_manifests(file, _manifests(snapshot, io))
 
 
 def check_same(source: str, manifests: Sequence[str], snapshot: Any, io: Any) -> None:
@@ -337,10 +352,10 @@ def _manifests(snapshot: Any, io: Any) -> list[str]:
     return [str(manifest.path()) for manifest in snapshot.allManifests(io)]
 
 
-def _checked(source: str, check: Callable[[str], None]) -> None:
-    """Raises Gone where metadata are, and what ``check`` raises."""
+def _checked(source: str, check: Callable[[], T]) -> T:
+    """What ``check`` gives. Raises Gone where metadata are gone, and what that raises."""
     try:
-        check(source)
+        return check()
     except TableUnavailable as error:
         cause = error.__cause__
         while cause is not None and not isinstance(cause, FileNotFoundError):

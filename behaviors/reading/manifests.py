@@ -10,14 +10,13 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from distop.confinement import TableFiles, check_metadata
 from distop.core.frozen import frozen
 from distop.errors import DistopError
 from distop.files import NotRegular, check_regular, identity
 from distop.recent import Kept
-from distop.tables.avro import ManifestIO
 from distop.tables.iceberg import checked, files_of
 from distop.tables.manifest_list import manifests_of
+from distop.tables.metadata_file import read_anew
 from distop.tables.vectors import check_vector
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distop.behavior import PartitionPlan
+    from distop.confinement import TableFiles
+    from distop.tables.avro import ManifestIO
     from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.reading.fields import Field, Path
 
@@ -95,9 +96,9 @@ def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] =
 
 
 def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
-    before = identity(source)
     try:
-        metadata, io = _metadata(source)
+        file = read_anew(source)
+        metadata, io = file.content, file.manifests()
         schema = metadata.schema()
         found = fields.fields_of(schema, wanted)
         columns = fields.columns_of(schema)
@@ -122,18 +123,8 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(before, read_from)
+    checked(file, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
-
-
-def _metadata(source: str) -> tuple[Any, ManifestIO]:
-    from pyiceberg.serializers import FromInputFile
-
-    from distop.tables.bounded import BoundedIO
-
-    check_metadata(source)
-    io = BoundedIO()
-    return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
 
 def _deletes(

@@ -25,6 +25,11 @@ PARSED_BYTES = 64 << 20
 _PARSED = re.compile(r"\.metadata\.json(\.gz)?\Z")
 
 
+def is_compressed(location: str) -> bool:
+    """By its name, as pyiceberg has it."""
+    return location.endswith(_COMPRESSED)
+
+
 def bounded(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of a catalog by which it opens all files so."""
     inner = {INNER_IMPL: settings[PY_IO_IMPL]} if PY_IO_IMPL in settings else {}
@@ -71,7 +76,7 @@ class _Bounded(InputFile):
         limit = min(METADATA_BYTES, PARSED_BYTES) if _PARSED.search(self.location) else METADATA_BYTES
         with self._inner.open(seekable) if path is None else open_regular(str(path), follow=False) as stream:
             data = read_whole(stream, limit, self.location)
-        if self.location.endswith(_COMPRESSED):
+        if is_compressed(self.location):
             # A few bytes may stand for any number of them: counted here, before all are in memory at once.
             with gzip.open(io.BytesIO(data)) as text:
                 read_whole(text, limit, self.location)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from distop.confinement import TableFiles, check_folder, check_form, check_metadata, own_folder, table_of
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import DistopError, InvalidArgument, TableUnavailable
-from distop.files import NotRegular, gone, identity, local_path
+from distop.files import gone, identity, local_path
 from distop.recent import Kept
 from distop.tables import catalogs
-from distop.tables.avro import Damaged, ManifestIO
+from distop.tables.avro import Damaged
 from distop.tables.changes import entries, field_of
 from distop.tables.location import Location, root_of
 from distop.tables.manifest_list import manifests_of
+from distop.tables.metadata_file import identity_on_disk, read_file
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 from distop.tables.vectors import VECTOR_FIELDS, check_vector
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from distop.core.model import TableRecord
     from distop.tables import Spark
+    from distop.tables.avro import ManifestIO
+    from distop.tables.metadata_file import MetadataFile
     from distop.tables.options import Options
 
 NO_SNAPSHOT = "no snapshot"
@@ -46,13 +49,7 @@ _FORMERLY = re.compile(r"v[0-9]+\.metadata\.json\.gz")
 _HINTED = re.compile(r"([0-9]{1,9})(?:\r\n|\r|\n)?|\s*")
 _KEPT_FILES = 20_000
 """Of a plan at most that is kept: some 10 MB."""
-_KEPT_BYTES = 4 << 20
-"""Of a metadata file at most that is kept as it was read."""
 
-_UNKNOWN = 2
-"""So long is the identity of a file that is gone, or not on a disk: at most."""
-
-_read: Kept[tuple[Any, Any]] = Kept(4)
 _Identity = tuple[str, ...]
 _plans: Kept[tuple[Planned, tuple[_Identity, ...]]] = Kept(4)
 """With the manifests that they were read from, and the list of these."""
@@ -101,7 +98,7 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
 
     Raises as :func:`plan_table` does.
     """
-    key = _told_apart(source)
+    key = identity_on_disk(source)
     if key is None:
         return _planned(source, table, options, check)[0]
     key = (*key, str(options.group_bytes), str(options.group_files))
@@ -127,18 +124,12 @@ def _are_same(files: Iterable[_Identity]) -> bool:
     return all(identity(file[0]) == file and file != gone(file[0]) for file in files)
 
 
-def _told_apart(source: str) -> tuple[str, ...] | None:
-    """The key of what is kept of a metadata file; None where another one of this name would not be told apart."""
-    key = identity(source)
-    return key if len(key) > _UNKNOWN else None
-
-
 def _planned(
     source: str, table: TableRecord, options: Options, check: Callable[[], None]
 ) -> tuple[Planned, tuple[_Identity, ...]]:
     """With what it was read from, besides the metadata file."""
-    before = identity(source)
-    metadata, io = read_metadata(source)
+    file = read_file(source)
+    metadata, io = file.content, file.manifests()
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
@@ -147,12 +138,12 @@ def _planned(
     if snapshot is not None:
         try:
             with io.watched():
-                for prefix, name, file in _data_files(source, metadata, snapshot, io, check, manifests):
+                for prefix, name, planned in _data_files(source, metadata, snapshot, io, check, manifests):
                     group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
-                    group.append(file)
+                    group.append(planned)
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
-    checked(before, manifests)
+    checked(file, manifests)
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -167,53 +158,50 @@ def _planned(
     return Planned(partitions, version), tuple(manifests)
 
 
-def check_files(source: str, check: Callable[[], None] = lambda: None) -> None:
+def check_files(file: MetadataFile, check: Callable[[], None] = lambda: None) -> None:
     """Raises InvalidArgument where the current snapshot of a metadata file names a file that may not belong to the
     table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
     not check again, as long as the manifests are the same files.
     """
-    _checked_manifests(source, check)
+    _checked_manifests(file, check)
 
 
-def _checked_manifests(source: str, check: Callable[[], None] = lambda: None) -> tuple[_Identity, ...]:
+def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: None) -> tuple[_Identity, ...]:
     """The list of manifests and the manifests of the current snapshot, whose files may belong to the table. Raises as
     :func:`check_files`.
     """
-    check_metadata(source)
-    before = identity(source)
-    found = _checked.get(before, lambda: _read_all(source, check))
+    found = _checked.get(file.key(), lambda: _read_all(file, check))
     if not _are_same(found):
-        found = _read_all(source, check)
-        checked(before, found)
+        found = _read_all(file, check)
+        checked(file, found)
     return found
 
 
-def checked(metadata: _Identity, manifests: Iterable[_Identity]) -> None:
-    """Note that all files of the current snapshot of a metadata file have been checked (confinement). ``metadata``: its
-    identity before it was read; ``manifests``: what they were read from, as it was before.
+def checked(file: MetadataFile, manifests: Iterable[_Identity]) -> None:
+    """Note that all files of the current snapshot of a metadata file have been checked (confinement). ``manifests``:
+    what they were read from, as it was before.
     """
-    _checked.put(metadata, tuple(manifests))
+    _checked.put(file.key(), tuple(manifests))
 
 
-def check_loaded(source: str, snapshot: str, manifest_list: str) -> None:
-    """Raises TableUnavailable where Spark has loaded another snapshot than the one that was checked, InvalidArgument
-    where the list of manifests that it is to open may not belong to the table, and what :func:`check_files` raises:
-    something was exchanged since.
+def check_loaded(file: MetadataFile, snapshot: str, manifest_list: str) -> None:
+    """Raises InvalidArgument where Java takes another snapshot for the current one of the same text than Python does,
+    and what :func:`check_files` raises: before Java opens the list of manifests.
     """
-    # Whatever Python finds in the file now: this is what Java opens.
-    TableFiles(table_of(source)).check((manifest_list,))
-    current = read_metadata(source)[0].current_snapshot()
+    current = file.content.current_snapshot()
     found = (str(current.snapshot_id), _plain(current.manifest_list)) if current is not None else None
     if found != (snapshot, _plain(manifest_list)):
-        raise TableUnavailable(f"Spark has loaded other metadata than were checked of {source}")
-    check_files(source)
+        raise InvalidArgument(
+            f"the metadata file {file.source} is not read by Java as by Python: have the table's writer write it anew"
+        )
+    check_files(file)
 
 
-def check_manifests(source: str, manifests: Sequence[str]) -> None:
+def check_manifests(file: MetadataFile, manifests: Sequence[str]) -> None:
     """Raises InvalidArgument where Java has read other ``manifests`` from the current snapshot's list than Python has:
     their decoders differ on a list that was made for it. And what :func:`check_files` raises.
     """
-    check_same_manifests(source, [str(found[0]) for found in _checked_manifests(source)[1:]], manifests)
+    check_same_manifests(file.source, [str(found[0]) for found in _checked_manifests(file)[1:]], manifests)
 
 
 def check_same_manifests(source: str, known: Iterable[str], manifests: Iterable[str]) -> None:
@@ -228,7 +216,7 @@ def check_opened(source: str, data: Iterable[str], deletes: Iterable[tuple[str, 
     """Raises InvalidArgument where Java would open a data file or a delete file that may not belong to the table,
     whatever Python has read in the same manifests. ``deletes``: the path, and where a deletion vector lies in it.
     """
-    files = files_of(source, read_metadata(source)[0])
+    files = TableFiles(table_of(source))
     files.check(data)
     deletes = list(deletes)
     files.check((path for path, _, _ in deletes), deletes=True)
@@ -241,14 +229,14 @@ def _plain(path: str) -> str:
     return str(local_path(path) or path)
 
 
-def _read_all(source: str, check: Callable[[], None]) -> tuple[_Identity, ...]:
+def _read_all(file: MetadataFile, check: Callable[[], None]) -> tuple[_Identity, ...]:
     manifests: list[_Identity] = []
-    metadata, io = read_metadata(source)
+    metadata, io = file.content, file.manifests()
     snapshot = metadata.current_snapshot()
     if snapshot is not None:
         try:
             with io.watched():
-                for _ in _data_files(source, metadata, snapshot, io, check, manifests):
+                for _ in _data_files(file.source, metadata, snapshot, io, check, manifests):
                     pass
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
@@ -364,36 +352,11 @@ def metadata_file(location: Location) -> str:
 
 
 def read_metadata(source: str) -> tuple[Any, ManifestIO]:
-    """The metadata, and what its manifests are read by. Raises InvalidArgument for what is no metadata,
-    TableUnavailable where it cannot be read.
+    """The metadata, and what its manifests are read by. Raises as
+    :func:`~distop.tables.metadata_file.read_file`.
     """
-    check_metadata(source)
-    key = _told_apart(source)
-    if key is None:
-        metadata, io = _read_metadata(source)
-    else:
-        size = int(key[_UNKNOWN])
-        metadata, io = _read.get(key, lambda: _read_metadata(source), keep=size <= _KEPT_BYTES)
-    return metadata, ManifestIO(io, TableFiles(table_of(source)))
-
-
-def _read_metadata(source: str) -> tuple[Any, Any]:
-    from pyiceberg.exceptions import ValidationError
-    from pyiceberg.serializers import FromInputFile
-
-    from distop.tables.bounded import BoundedIO
-
-    # Without the table's properties: they would choose the code that opens its files, and the host.
-    io = BoundedIO()
-    try:
-        return FromInputFile.table_metadata(io.new_input(source)), io
-    except NotRegular as error:
-        raise InvalidArgument(str(error)) from error
-    except OSError as error:
-        raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
-    except (ValidationError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidArgument(f"the file {source} is no Iceberg metadata that can be read here: {reason}") from error
+    file = read_file(source)
+    return file.content, file.manifests()
 
 
 def _data_files(

@@ -8,24 +8,26 @@ from distop.confinement import TableFiles, table_of
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables.avro import Damaged
 from distop.tables.changes import entries
-from distop.tables.iceberg import files_of, read_metadata
+from distop.tables.iceberg import files_of
 from distop.tables.manifest_list import manifests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distop.tables.metadata_file import MetadataFile
+
 _DATA = 0
 """What a manifest of data files says that it lists."""
 
 
-def check_staged(source: str, data: str, check: Callable[[], None] = lambda: None) -> list[str]:
+def check_staged(file: MetadataFile, data: str, check: Callable[[], None] = lambda: None) -> list[str]:
     """The manifests that the current snapshot of a metadata file names, which lie in its table's folder, as the list
     of them does; all files in these are data files in the folder ``data``. Raises InvalidArgument where anything lies
     elsewhere, TableUnavailable where it cannot be read.
     """
-    metadata, io = read_metadata(source)
-    files_of(source, metadata)
-    own, rows, found = TableFiles(table_of(source)), TableFiles(data), list[str]()
+    metadata, io, folder = file.content, file.manifests(), table_of(file.source)
+    files_of(file.source, metadata)
+    own, rows, found = TableFiles(folder), TableFiles(data), list[str]()
     own.check((one.manifest_list for one in metadata.snapshots), below=True)
     snapshot = metadata.current_snapshot()
     if snapshot is None:
@@ -36,10 +38,10 @@ def check_staged(source: str, data: str, check: Callable[[], None] = lambda: Non
                 check()
                 own.check((manifest.manifest_path,), below=True)
                 if manifest.content != _DATA:
-                    raise InvalidArgument(f"the staged table {table_of(source)} has deletes: nothing was changed")
+                    raise InvalidArgument(f"the staged table {folder} has deletes: nothing was changed")
                 rows.check((entry.data_file.file_path for _, entry in entries([manifest], io, check)), below=True)
                 found.append(str(manifest.manifest_path))
     except (Damaged, OSError) as error:
-        text = f"the metadata of the staged table {table_of(source)} cannot be read: {error}"
+        text = f"the metadata of the staged table {folder} cannot be read: {error}"
         raise TableUnavailable(text) from error
     return found

@@ -16,9 +16,10 @@ from pyiceberg.types import LongType, NestedField
 
 from distop import confinement
 from distop.core.model import TableRecord
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop.tables.iceberg import check_files, read_metadata
+from distop.tables.metadata_file import read_file
 from distop_behaviors.apply.producing import Production
 from distop_behaviors.reading import iceberg
 from tests.support.lake import Folder
@@ -26,6 +27,8 @@ from tests.support.two_readings import exchange_for_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from distop.tables.metadata_file import MetadataFile
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -78,7 +81,7 @@ def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
     """Whoever owns the file can set its time of change back: it was taken for the one that had been checked."""
     mine, _ = tables
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
-    check_files(planned.source)
+    check_files(read_file(planned.source))
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.0)
 
@@ -92,13 +95,32 @@ def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
         if when == "after the check":
-            monkeypatch.setattr(iceberg, "check_files", lambda source: (check_files(source), rewrite()))
+            monkeypatch.setattr(iceberg, "check_files", lambda file: (check_files(file), rewrite()))
+            assert iceberg.read(spark, planned.source, planned.files).count() == 1
         else:
             rewrite()
-        with pytest.raises((InvalidArgument, TableUnavailable)):
-            iceberg.read(spark, planned.source, planned.files)
+            with pytest.raises(InvalidArgument):
+                iceberg.read(spark, planned.source, planned.files)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_hole_2_java_is_given_the_metadata_that_were_checked(
+    spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who exchanged the folders of two of a table's metadata had Java load by path what nobody had looked at, and read
+    in its error what stood there.
+    """
+    mine, _ = tables
+    (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
+
+    def read_and_exchange(source: str) -> MetadataFile:
+        file = read_file(source)
+        Path(source).write_text("12345")
+        return file
+
+    monkeypatch.setattr(iceberg, "read_file", read_and_exchange)
+    assert [row.id for row in iceberg.read(spark, planned.source, planned.files).collect()] == [1]
 
 
 def test_hole_2_java_opens_no_file_of_another_table(

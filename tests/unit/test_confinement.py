@@ -24,9 +24,11 @@ from distop.core.plan import PartitionPlan, Pinned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.files import local_path
 from distop.tables import check_table, iceberg, plan_table
+from distop.tables import metadata_file as metadata_files
 from distop.tables.changes import new_files
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
+from distop.tables.metadata_file import read_file
 from distop.worker.shared import with_files
 from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.reading import iceberg as reading
@@ -108,7 +110,7 @@ def asked(folder: Path, source: str) -> list[Any]:
     return [
         lambda: plan_table(TableRecord("t", "iceberg", str(folder))),
         lambda: manifests.snapshot_of(source, frozenset()),
-        lambda: check_files(source),
+        lambda: check_files(read_file(source)),
     ]
 
 
@@ -165,9 +167,9 @@ def test_a_copy_of_metadata_elsewhere_is_of_the_same_table(tmp_path: Path) -> No
     copy.parent.mkdir()
     copy.write_bytes(Path(source).read_bytes())
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
-        check_files(str(copy))
+        check_files(read_file(str(copy)))
     confinement.copied(source, str(copy))
-    check_files(str(copy))
+    check_files(read_file(str(copy)))
 
 
 def test_a_link_in_a_parquet_table_leads_nowhere_else(tmp_path: Path) -> None:
@@ -396,7 +398,7 @@ def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
 def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, changed: str) -> None:
     """The metadata file stays as it is: what it names was taken for checked."""
     fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet", "deletes")
-    check_files(fine)
+    check_files(read_file(fine))
     planned = plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     evil = forged(tmp_path / "u", "http://127.0.0.1:9/latest", "deletes")
     lists = [iceberg.read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
@@ -404,7 +406,8 @@ def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, 
         os.replace(lists[1], lists[0])  # noqa: PTH105
     else:
         os.replace(tmp_path / "u/metadata/forged.avro", tmp_path / "t/metadata/forged.avro")  # noqa: PTH105
-    for ask in (lambda: check_files(fine), lambda: plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))):
+    table = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    for ask in (lambda: check_files(read_file(fine)), lambda: plan_table(table)):
         with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
             ask()
     assert planned.partitions
@@ -432,25 +435,41 @@ def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_
     if by == "planning":
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     elif by == "a check":
-        check_files(source)
+        check_files(read_file(source))
     else:
         manifests.snapshot_of(source, frozenset())
     assert not evil.exists()
     with pytest.raises(InvalidArgument, match="names the host"):
-        iceberg.check_loaded(source, str(snapshot["snapshot-id"]), host)
+        iceberg.check_loaded(read_file(source), str(snapshot["snapshot-id"]), host)
 
 
-def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hole_2_metadata_that_are_written_over_on_an_object_store_are_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the name tells a file there from the one that was checked."""
+    for module in (iceberg, metadata_files, manifests):
+        monkeypatch.setattr(module, "identity", lambda location: (location,))
+    source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
+    plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    data = json.loads(Path(source).read_text())
+    (snapshot,) = data["snapshots"]
+    host = "hdfs://evil.example:8020/x"
+    Path(source).write_text(json.dumps(data | {"snapshots": [snapshot | {"manifest-list": host}]}))
+    with pytest.raises(InvalidArgument, match="names the host"):
+        check_files(read_file(source))
+
+
+def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     snapshot = iceberg.read_metadata(source)[0].current_snapshot()
-    place = snapshot.manifest_list.removeprefix("file://")
-    iceberg.check_loaded(source, str(snapshot.snapshot_id), f"file:{place}")
+    place, file = snapshot.manifest_list.removeprefix("file://"), read_file(source)
+    iceberg.check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
     for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
-        with pytest.raises(TableUnavailable, match="other metadata than were checked"):
-            iceberg.check_loaded(source, id_, listed)
+        with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
+            iceberg.check_loaded(file, id_, listed)
     Path(place).write_bytes(Path(place).read_bytes() + b"\0")
     with pytest.raises(TableUnavailable, match="cannot be read"):
-        iceberg.check_loaded(source, str(snapshot.snapshot_id), place)
+        iceberg.check_loaded(file, str(snapshot.snapshot_id), place)
 
 
 def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: Path) -> None:
@@ -470,7 +489,7 @@ def test_hole_5_a_metadata_file_is_the_one_that_iceberg_loads(tmp_path: Path) ->
     fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     odd = f"{fine}#all_data_files"
     Path(odd.removeprefix("file://")).write_bytes(Path(fine.removeprefix("file://")).read_bytes())
-    for ask in (check_files, iceberg.read_metadata, uri):
+    for ask in (lambda odd: check_files(read_file(odd)), iceberg.read_metadata, uri):
         with pytest.raises(InvalidArgument, match="has a '#', which Iceberg reads as another path"):
             ask(odd)
     assert uri(fine)
