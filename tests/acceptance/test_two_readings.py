@@ -20,7 +20,7 @@ from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop.tables.iceberg import check_files, read_metadata
 from distop.tables.metadata_file import read_file
-from distop_behaviors.apply.producing import Production
+from distop_behaviors.apply.producing import Production, detached
 from distop_behaviors.reading import iceberg
 from tests.support.lake import Folder
 from tests.support.two_readings import exchange_for_java
@@ -121,6 +121,18 @@ def test_hole_2_java_is_given_the_metadata_that_were_checked(
 
     monkeypatch.setattr(iceberg, "read_file", read_and_exchange)
     assert [row.id for row in iceberg.read(spark, planned.source, planned.files).collect()] == [1]
+
+
+def test_a_table_of_a_catalog_is_changed_by_an_executor_of_some_tables(
+    spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifests do not lie beside the copy of its metadata that a change is made from: they were refused."""
+    mine, _ = tables
+    monkeypatch.setattr(confinement, "_some_tables_only", True)
+    source = str(mine.root / "metadata" / f"v{mine.version}.metadata.json")
+    with detached(spark, source) as table:
+        made = Production(spark, table, "t/apply/1")
+        assert [str(file.location()) for file in made._data_files()]
 
 
 def test_hole_2_java_opens_no_file_of_another_table(
