@@ -94,13 +94,13 @@ def walked(
                 raise unsafe(str(place), why)
             part = rest.pop()
             try:
-                following = os.open(part, flags, dir_fd=here)
+                following = _opened(part, flags, here)
             except FileNotFoundError:
                 if make is None:
                     raise
                 with suppress(FileExistsError):
                     os.mkdir(part, 0o755 if rest else make, dir_fd=here)
-                following = os.open(part, flags, dir_fd=here)
+                following = _opened(part, flags, here)
             found = os.fstat(following)
             if not stat.S_ISLNK(found.st_mode):
                 os.close(here)
@@ -122,6 +122,14 @@ def walked(
         yield place, here
     finally:
         os.close(here)
+
+
+def _opened(part: str, flags: int, folder: int) -> int:
+    try:
+        # With O_PATH alone, a file system that is mounted on demand (autofs) is not mounted.
+        return os.open(part, flags | os.O_DIRECTORY, dir_fd=folder)
+    except NotADirectoryError:
+        return os.open(part, flags, dir_fd=folder)
 
 
 def _unsafe(what: str, why: str, option: str) -> UnsafePath:

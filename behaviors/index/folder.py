@@ -72,6 +72,8 @@ class Named:
 
 MAX_FILES = 50_000_000
 """Numbers that an index gives to files, one generation after the other: each takes four bytes where it is built."""
+MAX_POSTINGS = 10**13
+"""In the runs of an index: a build counts to the number of runs that they make."""
 
 
 @frozen
@@ -124,6 +126,9 @@ class Generation:
             data[name] = tuple(data[name])
         if type(data["next_file"]) is not int or not 0 <= data["next_file"] <= MAX_FILES:
             raise ValueError(f"it has numbered {shown(data['next_file'])} files, and at most {MAX_FILES} are numbered")
+        rows = [one.rows for one in data["runs"]]
+        if any(type(number) is not int or number < 0 for number in rows) or sum(rows) > MAX_POSTINGS:
+            raise ValueError(f"its runs have {shown(rows)} postings, and at most {MAX_POSTINGS} are merged")
         return cls(**data)
 
 

@@ -166,8 +166,9 @@ def check_length(path: str, size: int, found: int) -> None:
     what a reader finds.
     """
     if found != size:
+        # Not how many it has: a link may lead from there to any file of this process's user.
         raise Unreadable(
-            f"the file {path} has {found} bytes, and {size} by its manifest: it was cut off, or written over"
+            f"the file {path} does not have the {size} bytes that its manifest says: it was cut off, or written over"
         )
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
+# ruff: noqa: PTH100, PTH111, PTH112, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.confinement import TableFiles, resolved
+from distop.confinement import TableFiles
 from distop.core.frozen import frozen
 from distop.deletion import Place, names
 from distop.errors import InvalidArgument, TableUnavailable
@@ -97,9 +97,10 @@ class Location:
         if _is_remote(text):
             return cls._remote(text)
         root = root_of(text)
-        resolved(root)
-        if not os.path.exists(root):
-            raise TableUnavailable(f"the location {text!r} does not exist")
+        try:
+            TableFiles(root).look(root)
+        except OSError:
+            raise TableUnavailable(f"the location {text!r} does not exist") from None
         return cls(root, root)
 
     @classmethod
@@ -134,12 +135,12 @@ class Location:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
     def _walk_local(self, deep: bool) -> Iterator[Entry]:
-        if not os.path.isdir(self.root):
-            info = os.stat(self.root)
+        files = TableFiles(self.root)
+        info = files.look(self.root)
+        if not stat.S_ISDIR(info.st_mode):
             check_regular(self.root, info.st_mode)
             yield Entry("", self.root, info.st_size, info.st_mtime_ns)
             return
-        files = TableFiles(self.root)
         folders = [(self.root, "")]
         while folders:
             path, relative = folders.pop()

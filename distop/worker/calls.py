@@ -253,7 +253,7 @@ class Call:
             )
             ctx.superseded = self._message.get("superseded", False)
             try:
-                partition = ctx.partition = shared.with_files(partition, ctx.shared, self._message["op"], ctx.table)
+                partition = ctx.partition = ctx.with_files(partition)
                 behavior.cancel_job_and_cleanup(arg, partition, ctx)
             except Exception as error:
                 if isinstance(error, SparkDied | JobCancelled):

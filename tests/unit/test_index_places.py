@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.files import NotRegular, TooLarge
 from distop_behaviors.index import DropIndex, folder, planning, postings, segments
 from distop_behaviors.index.finding import find
-from distop_behaviors.index.folder import Folder, Generation
+from distop_behaviors.index.folder import Folder, Generation, Named
 from distop_behaviors.index.planning import file_list
 from tests.support.indexed import Indexes, Operation
 from tests.unit.test_index_build import add, clean, holds, indexes, named
@@ -294,3 +294,18 @@ def test_hole_9_a_generation_numbers_no_more_files_than_fit_into_memory(number: 
     assert Generation.from_json(json.dumps({**told, "next_file": 7})).next_file == 7
     with pytest.raises(ValueError, match="at most 50000000 are numbered"):
         Generation.from_json(json.dumps({**told, "next_file": number}))
+
+
+@pytest.mark.parametrize("rows", [10**18, -1, 1.5, "7", None])
+def test_hole_9_a_generation_has_no_more_postings_than_a_build_can_merge(rows: object) -> None:
+    """A completion counted to the number of runs that so many postings make."""
+
+    def read(*of_runs: object) -> Generation:
+        runs = tuple(Named(f"{n}.parquet", 1, "d", cast("int", of_run)) for n, of_run in enumerate(of_runs))
+        return Generation.from_json(Generation(number=1, runs=runs).to_json())
+
+    assert [one.rows for one in read(0, 1 << 40).runs] == [0, 1 << 40]
+    with pytest.raises(ValueError, match="at most 10000000000000 are merged"):
+        read(7, rows)
+    with pytest.raises(ValueError, match="at most 10000000000000 are merged"):
+        read(*[6 * 10**12] * 2)

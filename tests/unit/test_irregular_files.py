@@ -116,3 +116,19 @@ def test_nothing_is_read_of_an_irregular_file(tmp_path: Path, irregular: Any) ->
             ask(str(path))
     with pytest.raises(Unreadable, match="is not a regular file"):
         footers.unchanged(str(path), 0, path.stat().st_mtime_ns)
+
+
+def test_what_is_mounted_on_demand_is_mounted_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``O_PATH`` alone Linux opens the empty folder on which it would be mounted."""
+    for name in ("mounted", "empty"):
+        (tmp_path / name).mkdir()
+    pq.write_table(ROWS, tmp_path / "mounted" / "a.parquet")
+    real = os.open
+
+    def opened(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if path == "demand":
+            path = "mounted" if flags & os.O_DIRECTORY else "empty"
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    assert read(str(tmp_path / "demand" / "a.parquet"), 1 << 20).startswith(b"PAR1")

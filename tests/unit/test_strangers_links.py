@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -239,6 +240,49 @@ def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
     monkeypatch.setattr(os, "open", opened)
     with pytest.raises(InvalidArgument, match="day=1.? lies outside of its table"):
         list(Location.of(str(mine)).walk())
+
+
+def test_a_location_does_not_tell_whether_there_is_what_it_is_exchanged_for(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, aside, link = tables / "mine", tables / "aside", tables / "link"
+    link.symlink_to(tables / "nothing")
+    given_away(link)
+    calls, at = 0, 0
+
+    def hooked(real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                mine.rename(aside)
+                link.rename(mine)
+            return real(*args, **options)
+
+        return call
+
+    for name in ("open", "stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, hooked(getattr(os, name)))
+    for at in range(1, 200):
+        calls = 0
+        with suppress(InvalidArgument):  # not "does not exist"
+            Location.of(str(mine))
+        if calls < at:
+            return
+        mine.rename(link)
+        aside.rename(mine)
+    raise AssertionError("the walk did not end")
+
+
+def test_a_location_tells_no_size_and_time_of_a_file_that_it_is_exchanged_for(tables: Path) -> None:
+    path, other = tables / "mine" / "day=1" / "a.parquet", tables / "other" / "day=1" / "a.parquet"
+    location = Location.of(str(path))
+    assert [entry.path for entry in location.walk()] == [str(path)]
+    path.unlink()
+    path.symlink_to(other)
+    given_away(path)
+    with pytest.raises(InvalidArgument, match=f"the link {path}, on the way to .*, belongs to the user {STRANGER}"):
+        list(location.walk())
 
 
 @pytest.mark.parametrize("follow", [True, False])

@@ -6,20 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from distop.behavior import Behavior
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Pinned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import plan_table, sparkcatalog
 from distop.tables.sparkcatalog import CatalogPartition, Described
+from distop.worker.calls import Call
 from distop.worker.context import Context
 from distop.worker.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
+from tests.support.running import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from distop.behavior import JobContext
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 ROWS = pa.table({"id": [1, 2, 3]})
@@ -148,3 +154,46 @@ def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_
     for other in (context(opened=9, number=4), context(call="complete5"), context(number=6)):
         with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
             other.with_files(plan)
+
+
+class _Nothing(BaseModel):
+    """Nothing to say."""
+
+
+class _Cleaning(Behavior):
+    """Remembers the partitions that it cleans up after."""
+
+    type_name = "cleaning"
+    Arg = _Nothing
+
+    def __init__(self) -> None:
+        self.cleaned: list[str] = []
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        raise NotImplementedError
+
+    def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
+        self.cleaned.append(partition.name)
+
+
+def test_hole_2_the_cleanup_of_a_job_asks_the_catalog_as_the_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def describe(*_: Any, partitions: bool = True) -> Described:
+        asked.append(partitions)
+        return Described("parquet", "/w/t", partitions=() if partitions else None)
+
+    monkeypatch.setattr(sparkcatalog, "describe", describe)
+    behavior, record = _Cleaning(), TableRecord("t", "spark", "db.t")
+    child = Child(behavior, tmp_path)
+    monkeypatch.setattr(child.env.spark, "session", lambda *_: None)
+    plans = [PartitionPlan(n, f, files=((f"/w/{f}/a.parquet", 1, 1),)) for n, f in enumerate(("t", "u", "t/k=1"))]
+    items = [(plan.to_json(), 1, 5, None) for plan in plans]
+    message = {"t": "cleanup", "call": 2, "op": "t/cleaning/1", "type": "cleaning", "arg": {}, "incarnation": "i"}
+    Call(child.env, {**message, "table": record.to_json(), "items": items}, child.deaths.append).run()
+    assert behavior.cleaned == ["t", "t/k=1"]
+    assert asked == [False, True], "once for all of them"
+    (failed,) = child.sent.messages
+    assert "/w/u/a.parquet' lies outside of its table '/w/t'" in failed["message"]
