@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distop import private
-from distop.behavior import OutcomeRow, Summary
+from distop.behavior import Behavior, OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
@@ -32,7 +32,6 @@ from distop.worker.spark import SparkDied
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from distop.behavior import Behavior
     from distop.deletion import Place
 
 
@@ -239,8 +238,10 @@ class Call:
                 self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
                 yield ctx.with_files(partition)
 
-    def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
+    def _cleanup(self, behavior: Behavior, arg: Any) -> None:
         """All of them, whatever goes wrong with one; the first error is told."""
+        if type(behavior).cancel_job_and_cleanup is Behavior.cancel_job_and_cleanup:
+            return  # no catalog is asked, and no Spark started, for nothing
         wrong: Exception | None = None
         for data, attempt, fence, progress in self._items:
             partition = PartitionPlan.from_json(data)

@@ -160,17 +160,23 @@ class _Nothing(BaseModel):
     """Nothing to say."""
 
 
-class _Cleaning(Behavior):
-    """Remembers the partitions that it cleans up after."""
+class _Leaving(Behavior):
+    """Has nothing to clean up."""
 
-    type_name = "cleaning"
+    type_name = "leaving"
     Arg = _Nothing
-
-    def __init__(self) -> None:
-        self.cleaned: list[str] = []
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         raise NotImplementedError
+
+
+class _Cleaning(_Leaving):
+    """Remembers the partitions that it cleans up after."""
+
+    type_name = "cleaning"
+
+    def __init__(self) -> None:
+        self.cleaned: list[str] = []
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
         self.cleaned.append(partition.name)
@@ -197,3 +203,14 @@ def test_hole_2_the_cleanup_of_a_job_asks_the_catalog_as_the_job_does(
     assert asked == [False, True], "once for all of them"
     (failed,) = child.sent.messages
     assert "/w/u/a.parquet' lies outside of its table '/w/t'" in failed["message"]
+
+
+def test_no_catalog_is_asked_for_a_type_without_a_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparkcatalog, "describe", lambda *_, **__: pytest.fail("the catalog was asked"))
+    child = Child(_Leaving(), tmp_path)
+    record = TableRecord("t", "spark", "db.t")
+    items = [(PartitionPlan(0, "t", files=(("/w/t/a.parquet", 1, 1),)).to_json(), 1, 5, None)]
+    message = {"t": "cleanup", "call": 2, "op": "t/leaving/1", "type": "leaving", "arg": {}, "incarnation": "i"}
+    Call(child.env, {**message, "table": record.to_json(), "items": items}, child.deaths.append).run()
+    (ended,) = child.sent.messages
+    assert ended["t"] == "result"
