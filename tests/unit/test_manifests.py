@@ -317,13 +317,13 @@ def test_a_snapshot_is_read_once_for_all_partitions(tmp_path: Path, monkeypatch:
     table = Folder(tmp_path).new(SCHEMA, BY_C)
     table.append(pa.table({"id": list(range(50)), "c": [str(n) for n in range(50)], "x": [1.0] * 50}))
     read: list[str] = []
-    original = manifests._metadata
+    original = manifests.read_anew
 
     def counting(source: str) -> Any:
         read.append(source)
         return original(source)
 
-    monkeypatch.setattr(manifests, "_metadata", counting)
+    monkeypatch.setattr(manifests, "read_anew", counting)
     for _ in range(2):
         assert verdicts(alone(tmp_path, {"not_null": "id"})) == [("valid", 0, True)]
     assert read == [table.metadata_location]

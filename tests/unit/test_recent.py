@@ -133,7 +133,7 @@ def test_hole_9_a_table_s_manifests_hold_up_no_other_table_and_who_waits_for_the
         sources.append(table.metadata_location)
     mine, other = sources
     begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
-    original = manifests._metadata
+    original = manifests.read_anew
 
     def slow(source: str) -> Any:
         if source == mine:
@@ -145,7 +145,7 @@ def test_hole_9_a_table_s_manifests_hold_up_no_other_table_and_who_waits_for_the
         waiting.set()
         raise JobCancelled
 
-    monkeypatch.setattr(manifests, "_metadata", slow)
+    monkeypatch.setattr(manifests, "read_anew", slow)
     first, one = in_thread(lambda: manifests.snapshot_of(mine, frozenset()))
     assert begun.wait(LIMIT)
     try:
