@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
-from distop.files import identity
 from distop.recent import Kept
 from distop_behaviors.reading import iceberg, rows_read
 from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
@@ -168,11 +167,9 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     from pyspark.sql import functions as F
 
     values = None if group.values is None else tuple(group.values[f[0]] for f in group.files)
-    source = identity(group.source) if group.source else ()
-    key = (session, group.files, _schema(group), group.base, source, values)
-    if group.source:
-        iceberg.stage(session, group.source, group.files)
-    frame = _relations.get(key, lambda: _read(session, group), keep=keep)
+    staged = iceberg.stage(session, group.source, group.files) if group.source else ""
+    key = (session, group.files, _schema(group), group.base, staged, values)
+    frame = _relations.get(key, lambda: _read(session, group, staged), keep=keep)
     return frame.withColumns({name: F.lit(None) for name in distinct(group.missing)}) if group.missing else frame
 
 
@@ -187,12 +184,12 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _read(session: SparkSession, group: Group) -> DataFrame:
+def _read(session: SparkSession, group: Group, staged: str) -> DataFrame:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    if group.source:
-        return iceberg.read(session, group.source, group.files)
+    if staged:
+        return iceberg.read_staged(session, staged, group.files)
     # A check such as `1 = 1` needs no column, which DDL cannot say.
     in_path = dict.fromkeys(group.partition_columns if group.values is None else (), "string")
     schema = _schema(replace(group, partition_columns=in_path))
