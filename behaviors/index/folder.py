@@ -193,7 +193,10 @@ class Folder:
     def _read(self, number: int) -> Generation:
         path = self._path(number)
         try:
-            return Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
+            found = Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
+            if found.number != number:
+                raise ValueError(f"it says that it is number {shown(found.number)}")
+            return found
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgument(f"the index file {path} cannot be read: {e}") from e
 

@@ -168,6 +168,18 @@ def test_a_file_that_no_build_has_named_is_no_generation(indexes: Indexes, name:
 
 
 @pytest.mark.timeout(20)
+def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Indexes) -> None:
+    """A drop added the generation after it for ever, and was refused."""
+    indexes.build(columns=["k"])
+    folder = indexes.folder()
+    text = (folder.root / "generations" / "000001.json").read_text()
+    (folder.root / "generations" / "000005.json").write_text(text)
+    for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
+        with pytest.raises(InvalidArgument, match="000005.json cannot be read: it says that it is number 1"):
+            ask()
+
+
+@pytest.mark.timeout(20)
 def test_a_generation_that_comes_and_goes_is_not_looked_for_without_end(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
