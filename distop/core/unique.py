@@ -62,7 +62,7 @@ def taken(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
 
 
 def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
-    """What gives back the id of an operation that ends with this record; nothing without one, or if it may come again."""
+    """What gives back the id of an operation that ends with this record; nothing without one, or if more may come."""
     if not history.id or may_come_again(bool(history.series), history.state):
         return ()
     key = keys.unique(ref.table, ref.type, history.id)
