@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distop.core.texts import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 _LEXEME = re.compile(
     r"""(?P<space>\s+|--(?:\\\r?\n|[^\r\n])*)
@@ -106,7 +106,7 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
             hint = "" if last == ("sign", "(") else " (write a column of this name in back quotes)"
             why = construct(f"a subquery{hint}")
         elif token.kind == "string":
-            why = _of_time(last, tokens[n:]) or clock_text(token.text.lstrip("rR")[1:-1])
+            why = _of_time(last, map(tokens.__getitem__, range(n, len(tokens)))) or clock_text(token.text.lstrip("rR")[1:-1])
         elif token == ("sign", "("):
             why = _call(before, last, functions) or _query(tokens[n + 1 : n + 3])
         elif token.kind == "word" and token.text.lower() == "using" and following.kind == "string":
@@ -197,7 +197,7 @@ def _query(inside: list[_Token]) -> str | None:
     return construct("a subquery")
 
 
-def _of_time(name: _Token, following: list[_Token]) -> str | None:
+def _of_time(name: _Token, following: Iterable[_Token]) -> str | None:
     """A literal such as DATE 'today', or TIMESTAMP '12:30', which is completed by the present day: the parser replaces
     it by what it stands for at that moment. ``following``: its texts, which Spark joins, and what comes after them.
     """

@@ -258,6 +258,8 @@ def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
         "'" + "''" * 200_000,
         "r'" + "\\'" * 200_000,
         "1" + "e1" * 200_000,
+        "'' " * 130_000,
+        "date '2020-01-01' " * 20_000,
     ],
     ids=lambda text: text[:6] if isinstance(text, str) else None,
 )
