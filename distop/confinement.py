@@ -11,7 +11,8 @@ import os
 import re
 import stat
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from distop.ownership import walked
 from distop.storage_urls import LONGEST_PATH, check_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 LOCATIONS = "DISTOP_TABLE_LOCATIONS"
 """The environment variable with folders and URLs that any table may have files below: ``/warehouse,s3://bucket/old``."""
@@ -40,6 +41,7 @@ _IN_AUTHORITY = 2
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 _some_tables_only = False
 _KEPT_COPIES = 256
+_looked: ContextVar[dict[str, str] | None] = ContextVar("_looked", default=None)
 _copies: OrderedDict[str, str] = OrderedDict()
 """The tables of metadata files that this process has written elsewhere."""
 
@@ -123,13 +125,34 @@ def resolved(location: str) -> str:
     """A path on a disk without links; where nothing can be opened by it, as it is. Raises InvalidArgument where a link
     on the way belongs neither to this process's user nor to root: its owner could have it lead to another table.
     """
+    known = _looked.get()
+    if known is not None and location in known:
+        return known[location]
     try:
         with walked(Path(location), partial(_another_users, location), folders=False) as (place, _):
-            return str(place)
+            found = str(place)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return os.path.abspath(location)
+        found = os.path.abspath(location)
     except OSError as error:
         raise InvalidArgument(f"the path {shown(location)} cannot be looked at: {error.strerror}") from None
+    if known is not None:
+        known[location] = found
+    return found
+
+
+@contextmanager
+def looked_once() -> Iterator[None]:
+    """Each folder is looked at once in this block, on this thread: files that are judged together, before any of them
+    is read, have the same ones.
+    """
+    if _looked.get() is not None:
+        yield
+        return
+    token = _looked.set({})
+    try:
+        yield
+    finally:
+        _looked.reset(token)
 
 
 def _another_users(location: str, what: str, why: str) -> InvalidArgument:
@@ -272,6 +295,8 @@ def _may_be_link(path: str) -> bool:
 
 def _local(location: str) -> str | None:
     """The path on a disk, as Iceberg has it with or without a scheme."""
+    if location.startswith("/") and "//" not in location and "/." not in location and not location.endswith("/"):
+        return location  # as it would come back from below; planned files are looked at by the thousand
     path = local_path(location)
     return None if path is None else str(path)
 

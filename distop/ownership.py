@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from distop.errors import UnsafePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _LINKS = 40
 """Links that are followed, as the kernel does."""
@@ -85,13 +85,15 @@ def walked(
             os.close(here)
         return
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    place, links = Path("/"), 0
-    rest = list(reversed(folder.absolute().parts[1:]))
+    # Texts, and no paths: planned files are looked at by the thousand.
+    names: list[str] = []
+    links = 0
+    rest = list(reversed(_names(str(folder if folder.is_absolute() else folder.absolute()))))
     here = os.open("/", flags)
     try:
         while rest:
             if folders and (why := changeable(os.fstat(here), sticky=True, private_group=True)):
-                raise unsafe(str(place), why)
+                raise unsafe(_path(names), why)
             part = rest.pop()
             try:
                 following = _opened(part, flags, here)
@@ -104,24 +106,36 @@ def walked(
             found = os.fstat(following)
             if not stat.S_ISLNK(found.st_mode):
                 os.close(here)
-                here, place = following, place.parent if part == ".." else place / part
+                here = following
+                if part == "..":
+                    names = names[:-1]
+                else:
+                    names.append(part)
                 continue
             try:
                 if found.st_uid not in (0, os.geteuid()):
-                    raise unsafe(f"the link {place / part}", _stranger(found))
+                    raise unsafe(f"the link {_path([*names, part])}", _stranger(found))
                 links += 1
                 if links > _LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
-                target = Path(os.readlink("", dir_fd=following))
+                target = os.readlink("", dir_fd=following)
             finally:
                 os.close(following)
-            if target.is_absolute():
+            if target.startswith("/"):
                 os.close(here)
-                here, place = os.open("/", flags), Path("/")
-            rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-        yield place, here
+                here, names = os.open("/", flags), []
+            rest += reversed(_names(target))
+        yield Path(_path(names)), here
     finally:
         os.close(here)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _path(names: Sequence[str]) -> str:
+    return "/" + "/".join(names)
 
 
 def _opened(part: str, flags: int, folder: int) -> int:

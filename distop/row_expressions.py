@@ -106,7 +106,8 @@ def refusal(text: str, functions: Collection[str]) -> str | None:
             hint = "" if last == ("sign", "(") else " (write a column of this name in back quotes)"
             why = construct(f"a subquery{hint}")
         elif token.kind == "string":
-            why = _of_time(last, map(tokens.__getitem__, range(n, len(tokens)))) or clock_text(token.text.lstrip("rR")[1:-1])
+            following_texts = map(tokens.__getitem__, range(n, len(tokens)))
+            why = _of_time(last, following_texts) or clock_text(token.text.lstrip("rR")[1:-1])
         elif token == ("sign", "("):
             why = _call(before, last, functions) or _query(tokens[n + 1 : n + 3])
         elif token.kind == "word" and token.text.lower() == "using" and following.kind == "string":

@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from operator import gt
+from functools import partial
+from operator import gt, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
-from distop.files import NotRegular, check_regular, open_filesystem
+from distop.files import NotRegular, check_regular, local_path, open_filesystem
 from distop_behaviors.reading import parquet_tail, store_errors
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
 
@@ -111,7 +112,7 @@ def read_all(
                 page = unread[n : n + size]
                 reading = [(i, pool.submit(_read, files[i], schemas, immutable)) for i in page]
                 for i, one in reading:
-                    found[i] = _waited_for(files[i][0], one, check)
+                    found[i] = _waited_for(partial(itemgetter(0), files[i]), one, check)
                 if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
                     for i in unread[size:]:
                         found[i] = Unreadable(
@@ -133,17 +134,38 @@ def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str
     with _pool() as pool:
         for n in range(0, len(files), CHECKED_EVERY):
             check()
-            looks = [(file[0], pool.submit(_changed, file)) for file in files[n : n + CHECKED_EVERY]]
-            found.update((path, why) for path, look in looks if (why := _waited_for(path, look, check)) is not None)
+            page = files[n : n + CHECKED_EVERY]
+            # A store answers many at once; a disk has answered before another thread has begun.
+            parts = [page] if local_path(page[0][0]) is not None else [[file] for file in page]
+            looks = [_Look(part) for part in parts]
+            for look, looking in [(look, pool.submit(look.look)) for look in looks]:
+                wrong: dict[str, Unreadable] = _waited_for(look.at, looking, check, look.last)
+                found.update(wrong)
     return found
 
 
-def _changed(file: PlannedFile) -> Unreadable | None:
-    try:
-        unchanged(*file)
-    except Unreadable as e:
-        return e
-    return None
+class _Look:
+    """Whether files are as they were planned, one after the other; at which it is, and since when."""
+
+    def __init__(self, files: Sequence[PlannedFile]) -> None:
+        self._files = files
+        self._path, self._since = files[0][0], 0.0
+
+    def at(self) -> str:
+        return self._path
+
+    def last(self) -> float:
+        return self._since
+
+    def look(self) -> dict[str, Unreadable]:
+        found: dict[str, Unreadable] = {}
+        for file in self._files:
+            self._path, self._since = file[0], time.monotonic()
+            try:
+                unchanged(*file)
+            except Unreadable as e:
+                found[file[0]] = e
+        return found
 
 
 def check_unchanged(files: Sequence[PlannedFile], check: Callable[[], None]) -> None:
@@ -163,7 +185,7 @@ def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable
         last[0] = time.monotonic()
 
     with _pool(1) as pool:
-        return _waited_for(path, pool.submit(read, progress), check, lambda: last[0])
+        return _waited_for(lambda: path, pool.submit(read, progress), check, lambda: last[0])
 
 
 @contextmanager
@@ -179,9 +201,12 @@ def _pool(threads: int = THREADS) -> Iterator[ThreadPoolExecutor]:
 
 
 def _waited_for(
-    path: str, reading: Future[T], check: Callable[[], None], progress: Callable[[], float] = lambda: 0.0
+    path: Callable[[], str],
+    reading: Future[T],
+    check: Callable[[], None],
+    progress: Callable[[], float] = lambda: 0.0,
 ) -> T:
-    """What comes of reading a file; ``progress``: when it last went on, by the monotonic clock.
+    """What comes of reading a file (``path``); ``progress``: when it last went on, by the monotonic clock.
 
     Raises TableUnavailable where nothing comes of it, and what ``check`` raises.
     """
@@ -190,7 +215,7 @@ def _waited_for(
         check()
         if time.monotonic() - max(since, progress()) >= LONGEST_READ:
             raise TableUnavailable(
-                f"the file {path} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
+                f"the file {path()} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
             )
     return reading.result()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import large, private
 from distop.behavior import Behavior
+from distop.confinement import looked_once
 from distop.core.checkpoint import to_go_on_from
 from distop.core.codec import MAX_ERROR_TEXT
 from distop.core.declaration import over_time_limit
@@ -338,8 +339,9 @@ class Run:
         try:
             todo: list[PartitionPlan] = []
             late = self._deadline.passed()
-            for ordinal in group:
-                partition = loaded[ordinal] = ctx.with_files(self._items[ordinal][0])
+            with looked_once():
+                loaded = {p: ctx.with_files(partition) for p, partition in loaded.items()}
+            for ordinal, partition in loaded.items():
                 if late:
                     self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 elif ordinal in self._cancelled:

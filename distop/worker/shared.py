@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from distop import deletion
-from distop.confinement import TableFiles, table_of
+from distop.confinement import TableFiles, looked_once, table_of
 from distop.core.codec import dumps, loads
 from distop.core.model import OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
@@ -116,6 +116,17 @@ def with_files(
             )
         beside = tuple(_listed(one, shared, op) for one in partition.beside)
         partition = replace(_listed(partition, shared, op), beside=beside)
+    with looked_once():
+        _check_lists(partition, op, table, belong)
+    return partition
+
+
+def _check_lists(
+    partition: PartitionPlan,
+    op: str,
+    table: TableRecord | None,
+    belong: Callable[[TableRecord, Sequence[str]], None],
+) -> None:
     for listed in partition.lists():
         paths = [path for path, _, _ in listed.files]
         check_paths((listed.source, *listed.folders, *paths))
@@ -126,7 +137,6 @@ def with_files(
                 raise InvalidArgument(f"the plan of {op} has metadata of Iceberg for {record.name}, which has none")
         if listed.source:
             TableFiles(table_of(listed.source)).check(paths)
-    return partition
 
 
 def _listed(spilled: L, shared: Place, op: str) -> L:
