@@ -41,6 +41,8 @@ _IN_AUTHORITY = 2
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 _some_tables_only = False
 _KEPT_COPIES = 256
+_DEEP = 100
+"""Folders, one in the other, that are looked at one after the other."""
 _looked: ContextVar[dict[str, str] | None] = ContextVar("_looked", default=None)
 _copies: OrderedDict[str, str] = OrderedDict()
 """The tables of metadata files that this process has written elsewhere."""
@@ -126,18 +128,25 @@ def resolved(location: str) -> str:
     on the way belongs neither to this process's user nor to root: its owner could have it lead to another table.
     """
     known = _looked.get()
-    if known is not None and location in known:
-        return known[location]
+    if known is None:
+        return _resolved(location)
+    if location not in known:
+        folder, _, name = location.rpartition("/")
+        # Below a folder that was looked at, one look more tells all but where a link leads.
+        below = folder and name not in ("", ".", "..") and location.count("/") < _DEEP
+        found = f"{resolved(folder).rstrip('/')}/{name}" if below else ""
+        known[location] = found if below and not _may_be_link(found) else _resolved(location)
+    return known[location]
+
+
+def _resolved(location: str) -> str:
     try:
         with walked(Path(location), partial(_another_users, location), folders=False) as (place, _):
-            found = str(place)
+            return str(place)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        found = os.path.abspath(location)
+        return os.path.abspath(location)
     except OSError as error:
         raise InvalidArgument(f"the path {shown(location)} cannot be looked at: {error.strerror}") from None
-    if known is not None:
-        known[location] = found
-    return found
 
 
 @contextmanager
