@@ -1,4 +1,6 @@
-"""The audit: etcd's own history, as it is told, held against the invariants (docs/architecture.md, "Invariants")."""
+"""The audit: etcd's own history, as it is told, held against the invariants
+(docs/internals/architecture.md, "Invariants").
+"""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class JobContext(ABC):
 
 
 class Behavior(ABC):
-    """One operation type. See docs/behaviors.md for a whole example."""
+    """One operation type. See docs/how-to/write-a-behavior.md for a whole example."""
 
     type_name: ClassVar[str]
     Arg: ClassVar[type[BaseModel]]

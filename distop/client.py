@@ -500,7 +500,8 @@ class Client:
     ) -> Declaration:
         """Declare an operation type of which no executor has code: its jobs are for :meth:`own_jobs`. Operations of it
         are on ``@cluster``, with one job, or name their partitions; any live executor daemon brings them to their end.
-        ``arg_schema``: a JSON Schema of the argument. The rest is what a behavior declares (docs/behaviors.md).
+        ``arg_schema``: a JSON Schema of the argument. The rest is what a behavior declares
+        (docs/how-to/write-a-behavior.md).
 
         Registering the same again changes nothing. Raises InvalidArgument, NotAllowed (there is another declaration:
         ``replace``; one that executors have code for is never replaced), OutcomeUnknown.

@@ -1,8 +1,8 @@
 """Every exception of distop, each named for what the caller does about it.
 
 The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do.
-The store's own distinctions follow docs/etcd-rules.md ("What an error says about a write"): a request certainly
-did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened
+The store's own distinctions follow docs/internals/etcd-rules.md ("What an error says about a write"): a request
+certainly did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened
 (:class:`OutcomeUnknown`). "Failed" and "unknown" are different types on purpose: only the first
 may be answered by doing something else.
 """
@@ -94,7 +94,7 @@ class WaitTimeout(DistopError):
 
 
 class OutcomeUnknown(DistopError):
-    """A write may or may not have been applied, now or later (docs/etcd-rules.md, T9).
+    """A write may or may not have been applied, now or later (docs/internals/etcd-rules.md, T9).
 
     The only correct way to find out is to send the identical guarded transaction again.
     """

@@ -32,7 +32,7 @@ FOLDERS = ("tests/unit", "tests/simulation")
 ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|starting|lives)")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
-"""A row of docs/mutants.md."""
+"""A row of docs/internals/mutants.md."""
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
 KINDS = (GUARD, WRITE, LAST, *source_mutants.MODES)
@@ -100,7 +100,7 @@ class MutationRun:
         for line in table(verdicts, catalogue):
             self.say(line)
         share, unexplained = judged(verdicts, explained())
-        self.say(f"{100 * share:.1f} % of the mutants that are not in docs/mutants.md are killed or backed")
+        self.say(f"{100 * share:.1f} % of the mutants that are not in docs/internals/mutants.md are killed or backed")
         if not wanted.sample:
             for name in unexplained:
                 self.say(f"survives unexplained: {name}")
@@ -214,10 +214,11 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
         yield row(one, len(alike), *counts, hangs, share, backed, listed, len(others) - listed)
     survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
     for verdict in survivors:
-        yield f"{verdict.mutant}: {'explained in docs/mutants.md: ' if verdict.mutant in known else ''}{told(verdict)}"
+        why = "explained in docs/internals/mutants.md: " if verdict.mutant in known else ""
+        yield f"{verdict.mutant}: {why}{told(verdict)}"
     for verdict in verdicts:
         if verdict.killed and verdict.mutant in known:
-            yield f"{verdict.mutant}: it is killed, so its row in docs/mutants.md can be removed"
+            yield f"{verdict.mutant}: it is killed, so its row in docs/internals/mutants.md can be removed"
     built = {mutant.place for mutant in catalogue.mutants if mutant.mode not in source_mutants.MODES}
     never = sorted(built - {mutant.place for mutant in catalogue.simulated})
     yield f"labels of transactions that no schedule builds: {', '.join(never) or 'none'}"
@@ -226,7 +227,7 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
 def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, list[str]]:
     """The share that is killed or backed, without accepted survivors; and the survivors that nothing explains.
 
-    ``known``: the mutants that docs/mutants.md gives a reason for.
+    ``known``: the mutants that docs/internals/mutants.md gives a reason for.
     """
     counted = [one for one in verdicts if one.killed or one.mutant not in known]
     left = sorted(one.mutant for one in counted if not (one.killed or one.backed))
@@ -235,8 +236,8 @@ def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, 
 
 @functools.cache
 def explained() -> frozenset[str]:
-    """The mutants that docs/mutants.md gives a reason for."""
-    return frozenset(EXPLAINED.findall((ROOT / "docs/mutants.md").read_text()))
+    """The mutants that docs/internals/mutants.md gives a reason for."""
+    return frozenset(EXPLAINED.findall((ROOT / "docs/internals/mutants.md").read_text()))
 
 
 def row(first: str, *cells: object) -> str:
@@ -308,7 +309,7 @@ def main(args: Sequence[str] | None = None) -> int:
         type=float,
         default=0.95,
         help="share of a sample that must be killed or backed (default 0.95); without --sample, each mutant must be, "
-        "unless docs/mutants.md explains it",
+        "unless docs/internals/mutants.md explains it",
     )
     parser.add_argument("--verbose", action="store_true", help="print what killed each mutant")
     wanted = parser.parse_args(args)

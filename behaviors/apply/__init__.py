@@ -1,4 +1,4 @@
-"""``apply``: makes what was validated part of a table's schema. See docs/behaviors.md."""
+"""``apply``: makes what was validated part of a table's schema. See docs/reference/apply.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``build-index``, ``drop-index`` and ``lookup``: which files of a table have a key. See docs/behaviors.md."""
+"""``build-index``, ``drop-index`` and ``lookup``: which files have a key. See docs/reference/build-index.md."""
 
 from __future__ import annotations
 

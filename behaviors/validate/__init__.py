@@ -1,4 +1,4 @@
-"""``validate``: does the data hold what a schema change is about to promise? See docs/behaviors.md."""
+"""``validate``: does the data hold what a schema change is about to promise? See docs/reference/validate.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants of distop, checked on etcd's own history (docs/architecture.md, "Invariants").
+"""The invariants of distop, checked on etcd's own history (docs/internals/architecture.md, "Invariants").
 
 :class:`Checker` replays the history revision by revision and judges each against what was before it; ``check`` is a
 fold over it. Time is linear in the number of changes; memory is bounded by what exists at a revision (operations that

@@ -1,4 +1,4 @@
-"""The key schema: the only place that knows how a key is spelled (docs/architecture.md, "Keys").
+"""The key schema: the only place that knows how a key is spelled (docs/reference/keys.md).
 
 A component is percent-encoded so that it holds no ``.`` and no ``/``; the first all-digits component after the
 type is the instance, so a key parses without knowing its type. Ranges always end at a delimiter: a prefix never

@@ -1,4 +1,4 @@
-"""The records of distop: what stands in etcd, as frozen values, with their JSON forms (docs/architecture.md).
+"""The records of distop: what stands in etcd, as frozen values, with their JSON forms (docs/reference/keys.md).
 
 Every record that others read carries ``v`` = ``SCHEMA_VERSION``; unknown fields are ignored. Times are seconds since
 the epoch in code and RFC 3339 text in UTC in the records.

@@ -1,7 +1,7 @@
 """The state tables of operations and jobs: where each event leads, and that all else is refused.
 
-``core.transitions`` and ``core.claiming`` have the transaction of each event; the diagrams in docs/architecture.md are
-generated from these tables.
+``core.transitions`` and ``core.claiming`` have the transaction of each event; the diagrams in
+docs/internals/architecture.md are generated from these tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which etcd servers are good enough (docs/etcd-rules.md, "Server versions"), and which Java."""
+"""Which etcd servers are good enough (docs/internals/etcd-rules.md, "Server versions"), and which Java."""
 
 from __future__ import annotations
 

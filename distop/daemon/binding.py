@@ -85,8 +85,9 @@ class Binding:
             other=f"the work directory {where} belongs to the former one; name its endpoints (--etcd), give another "
             "--work-dir, or move this one away if the former cluster is gone for good",
             back=f"it was restored from an older snapshot, or it is older than 3.5.28 or 3.6.9 and answered with old "
-            f"data. If it was restored: stop all executors, see what was lost (docs/guarantees.md), then move the work "
-            f"directory {where} away and start again. If it was not: update etcd, and start again with this directory",
+            "data. If it was restored: stop all executors, see what was lost (docs/how-to/back-up-and-restore.md), "
+            f"then move the work directory {where} away and start again. If it was not: update etcd, and start again "
+            "with this directory",
         )
         return cls(file, namespace, identity, (cluster_id, revision))
 

@@ -1,5 +1,5 @@
 """Prometheus metrics of a daemon (lakeFS L27), served by the library's own HTTP thread. Imported where they are wanted
-alone: ``--metrics HOST:PORT``. docs/deploy.md lists them.
+alone: ``--metrics HOST:PORT``. docs/how-to/monitor.md lists them.
 
 Counters are moved in the daemon's loop. What stands for a moment is asked for when somebody scrapes: the HTTP thread
 asks the loop, waits for it a little, and tells what it was told last where the loop has no time; so no scrape holds it

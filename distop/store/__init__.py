@@ -1,4 +1,4 @@
-"""The only code that talks to etcd; it keeps the rules of docs/etcd-rules.md.
+"""The only code that talks to etcd; it keeps the rules of docs/internals/etcd-rules.md.
 
 ``config`` where etcd is · ``client`` transactions, reads, leases · ``watch`` list + watch · ``session`` the lease
 keeper with the self-fencing deadline · ``embedded`` a private server.

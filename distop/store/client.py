@@ -1,6 +1,6 @@
 """The etcd client: transactions whose outcome is always told truly, pinned reads, leases, status.
 
-The rules it keeps are in docs/etcd-rules.md; they are cited by number.
+The rules it keeps are in docs/internals/etcd-rules.md; they are cited by number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a gRPC failure of etcd means for the request: the error classes of docs/etcd-rules.md.
+"""What a gRPC failure of etcd means for the request: the error classes of docs/internals/etcd-rules.md.
 
 etcd says the important part in the detail string, so both are looked at. Pure.
 """

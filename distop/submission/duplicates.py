@@ -1,4 +1,4 @@
-"""Starts with an id: what is done where an operation of it goes on (docs/architecture.md, "Ids").
+"""Starts with an id: what is done where an operation of it goes on (docs/internals/architecture.md, "Ids").
 
 Whom the id names is read, and compared again by the start's transaction; whoever comes in between makes that fail, and
 it is all looked at again.

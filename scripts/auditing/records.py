@@ -1,4 +1,4 @@
-"""Keys and values as docs/contract.md and docs/architecture.md describe them."""
+"""Keys and values as docs/contract.md and docs/reference/keys.md describe them."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/behaviors.md", "docs/contract.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/validate.md", "docs/contract.md"])
 def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
     code = next(block for block in blocks(page, "python") if block.startswith("import distop\n"))
     words = [sys.executable, "-c", code.replace("127.0.0.1:2379", group.endpoint)]

@@ -1,4 +1,4 @@
-"""The example of docs/behaviors.md is a real file of under 40 lines, and does what the page says."""
+"""The example of docs/how-to/write-a-behavior.md is a real file of under 40 lines, and does what the page says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def row_count() -> Behavior:
 def test_it_has_under_forty_lines_and_stands_in_the_documents() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 40
-    assert text in (ROOT / "docs" / "behaviors.md").read_text()
+    assert text in (ROOT / "docs/how-to/write-a-behavior.md").read_text()
 
 
 @pytest.mark.spark

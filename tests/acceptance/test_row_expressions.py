@@ -306,11 +306,12 @@ def shown_in_the_docs() -> dict[str, str]:
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*"))):
         text = path.read_text() if path.suffix in (".md", ".py", ".json", ".toml", ".sh") else ""
         found |= {json.loads(one): path.name for one in re.findall(r'"(?:check|where)": ("(?:[^"\\]|\\.)+")', text)}
-    _, _, table = (ROOT / "docs/behaviors.md").read_text().partition("| written | in Spark | write |\n|---|---|---|\n")
+    page = (ROOT / "docs/reference/validate.md").read_text()
+    _, _, table = page.partition("| written | in Spark | write |\n|---|---|---|\n")
     for line in table.partition("\n\n")[0].splitlines():
         quoted = line.split(" | ")[-1].rstrip("| ")
         advised = quoted[3:-3] if quoted.startswith("`` ") else quoted.strip("`")
-        found[f"a {advised}" if advised.startswith("RLIKE") else advised] = "behaviors.md"
+        found[f"a {advised}" if advised.startswith("RLIKE") else advised] = "validate.md"
     return found
 
 

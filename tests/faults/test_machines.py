@@ -36,7 +36,7 @@ def test_a_machine_that_was_suspended(
 ) -> None:
     """Its jobs were taken over meanwhile. It wakes up fenced: what it held is not its own any more, its child is
     killed, and nothing is written under its old session (F20, F34). That its child may write on for a moment is said
-    in docs/guarantees.md; what it wrote is named by no outcome.
+    in docs/internals/guarantees.md; what it wrote is named by no outcome.
     """
     with Recorder(etcd.endpoint) as recorder:
         bob = group.spawn("bob", "--etcd", recorder.endpoint, ttl=4, env=sample_env)

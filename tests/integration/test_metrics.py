@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.etcd
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/monitor.md"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

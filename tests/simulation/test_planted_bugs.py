@@ -90,7 +90,8 @@ def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_documentation_tells_how_many_are_found() -> None:
-    text, other = (" ".join((ROOT / f"docs/{name}.md").read_text().split()) for name in ("guarantees", "architecture"))
+    pages = (ROOT / f"docs/internals/{name}.md" for name in ("guarantees", "architecture"))
+    text, other = (" ".join(page.read_text().split()) for page in pages)
     chosen = sum(planted.chosen for planted in BUGS)
     assert f"plants {len(BUGS)} bugs, one at a time." in text
     assert f"{len(BUGS) - chosen} of them in schedules as they are drawn, and {chosen} where faults or jobs are" in text

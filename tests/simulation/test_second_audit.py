@@ -150,7 +150,7 @@ def test_each_bug_is_tried_or_explained() -> None:
 
 
 def test_the_documentation_tells_how_many_are_planted() -> None:
-    text = " ".join((Path(__file__).parents[2] / "docs/architecture.md").read_text().split())
+    text = " ".join((Path(__file__).parents[2] / "docs/internals/architecture.md").read_text().split())
     invariants = len(SEEN) - len(ALSO_SEEN)
     assert f"plants {len(SEEN)} of the simulator's {len(BUGS)} bugs" in text
     assert f"all {invariants} that break an invariant above, and {len(ALSO_SEEN)} others" in text

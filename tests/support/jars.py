@@ -18,7 +18,7 @@ SHA256 = {
     "iceberg-spark-runtime-4.1_2.13-1.11.0.jar": "d6ea6c5d099288daeb7d5a92061bd3d7d8f296492632b42378e5f2f0e3066242",
     "iceberg-spark-runtime-4.0_2.13-1.11.0.jar": "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc",
 }
-"""By file name. A new version of Iceberg needs new ones here and in docs/behaviors.md."""
+"""By file name. A new version of Iceberg needs new ones here and in docs/reference/tables.md."""
 
 
 class Unverified(Exception):

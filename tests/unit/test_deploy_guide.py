@@ -1,4 +1,4 @@
-"""docs/deploy.md, read without a cluster: its commands are commands, and what its manifests refer to is in them."""
+"""docs/how-to/run-executors.md, read without a cluster: its commands are commands, and its manifests are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distop.cli.commands import commands
 from distop.cli.context import take_globals
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-GUIDE, SECURITY = ((DOCS / name).read_text() for name in ("deploy.md", "security.md"))
+GUIDE, SECURITY = ((DOCS / name).read_text() for name in ("how-to/run-executors.md", "security.md"))
 
 
 def blocks(language: str, page: str = GUIDE) -> list[str]:

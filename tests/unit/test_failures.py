@@ -1,4 +1,4 @@
-"""What etcd's errors mean for the request (docs/etcd-rules.md, "Error classes")."""
+"""What etcd's errors mean for the request (docs/internals/etcd-rules.md, "Error classes")."""
 
 from __future__ import annotations
 

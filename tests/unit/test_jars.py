@@ -59,4 +59,4 @@ def test_a_jar_with_its_checksum_is_fetched_once(cache: Path, monkeypatch: pytes
 
 
 def test_the_docs_have_the_checksum() -> None:
-    assert f"{jars.SHA256[NAME]}  {NAME}" in (ROOT / "docs" / "behaviors.md").read_text()
+    assert f"{jars.SHA256[NAME]}  {NAME}" in (ROOT / "docs/reference/tables.md").read_text()

@@ -220,7 +220,7 @@ def test_a_changed_limit_is_the_default_of_all_that_leave_it_out() -> None:
 
 
 def test_documented_source_mutants_exist() -> None:
-    text = (Path(__file__).parents[2] / "docs/mutants.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/internals/mutants.md").read_text()
     listed = re.findall(r"^\| `(distop\.[^`]+: [^`]+)` \|", text, re.MULTILINE)
     assert listed
     assert set(listed) <= {str(mutant) for mutant in source_mutants.sites()}

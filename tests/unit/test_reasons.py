@@ -156,7 +156,7 @@ def test_L27_each_reason_is_told_by_code_and_sentence(code: str, given: dict[str
 
 def test_L27_every_reason_has_a_case_advice_and_a_line_in_the_documents() -> None:
     assert {case[0] for case in CASES} == {str(code) for code in Code} == {str(code) for code in ADVICE}
-    documents = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    documents = (Path(__file__).parents[2] / "docs/operations/runbook.md").read_text()
     assert [str(code) for code in Code if f"| `{code}` |" not in documents] == []
 
 

@@ -1,5 +1,5 @@
-"""docs/requirements.md names every requirement once, and only code and tests that exist; what docs/guarantees.md calls
-tested names tests, too.
+"""docs/internals/requirements.md names every requirement once, and only code and tests that exist; what
+docs/internals/guarantees.md calls tested names tests, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LAST = {"P": 37, "C": 33, "L": 37, "I": 44}
 
 
 def document() -> str:
-    return (ROOT / "docs" / "requirements.md").read_text()
+    return (ROOT / "docs/internals/requirements.md").read_text()
 
 
 def rows() -> list[tuple[str, str, str, str]]:
@@ -64,7 +64,8 @@ def test_a_row_names_the_tests_that_hold_it() -> None:
 
 
 def test_what_is_guaranteed_names_the_tests_that_hold_it() -> None:
-    found = re.findall(r"^\| (.+?) \| (.*`tests/.+) \|$", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
+    text = (ROOT / "docs/internals/guarantees.md").read_text()
+    found = re.findall(r"^\| (.+?) \| (.*`tests/.+) \|$", text, re.MULTILINE)
     assert len(found) > 20
     for what, tests in found:
         assert whole_files(tests) == [], what

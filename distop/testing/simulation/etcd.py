@@ -1,4 +1,4 @@
-"""A cluster of etcd servers in memory: what they answer, and when leases end (docs/etcd-rules.md).
+"""A cluster of etcd servers in memory: what they answer, and when leases end (docs/internals/etcd-rules.md).
 
 The store itself is one value (``ModelStore``): Raft is not simulated, only what its clients see of it. Members show the
 store late (``lag``) and come and go (``quorum``); leases expire, and are renewed, only while a majority has its leader,

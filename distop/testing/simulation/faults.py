@@ -119,7 +119,7 @@ class Injector:
 
     def _suspend(self, fault: Fault) -> None:
         """All of a machine stands still, its guardian and children as well: nobody there keeps a deadline. What was
-        begun before is promised nothing of, if that lasts beyond it (docs/guarantees.md, 2).
+        begun before is promised nothing of, if that lasts beyond it (docs/internals/guarantees.md, 2).
         """
         machine, loop = self._machine(fault), self._sim.loop
         process = machine.process

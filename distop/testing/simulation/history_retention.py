@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 
 MINUTE = 60.0
-"""Seconds by which a clock may be wrong that deletes by age, as docs/monitoring.md says."""
+"""Seconds by which a clock may be wrong that deletes by age, as docs/how-to/monitor.md says."""
 
 
 def age(wanted: Scenario) -> float | None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from distop.testing.simulation.scenario import Host, Wish
 
 MINUTE = 60.0
-"""Seconds for which docs/guarantees.md promises a graph to a caller that shows itself; deliberately not the product's
-own ``GRAPH_LIMIT``.
+"""Seconds for which docs/internals/guarantees.md promises a graph to a caller that shows itself; deliberately not the
+product's own ``GRAPH_LIMIT``.
 """
 
 
