@@ -245,20 +245,34 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reference/validate.md", "docs/contract.md"])
+def test_the_quickstart_of_the_readme_runs_as_it_stands(group: Daemons, tmp_path: Path) -> None:
+    (code,) = blocks("README.md", "python")
+    env = {**os.environ, "DISTOP_ETCD": group.endpoint}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=110, env=env, cwd=tmp_path
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(r"orders/validate/\d+ failed\nid_not_null violated 1\ntotal_range valid 0\n", ran.stdout)
+    group.client.remove_table("orders")
+
+
+TUTORIAL = "docs/tutorial/first-operation.md"
+
+
+@pytest.mark.parametrize("page", [TUTORIAL, "docs/reference/validate.md", "docs/contract.md"])
 def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
     code = next(block for block in blocks(page, "python") if block.startswith("import distop\n"))
     words = [sys.executable, "-c", code.replace("127.0.0.1:2379", group.endpoint)]
     env = {**os.environ, "DISTOP_ETCD": group.endpoint}
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110, env=env)
     assert (ran.returncode, ran.stderr) == (0, "")
-    if page == "README.md":
+    if page == TUTORIAL:
         assert ran.stdout.endswith(f"\n{FLIGHTS_ROWS} rows are valid\n")
 
 
-def test_the_commands_of_the_readme_run(group: Daemons, distop_command: Callable[..., Ran]) -> None:  # noqa: F811
+def test_the_commands_of_the_tutorial_run(group: Daemons, distop_command: Callable[..., Ran]) -> None:  # noqa: F811
     """All but those that stay in the foreground. An operation that does not succeed is an exit code of 1."""
-    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    lines = [line for block in blocks(TUTORIAL, "sh") for line in block.splitlines()]
     asked = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
     commands = [words[1:] for words in asked if words[:1] == ["distop"] and words[1] not in ("dev", "executor")]
     assert len(commands) > 8

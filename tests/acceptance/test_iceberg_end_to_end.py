@@ -71,11 +71,13 @@ def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Pat
 
 
 def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
-    """The README's story: what Iceberg refuses, and what it says after its commands were run as they are written."""
+    """The story of docs/how-to/apply-with-a-certificate.md: what Iceberg refuses, and what it says after the commands
+    were run as they are written.
+    """
     lake = Lake(spark, tmp_path)
     lake.create("orders", "id bigint, k string", "partitioned by (k)", 2)
     lake.sql("insert into {orders} values (1, 'a'), (2, 'b')")
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/apply-with-a-certificate.md").read_text()
     (said,) = re.findall(r"^Cannot change nullable column .*$", page, re.MULTILINE)
     with pytest.raises(AnalysisException, match=said):
         lake.sql("alter table {orders} alter column id set not null")

@@ -1,0 +1,275 @@
+"""The reference of the command line, the Python API and the settings, made from the code (scripts/generate-docs)."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import typer.main
+
+import distop
+from distop import aio, behavior, errors
+from distop.cli.commands import commands
+from distop.config import DEFAULT_JOB_TIME_LIMIT, SETTINGS
+from distop.store.config import DEFAULT_ENDPOINT
+from distop_behaviors.index import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WIDTH = 100
+"""Columns of a signature on one line."""
+
+
+# ------------------------------------------------------------------ command line
+
+
+def command_line() -> Iterator[str]:
+    """Each command with its arguments and options, in the order of ``distop --help``."""
+    group: Any = typer.main.get_command(commands())
+    yield "## Options of all commands"
+    yield ""
+    yield from _parameters(group)
+    for name, command in group.commands.items():
+        for words, one in _leaves(f"distop {name}", command):
+            yield ""
+            yield f"## {words}"
+            yield ""
+            usage = " ".join(one.collect_usage_pieces(typer.Context(one, info_name=words)))
+            yield from ("```text", f"{words} {usage}".strip(), "```", "")
+            for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(one.help or "")):
+                yield from (" ".join(paragraph.split()), "")
+            yield from _parameters(one)
+
+
+def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield words, command
+        return
+    for name, one in command.commands.items():
+        yield from _leaves(f"{words} {name}", one)
+
+
+def _parameters(command: Any) -> Iterator[str]:
+    rows = [_row(one) for one in command.params if not getattr(one, "hidden", False)]
+    if rows:
+        yield from ("| argument or option | meaning |", "|---|---|", *rows)
+    else:
+        yield "It has no arguments and no options of its own."
+
+
+def _row(one: Any) -> str:
+    option = one.param_type_name == "option"
+    if option:
+        metavar = one.metavar or ("" if one.is_flag else one.type.name.upper())
+        name = " / ".join([", ".join(one.opts), *one.secondary_opts]) + (f" {metavar}" if metavar else "")
+    else:
+        name = one.metavar or one.name.upper()
+    text = (one.help or "").strip()
+    if one.required and text and not text.endswith("."):
+        text += "."
+    if one.required:
+        text += " Required."
+    shown = isinstance(one.default, str | int | float) and not isinstance(one.default, bool) and one.default != ""
+    if shown and "default" not in text:
+        text += f" Default: {one.default:g}." if isinstance(one.default, float) else f" Default: {one.default}."
+    return f"| `{_cell(name)}` | {_cell(text.strip())} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def settings() -> Iterator[str]:
+    """Each setting with its variable, its flag, its default, and what the flag's help says."""
+    group: Any = typer.main.get_command(commands())
+    flags: dict[str, tuple[str, str]] = {}
+    for command in (group, group.commands["executor"], group.commands["dev"]):
+        for one in command.params:
+            if one.param_type_name == "option" and one.name in SETTINGS:
+                flags.setdefault(str(one.name), (one.opts[0], one.help or ""))
+    yield from ("| setting | variable | flag | default | meaning |", "|---|---|---|---|---|")
+    for name, setting in SETTINGS.items():
+        flag, text = flags.get(name, ("", WITHOUT_FLAG.get(name, "")))
+        cells = (f"`{name.replace('_', '-')}`", f"`DISTOP_{name.upper()}`", f"`{flag}`" if flag else "none")
+        yield f"| {' | '.join(cells)} | {_default(name, setting.default)} | {_cell(text)} |"
+
+
+WITHOUT_FLAG = {
+    "password": "The password of `user`. It has no flag: all users of a machine can read a command line.",
+    "request_timeout": "Seconds until a request to etcd is given up and sent again.",
+    "accept_etcd_defects": "1: work with an etcd version that is refused for its defects. For tests only.",
+}
+"""Settings that only the environment and the settings file give."""
+
+
+def _default(name: str, value: Any) -> str:
+    if name == "etcd":
+        return f"`{DEFAULT_ENDPOINT}`"
+    if name == "job_time_limit":
+        return f"`*={DEFAULT_JOB_TIME_LIMIT / 3600:g}h`"
+    if isinstance(value, bool):
+        return "`1`" if value else "`0`"
+    if isinstance(value, float):
+        return f"{value:g} s"
+    return f"`{value}`" if value not in (None, "", (), {}) else "none"
+
+
+# -------------------------------------------------------------------- Python API
+
+CALLERS: dict[str, tuple[Any, ...]] = {
+    "Connect": (distop.connect, distop.start_operation, distop.EmbeddedEtcd),
+    "Client": (aio.Client,),
+    "Operation": (aio.Operation, distop.OperationResult, distop.OperationStatus),
+    "Graphs and times": (
+        *(distop.Start, distop.chain, distop.group, distop.chord),
+        *(distop.After, distop.Ended, distop.Every),
+    ),
+    "Workers": (
+        *(aio.Worker, aio.Job, distop.OwnedJob),
+        *(distop.Complete, distop.Abort, distop.Retry, distop.Release),
+    ),
+    "Tables": (distop.TableRecord, lookup),
+}
+"""What callers import, by heading."""
+
+AUTHORS: tuple[Any, ...] = (
+    *(behavior.Behavior, behavior.JobContext, behavior.Progress, behavior.Summary, behavior.OutcomeRow),
+    behavior.PartitionPlan,
+)
+
+
+def python_api() -> Iterator[str]:
+    """Everything that callers and authors of behaviors import, with its signature and docstring."""
+    for heading, members in CALLERS.items():
+        yield from (f"## {heading}", "")
+        for one in members:
+            yield from _documented(one)
+    yield from ("## Exceptions", "", "| exception | exit code | meaning |", "|---|---|---|")
+    for name, one in vars(errors).items():
+        if isinstance(one, type) and issubclass(one, errors.DistopError) and not name.startswith("_"):
+            yield f"| `{name}` | {one.exit_code} | {_cell(_markdown(inspect.getdoc(one) or '')).partition('. ')[0]} |"
+    yield ""
+    yield from ("## For authors of behaviors", "")
+    for one in AUTHORS:
+        yield from _documented(one)
+
+
+def _documented(one: Any) -> Iterator[str]:
+    module = {aio.Client: "distop.aio", aio.Operation: "distop.aio", aio.Worker: "distop.aio", aio.Job: "distop.aio"}
+    where = module.get(one) or ("distop.behavior" if one in AUTHORS else "distop")
+    where = "distop_behaviors.index" if one is lookup else where
+    yield from (f"### {where}.{one.__name__}", "")
+    if not isinstance(one, type):
+        yield from _signature(one.__name__, one)
+        yield from (_markdown(inspect.getdoc(one) or ""), "")
+        return
+    made = "__init__" in vars(one) and not inspect.isabstract(one) and one not in module
+    if made:
+        yield from _signature(one.__name__, one)
+    yield from (_markdown(inspect.getdoc(one) or ""), "")
+    listed = [line for line in _fields(one) if not made or "`: " in line]  # the signature has those without a word
+    yield from (*listed, "") if listed else ()
+    for name, member in _members(one):
+        if isinstance(member, property):
+            yield f"**`{name}`**: {_markdown(inspect.getdoc(member) or '')}"
+            yield ""
+            continue
+        yield from (f"#### {one.__name__}.{name}", "")
+        yield from _signature(name, member)
+        yield from (_markdown(inspect.getdoc(member) or ""), "")
+
+
+def _fields(one: type) -> Iterator[str]:
+    """The public attributes that the body of the class declares, with what stands below each in the source."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+    assert isinstance(body, ast.ClassDef)
+    for at, line in enumerate(body.body):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and not line.target.id.startswith("_"):
+            below = body.body[at + 1] if at + 1 < len(body.body) else None
+            said = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and below.value.value
+            text = " ".join(_markdown(inspect.cleandoc(str(said))).split()) if said else ""
+            kind = re.sub(r"^ClassVar\[(.*)\]$", r"\1", ast.unparse(line.annotation))
+            value = (
+                f" = {ast.unparse(line.value)}"
+                if line.value is not None and "field(" not in ast.unparse(line.value)
+                else ""
+            )
+            yield f"- `{line.target.id}: {kind}{value}`" + (f": {text}" if text else "")
+
+
+def _members(one: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that have a docstring, in the order of the source."""
+    for kind in reversed(one.__mro__):
+        if kind.__module__.startswith("distop"):
+            for name, member in vars(kind).items():
+                plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+                documented = inspect.isfunction(plain) or isinstance(plain, property)
+                if documented and not name.startswith("_") and inspect.getdoc(plain):
+                    yield name, plain
+
+
+def _signature(name: str, one: Callable[..., Any]) -> Iterator[str]:
+    """As code: on one line where that is short, else a line for each parameter."""
+    signature = inspect.signature(one)
+    shown, star = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            shown.append("*")
+            star = True
+        star = star or parameter.kind is parameter.VAR_POSITIONAL
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        text = prefix + parameter.name
+        typed = parameter.annotation is not parameter.empty
+        text += f": {_annotation(parameter.annotation)}" if typed else ""
+        if parameter.default is not parameter.empty:
+            equals = " = " if typed else "="
+            value = repr(parameter.default)
+            text += f"{equals}{'…' if value.startswith('<') else value}"
+        shown.append(text)
+    before = "async " if inspect.iscoroutinefunction(one) else ""
+    back = (
+        ""
+        if signature.return_annotation in (signature.empty, None)
+        else f" -> {_annotation(signature.return_annotation)}"
+    )
+    back = "" if isinstance(one, type) else back
+    line = f"{before}{name}({', '.join(shown)}){back}"
+    if len(line) <= WIDTH:
+        yield from ("```python", line, "```", "")
+    else:
+        lines = (f"    {text}," for text in shown)
+        yield from ("```python", f"{before}{name}(", *lines, f"){back}", "```", "")
+
+
+def _annotation(value: Any) -> str:
+    text = value if isinstance(value, str) else getattr(value, "__name__", str(value))
+    return re.sub(r"\b(?:m|claims|aio|workers|model)\.(?=[A-Z])", "", text)
+
+
+def _markdown(text: str) -> str:
+    """A docstring's roles, literals and literal blocks, as Markdown writes them."""
+    text = re.sub(r":(?:class|meth|func|data|attr|exc|mod):`~?([^`]+)`", lambda m: f"`{m[1].rpartition('.')[2]}`", text)
+    text = text.replace("``", "`")
+    out, block = [], False
+    for line in text.splitlines():
+        if block and line.strip() and not line.startswith("    "):
+            out += ["```", ""]
+            block = False
+        if line.rstrip().endswith("::") and not block:
+            out += [line.rstrip()[:-1], "", "```python"]
+            block = True
+            continue
+        out.append(line.removeprefix("    ") if block else line)
+    if block:
+        out.append("```")
+    # A generic type or an operation's place (<root>) is no HTML.
+    return re.sub(r"(?<!`)<(\w+)>(?!`)", r"&lt;\1&gt;", "\n".join(out)).replace("```python\n\n", "```python\n")
