@@ -14,6 +14,7 @@ import distop
 from distop import aio, behavior, errors
 from distop.cli.commands import commands
 from distop.config import DEFAULT_JOB_TIME_LIMIT, SETTINGS
+from distop.core import txn
 from distop.store.config import DEFAULT_ENDPOINT
 from distop_behaviors.index import lookup
 
@@ -135,6 +136,10 @@ CALLERS: dict[str, tuple[Any, ...]] = {
         *(aio.Worker, aio.Job, distop.OwnedJob),
         *(distop.Complete, distop.Abort, distop.Retry, distop.Release),
     ),
+    "Transactions": (
+        *(txn.value_is, txn.is_not, txn.absent, txn.exists, txn.unchanged, txn.none_within),
+        *(txn.Put, txn.Delete, txn.Get),
+    ),
     "Tables": (distop.TableRecord, lookup),
 }
 """What callers import, by heading."""
@@ -162,15 +167,16 @@ def python_api() -> Iterator[str]:
 
 
 def _documented(one: Any) -> Iterator[str]:
-    module = {aio.Client: "distop.aio", aio.Operation: "distop.aio", aio.Worker: "distop.aio", aio.Job: "distop.aio"}
-    where = module.get(one) or ("distop.behavior" if one in AUTHORS else "distop")
-    where = "distop_behaviors.index" if one is lookup else where
+    faces = (aio.Client, aio.Operation, aio.Worker, aio.Job)
+    where = one.__module__ if one in CALLERS["Transactions"] else "distop.aio" if one in faces else "distop"
+    where = "distop_behaviors.index" if one is lookup else "distop.behavior" if one in AUTHORS else where
     yield from (f"### {where}.{one.__name__}", "")
     if not isinstance(one, type):
         yield from _signature(one.__name__, one)
         yield from (_markdown(inspect.getdoc(one) or ""), "")
         return
-    made = "__init__" in vars(one) and not inspect.isabstract(one) and one not in module
+    # Clients, operations and jobs are given, and not made.
+    made = "__init__" in vars(one) and not inspect.isabstract(one) and (one not in faces or one is aio.Worker)
     if made:
         yield from _signature(one.__name__, one)
     yield from (_markdown(inspect.getdoc(one) or ""), "")

@@ -13,6 +13,7 @@ import check_docs
 import pytest
 import typer.main
 
+import distop
 from distop.cli.commands import commands
 from distop.cli.context import take_globals
 from distop.config import SETTINGS
@@ -143,3 +144,13 @@ def test_the_runbook_has_each_check_of_doctor() -> None:
 def test_the_contract_has_each_setting() -> None:
     _, _, settings = (DOCS / "contract.md").read_text().partition("\n## Settings\n")
     assert [name for name in SETTINGS if f"`{name.replace('_', '-')}`" not in settings] == []
+
+
+def test_the_reference_has_each_public_name_and_each_command() -> None:
+    page = (DOCS / "reference/python-api.md").read_text()
+    assert [name for name in distop.__all__ if not re.search(rf"\b{name}\b", page)] == ["__version__", "compat"]
+    top: Any = typer.main.get_command(commands())
+    page = (DOCS / "reference/cli.md").read_text()
+    assert [name for name in top.commands if f"\n## distop {name}" not in page] == []
+    below = top.commands["table"].commands
+    assert [name for name in below if f"\n## distop table {name}\n" not in page] == []
