@@ -154,3 +154,29 @@ def test_the_reference_has_each_public_name_and_each_command() -> None:
     assert [name for name in top.commands if f"\n## distop {name}" not in page] == []
     below = top.commands["table"].commands
     assert [name for name in below if f"\n## distop table {name}\n" not in page] == []
+
+
+def test_a_cell_of_a_table_holds_words_and_no_paragraph() -> None:
+    """Conditions stand in notes below a table. The internals, and what is made from the code, are left out."""
+    made = ("cli.md", "python-api.md", "settings.md")
+    pages = [page for page in (ROOT / "README.md", *DOCS.rglob("*.md")) if page.parent.name != "internals"]
+    long = [
+        f"{page.relative_to(ROOT)}: {cell.strip()[:60]}"
+        for page in pages
+        if page.name not in made
+        for line in page.read_text().splitlines()
+        if line.startswith("|")
+        for cell in re.split(r"(?<!\\)\|", line)
+        if len(re.sub(r"\]\([^)]*\)", "]", cell).strip()) > 160
+    ]
+    assert long == []
+
+
+def test_the_python_of_the_documents_is_python() -> None:
+    pages = (ROOT / "README.md", *(page for page in DOCS.rglob("*.md") if page.name != "python-api.md"))
+    blocks = [
+        (page, code) for page in pages for language, code in BLOCK.findall(page.read_text()) if language == "python"
+    ]
+    assert len(blocks) > 15
+    for page, code in blocks:
+        compile(code, str(page), "exec")
