@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 INCARNATION = "test"
 POLL = 30.0
 """Seconds; nobody waits for them."""
+MOST_ATTEMPTS = 100
+"""Of a job that cannot fail: an executor would try it for ever."""
 
 
 class LoneExecutor:
@@ -129,10 +131,17 @@ class LoneExecutor:
     # -------------------------------------------------------------- operation
 
     def start(
-        self, arg: bytes, names: Sequence[str] | None, policy: str | None, attempts: int | None, **options: Any
+        self,
+        arg: bytes,
+        names: Sequence[str] | None,
+        failure_policy: str | None,
+        retry_attempts: int | None,
+        max_failed: int | str | None,
     ) -> None:
         """Raises InvalidArgument, as a start by a client does."""
-        wanted = request(self._type, self._name, arg, names, None, policy, attempts, whoami(), **options)
+        options = {"max_failed": max_failed} if max_failed is not None else {}
+        given = (self._type, self._name, arg, names, None, failure_policy, retry_attempts, whoami())
+        wanted = request(*given, **options)
         if self._declaration.needs_table and self._table is None:
             raise InvalidArgument(f"{self._type} works on a table: give run_operation(table=…)")
         seen, spec = self._counters(), make_spec(wanted, self._declaration, self._table)
@@ -284,6 +293,9 @@ class LoneExecutor:
         else:
             waiting = decide.released(claim, EXECUTOR)
             if step == "retry":
+                if claim.attempt >= MOST_ATTEMPTS:
+                    name = self._rows[partition]["name"]
+                    raise AssertionError(f"{name} has failed {claim.attempt} times, and can_fail is False: {error}")
                 due = self._now + rules.retry.delay(claim.failures + 1)
                 waiting = decide.retried(claim, EXECUTOR, error, rfc3339(due))
             self._write(claiming.wait_again(keys, self._ref, partition, fence, waiting, claim))
@@ -294,7 +306,10 @@ class LoneExecutor:
     def _report(self, partition: int, claim: Claim, fence: int, end: tuple[Any, ...]) -> None:
         state = JobState.SUCCESS if end[0] == "success" else JobState.FAILED
         outcome = decide.outcome(claim, fence, self._rows[partition]["name"], *end)
-        self._write(claiming.report(self._keys, self._ref, partition, fence, state, outcome, claim))
+        try:
+            self._write(claiming.report(self._keys, self._ref, partition, fence, state, outcome, claim))
+        except InvalidArgument as error:  # it is too large to be stored
+            self._report(partition, claim, fence, ("fatal", None, str(error), *end[3:]))
         self._ended.add(partition)
 
     def _write(self, write: claiming.Guarded) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,27 +91,38 @@ def run_operation(
     Raises what a start raises: InvalidArgument for a wrong argument or table. What the behavior raises ends in the
     result.
     """
-    whole = folder if folder is not None else Path(tempfile.mkdtemp(prefix="distop-test-"))
-    plan = [one for one in partitions or () if isinstance(one, PartitionPlan)]
-    names = [one for one in partitions if isinstance(one, str)] if partitions is not None and not plan else None
-    if plan:
-        behavior = _planned(behavior, plan)
-        table = table if table is not None else TableRecord("table", "parquet", str(whole / "table"))
-    elif names is not None and table is None:
-        raise InvalidArgument("partitions are named of a table: give run_operation(table=…), or PartitionPlan objects")
+    store = store if store is not None else ModelStore()
+    with ExitStack() as temporary:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="distop-test-"))
+            temporary.callback(shutil.rmtree, folder, ignore_errors=True)
+        behavior, record, names = _chosen(behavior, table, partitions, folder)
+        executor = LoneExecutor(behavior, record, tables, spark, folder, store)
+        executor.start(encode_argument(arg), names, failure_policy, retry_attempts, max_failed)
+        result = OperationResult.of(executor.run())
+        run = OperationRun(result, executor.results(), executor.follow_ups, store, folder)
+        weakref.finalize(run, temporary.pop_all().close)
+    return run
+
+
+def _chosen(
+    behavior: type[Behavior],
+    table: TableRecord | Path | str | None,
+    partitions: Sequence[str] | Sequence[PartitionPlan] | None,
+    folder: Path,
+) -> tuple[type[Behavior], TableRecord | None, list[str] | None]:
+    """The behavior, with the given plan if there is one; the table's record; the names of the partitions to run. Raises
+    InvalidArgument.
+    """
     if isinstance(table, str | Path):
         table = TableRecord("table", "parquet", str(table))
-    if table is not None and not plan:
-        table = check_table(table)
-    store = store if store is not None else ModelStore()
-    executor = LoneExecutor(behavior, table, tables, spark, whole, store)
-    options = {"max_failed": max_failed} if max_failed is not None else {}
-    executor.start(encode_argument(arg), names, failure_policy, retry_attempts, **options)
-    result = OperationResult.of(executor.run())
-    run = OperationRun(result, executor.results(), executor.follow_ups, store, whole)
-    if folder is None:
-        weakref.finalize(run, shutil.rmtree, whole, ignore_errors=True)
-    return run
+    if plan := [one for one in partitions or () if isinstance(one, PartitionPlan)]:
+        record = table if table is not None else TableRecord("table", "parquet", str(folder / "table"))
+        return _planned(behavior, plan), record, None
+    names = [str(one) for one in partitions] if partitions is not None else None
+    if names is not None and table is None:
+        raise InvalidArgument("partitions are named of a table: give run_operation(table=…), or PartitionPlan objects")
+    return behavior, check_table(table) if table is not None else None, names
 
 
 def _planned(behavior: type[Behavior], plan: Sequence[PartitionPlan]) -> type[Behavior]:

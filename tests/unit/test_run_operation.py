@@ -173,6 +173,14 @@ def test_fatal_errors_and_misfits_are_not_tried_again_unless_jobs_cannot_fail(lo
     assert log == ["a1", "a2", "a3", "a4", "a5", "complete success"]
 
 
+def test_a_job_that_cannot_fail_and_always_does_ends_the_test() -> None:
+    class Cannot(Scripted):
+        can_fail = False
+
+    with pytest.raises(AssertionError, match="a has failed 100 times, and can_fail is False: ValueError: broken"):
+        run_operation(Cannot, {"does": {"a": "error"}}, partitions=PLAN[:1])
+
+
 def test_what_only_another_node_could_do_counts_as_an_error(log: list[str]) -> None:
     run = run_operation(Scripted, {"does": {"a": "unreachable"}}, partitions=PLAN[:1])
     assert log[:3] == ["a1", "a2", "a3"]
