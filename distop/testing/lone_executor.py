@@ -139,7 +139,7 @@ class LoneExecutor:
         max_failed: int | str | None,
     ) -> None:
         """Raises InvalidArgument, as a start by a client does."""
-        options = {"max_failed": max_failed} if max_failed is not None else {}
+        options: dict[str, Any] = {"max_failed": max_failed} if max_failed is not None else {}
         given = (self._type, self._name, arg, names, None, failure_policy, retry_attempts, whoami())
         wanted = request(*given, **options)
         if self._declaration.needs_table and self._table is None:
