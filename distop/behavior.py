@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from distop.core.declaration import Declaration, Retry, check_time_limit
 from distop.core.ids import RULES
@@ -441,9 +441,15 @@ def registered() -> Mapping[str, metadata.EntryPoint]:
     return {ep.name: ep for ep in metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def load(type_name: str, installed: Mapping[str, metadata.EntryPoint] | None = None) -> Behavior:
+class Loadable(Protocol):
+    """What gives the class of a behavior: an entry point, or a :class:`distop.behavior_source.BehaviorSource`."""
+
+    def load(self) -> Any: ...
+
+
+def load(type_name: str, installed: Mapping[str, Loadable] | None = None) -> Behavior:
     """Import and make the behavior of this type. Raises UnknownBehavior where none is installed. ``installed``: what
-    :func:`registered` gave, which looks through all packages each time.
+    :func:`registered` gave, which looks through all packages each time; others may be added.
     """
     installed = registered() if installed is None else installed
     found = installed.get(type_name)
@@ -452,5 +458,5 @@ def load(type_name: str, installed: Mapping[str, metadata.EntryPoint] | None = N
         raise UnknownBehavior(f"no behavior {type_name!r} is installed here (installed: {known})")
     behavior: Behavior = found.load()()
     if behavior.type_name != type_name:
-        raise UnknownBehavior(f"the entry point {type_name!r} names a behavior of type {behavior.type_name!r}")
+        raise UnknownBehavior(f"what is installed as {type_name!r} names a behavior of type {behavior.type_name!r}")
     return behavior

@@ -74,7 +74,8 @@ class ExecutorConfig:
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
     completed. ``trusted_spark_catalogs``: catalogs of Spark whose server or code may choose classes, hosts and where
     credentials are sent. ``serves``: the types and tables that it works for. ``source``: which settings file was used,
-    for people. ``limits``: no setting; the simulator gives others.
+    for people. ``limits``: no setting; the simulator gives others. ``behaviors``: no setting either; ``distop dev``
+    gives those that are not installed (type → place of its class, see :mod:`distop.behavior_source`).
     """
 
     etcd: EtcdConfig
@@ -106,6 +107,7 @@ class ExecutorConfig:
     """A file with a line for each action."""
     source: str = ""
     limits: Limits = DEFAULT
+    behaviors: Mapping[str, str] = field(default_factory=dict)
 
     def job_time_limit(self, type_name: str) -> float:
         """Seconds for one attempt of a job of this type at most."""

@@ -46,6 +46,8 @@ class Context:
     debug: bool = False
     given: dict[str, str] = field(default_factory=dict)
     file: SettingsFile = NO_FILE
+    behaviors: Mapping[str, str] = field(default_factory=dict)
+    """Given by ``distop dev`` to its executor, and by no option: see ``ExecutorConfig.behaviors``."""
 
     def settings(self, **flags: Any) -> Settings:
         """The settings, with these flags of the command."""

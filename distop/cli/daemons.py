@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from distop.cli.context import Context, current
-from distop.errors import DistopError, describe
+from distop.errors import DistopError, InvalidArgument, describe
 
 SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="Shared by all executors (<location>/_distop).")]
 SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at a time (the cores).")]
@@ -93,6 +93,7 @@ def executor(
 
     hardening.shut()
     import asyncio
+    from dataclasses import replace
 
     from distop import logs
     from distop.config import executor_config
@@ -121,6 +122,7 @@ def executor(
             actions_log=actions_log,
         )
     )
+    config = replace(config, behaviors=current.behaviors)
     from distop.daemon.process import make_work_dir, run_executor
 
     make_work_dir(config.work_dir)  # the file of actions may be in it
@@ -141,6 +143,10 @@ def executor(
 def dev(
     data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything is kept (./.distop).")] = None,
     port: Annotated[str | None, typer.Option(metavar="N", help="etcd's port (2379, or a free one).")] = None,
+    behavior: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE:CLASS", help="Serve this behavior, installed or not (or MODULE:CLASS; repeatable)."),
+    ] = None,
     shared_dir: SHARED_DIR = None,
     slots: SLOTS = None,
     spark_master: MASTER = None,
@@ -165,8 +171,9 @@ def dev(
     hardening.shut()
     from pathlib import Path
 
-    from distop.cli.dev import Dev
+    from distop.cli.dev import Dev, behaviors_of
     from distop.config import executor_config
+    from distop.core.serving import refusal
     from distop.store.config import DEFAULT_ENDPOINT
 
     options: dict[str, Any] = {
@@ -189,14 +196,19 @@ def dev(
         "actions_log": actions_log,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
-    executor_config(settings)  # what is wrong with them is said before anything is started
+    config = executor_config(settings)  # what is wrong with them is said before anything is started
+    behaviors = behaviors_of(behavior or ())
+    for name in behaviors:
+        if why := refusal(config.serves, name, ()):
+            raise InvalidArgument(f"--behavior {behaviors[name]} would not be served: {why}")
     arguments = [
         f"--{name.replace('_', '-')}={text}"
         for name, value in options.items()
         if value is not None
         for text in (value if isinstance(value, list) else [value])
     ]
-    code = Dev(Path(settings.get("data_dir")), settings.get("port"), arguments, _passed_on(current)).run()
+    folder, chosen = Path(settings.get("data_dir")), settings.get("port")
+    code = Dev(folder, chosen, arguments, _passed_on(current), behaviors).run()
     if code:
         raise typer.Exit(code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -13,8 +14,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from distop import private
+from distop.behavior_source import BehaviorSource
 from distop.cli import output
 from distop.cli.context import current
+from distop.cli.main import NONE
 from distop.daemon.process import ending_signals, locked
 from distop.disk import open_fixed
 from distop.errors import DistopError, InvalidArgument, NotAllowed, UnsafePath
@@ -22,7 +26,7 @@ from distop.ownership import make_own
 from distop.store.embedded import EmbeddedEtcd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _USUAL_PORT = 2379
@@ -32,26 +36,60 @@ _FORMER_SECONDS = 30.0
 
 # The executor ends with us even when we are killed: its etcd does, too, and it would wait for that for ever.
 _CHILD = """
-import ctypes, os, sys
+import ctypes, json, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-sys.argv[:2] = ["distop"]
+behaviors = json.loads(sys.argv[2])
+sys.argv[:3] = ["distop"]
 from distop.cli.main import main
-main()
+main(behaviors)
 """
 
 
+def behaviors_of(named: Sequence[str]) -> dict[str, str]:
+    """The behaviors that ``--behavior`` names, type → place of its class (``distop.behavior_source``).
+
+    Each is loaded in a process of its own, as an executor's child will do: nothing of it is imported here. Raises
+    InvalidArgument where one cannot be loaded, or two have the same type.
+    """
+    found: dict[str, str] = {}
+    for text in named:
+        place = str(BehaviorSource.parse(text))
+        command = [sys.executable, "-P", "-m", "distop.behavior_source", text]
+        # -P and no more: what is installed for this user counts, the current folder does not.
+        loading = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=private.environment(os.environ), check=False
+        )
+        try:
+            told = json.loads(loading.stdout)
+        except ValueError:
+            told = {"error": f"--behavior {text} cannot be loaded: Python ended with code {loading.returncode}"}
+        if "error" in told:
+            raise InvalidArgument(told["error"])
+        if (other := found.setdefault(told["type"], place)) != place:
+            raise InvalidArgument(f"--behavior {other} and {place} have the same type {told['type']}: rename one")
+    return found
+
+
 class Dev:
-    """``folder`` keeps etcd's data and the executor's; ``port``: etcd's, None for the usual one or a free one."""
+    """``folder`` keeps etcd's data and the executor's; ``port``: etcd's, None for the usual one or a free one;
+    ``behaviors`` as :func:`behaviors_of` gives them.
+    """
 
     def __init__(
-        self, folder: Path, port: int | None, executor_options: Sequence[str], global_options: Sequence[str]
+        self,
+        folder: Path,
+        port: int | None,
+        executor_options: Sequence[str],
+        global_options: Sequence[str],
+        behaviors: Mapping[str, str] = NONE,
     ) -> None:
         self._folder = folder.absolute()
         self._work_dir = self._folder / "executor"
         self._port = port
+        self._behaviors = behaviors
         self._options = [*executor_options, *global_options]
         self._stopping = threading.Event()
 
@@ -71,13 +109,15 @@ class Dev:
         if self._stopping.is_set():
             return 0
         command = [
-            *child_command(os.getpid()),
+            *child_command(os.getpid(), self._behaviors),
             *("executor", "--id", "dev", "--work-dir", str(self._work_dir), *self._options),
             f"--etcd={etcd.endpoint}",
         ]
         # A session of its own: Ctrl-C is for us, who then stop it in order.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
+            for type_name, place in self._behaviors.items():
+                output.note(f"serving {type_name} from {place}; restart `distop dev` to load a changed file")
             self._greet(etcd)
             while not self._stopping.wait(0.2):
                 if child.poll() is not None:
@@ -136,9 +176,12 @@ class Dev:
         return self._port
 
 
-def child_command(parent: int) -> list[str]:
-    """What becomes ``distop`` and ends with ``parent``; its arguments follow."""
-    return [sys.executable, "-P", "-c", _CHILD, str(parent)]  # -P: no module of the current folder is imported
+def child_command(parent: int, behaviors: Mapping[str, str] = NONE) -> list[str]:
+    """What becomes ``distop`` with these ``behaviors`` (:func:`distop.cli.main.main`) and ends with ``parent``; its
+    arguments follow.
+    """
+    # -P: no module of the current folder is imported
+    return [sys.executable, "-P", "-c", _CHILD, str(parent), json.dumps(dict(behaviors))]
 
 
 def _free(port: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop import garbage, private, settings_file
@@ -13,15 +14,16 @@ from distop.core.texts import one_line
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+NONE: Mapping[str, str] = MappingProxyType({})
 INTERRUPTED = 130
 LONGEST_ERROR = 2_000
 """Characters of an error message: the parser quotes whole arguments, however long they are."""
 
 
-def run(argv: Sequence[str]) -> int:
-    """One command line; returns the exit code."""
+def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
+    """One command line; returns the exit code. ``behaviors``: of :func:`main`."""
     import typer
 
     from distop.cli.commands import commands
@@ -31,6 +33,7 @@ def run(argv: Sequence[str]) -> int:
     use(Context(debug="--debug" in argv))
     try:
         context, rest = take_globals(argv)
+        context.behaviors = behaviors
         context.file = settings_file.find(context.given.pop("config", "") or os.environ.get("DISTOP_CONFIG", ""))
         use(context)
         _configure_logs()
@@ -96,7 +99,7 @@ def _chosen(name: str) -> bool:
     return current.settings().given(name)
 
 
-def main() -> None:
-    """The console script."""
+def main(behaviors: Mapping[str, str] = NONE) -> None:
+    """The console script. ``behaviors``: what ``distop dev`` gives its executor (``ExecutorConfig.behaviors``)."""
     garbage.begin()
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], behaviors))

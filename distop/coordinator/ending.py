@@ -15,14 +15,15 @@ from distop.coordinator.finishes import Finishes
 from distop.coordinator.keeping import kept_with
 from distop.coordinator.reaping import table_of
 from distop.coordinator.trying import Elsewhere, failed_attempt
+from distop.core import decide
 from distop.core import finishing as f
 from distop.core.claiming import guarded
-from distop.core.codec import dumps, from_ranges, loads, parse_time, rfc3339, shorten
-from distop.core.due import record_of
+from distop.core.codec import dumps, from_ranges, loads, parse_time, rfc3339
+from distop.core.due import ERRORS_KEPT, error_of, final_record
 from distop.core.following import follows_elsewhere
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
-from distop.core.model import Decision, History, State
+from distop.core.model import Decision, History
 from distop.core.record_signature import signature
 from distop.core.records import read
 from distop.core.series import Series, following, next_request
@@ -55,10 +56,6 @@ if TYPE_CHECKING:
     from distop.worker.model import CompleteResult
     from distop.worker.sinks import Fetch, Page
 
-ERRORS_KEPT = 10
-"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
-ERROR_TEXT = 2_000
-MAX_HISTORY_BYTES = 1024 * 1024
 FOLLOW_UP_TIME = 600.0
 """Seconds for which a refused follow-up is retried."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
@@ -216,15 +213,11 @@ class Ending:
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
-        rules = op.spec.rules
         failed = failed_attempt(self._ctx, op.ref, op.spec, "completion", decision.attempts, error)
         if failed is None:
             return False
         attempts, last = failed
-        after = replace(decision, attempts=attempts.attempts, error=attempts.error, retry_at=attempts.retry_at)
-        if last:
-            # With the limit reached this decision is final: the next step finishes without completion code.
-            after = replace(after, verdict=State.FAILED, attempts=max(after.attempts, rules.retry.attempts))
+        after = decide.after_failed_completion(decision, op.spec.rules, attempts, last=last)
         counted = await self._commit(self._noted(op, after))
         if counted and not last:
             raise Elsewhere
@@ -294,33 +287,14 @@ class Ending:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
         assert op.spec is not None
         ref = op.ref
-        state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
-        errors = await self._errors(ref, decision)
-        if failure:
-            answered = {"verdict": True} if report is not None else {}
-            errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT), **answered})
-        if decision.error:
-            errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
-        history = record_of(
-            *(ref, op.spec, state, rfc3339(time.time())),
-            total=decision.total,
-            success=decision.success,
-            failed=decision.failed,
+        history, value = final_record(
+            *(ref, op.spec, decision, await self._errors(ref, decision), rfc3339(time.time())),
             report=report,
-            errors=tuple(errors[:ERRORS_KEPT]),
-            failed_ranges=decision.failed_ranges,
+            failure=failure,
             cancel=op.cancel,
-            failed_truncated=decision.failed_truncated,
             actions=op.actions,
             executor=self._ctx.executor_id,
         )
-        value = history.encode()
-        size = len(value)
-        if size > MAX_HISTORY_BYTES:
-            note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
-            errors.insert(0, {"partition": None, "text": note})
-            history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
-            value = history.encode()
         if (key := self._ctx.config.certificate_key) and history.report is not None:
             history = replace(history, signature=signature(key, self._keys.namespace, history))
             value = history.encode()
@@ -369,18 +343,8 @@ class Ending:
         if not failed:
             return []
         found = await self._ctx.client.read(*(Get(self._keys.job(ref, p, "outcome")) for p in failed))
-        errors = []
-        for p, answer in zip(failed, found, strict=True):
-            outcome = read(Outcome.decode, answer.kv) if answer.kv is not None else None
-            text = outcome.error if outcome is not None else ""
-            name = outcome.name if outcome is not None else str(p)
-            told: dict[str, Any] = {"partition": name, "text": shorten(text or "failed", ERROR_TEXT)}
-            if outcome is not None and outcome.result is not None:
-                told["verdict"] = True
-            if outcome is not None and outcome.tried:
-                told["attempts"] = [one.to_json() for one in outcome.tried]
-            errors.append(told)
-        return errors
+        outcomes = (read(Outcome.decode, answer.kv) if answer.kv is not None else None for answer in found)
+        return [error_of(p, outcome) for p, outcome in zip(failed, outcomes, strict=True)]
 
     async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:
         """Start what follows, then delete the operation's keys in pages. Raises Later while something that shall

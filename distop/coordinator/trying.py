@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
-from distop.core.codec import rfc3339
-from distop.core.decide import gives_up
-from distop.core.model import Attempts
+from distop.core import decide
 
 if TYPE_CHECKING:
-    from distop.core.model import OperationRef, Spec
+    from distop.core.model import Attempts, OperationRef, Spec
     from distop.node.context import Context
     from distop.worker.model import WorkerError
 
@@ -32,9 +30,8 @@ def failed_attempt(
         return None
     if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error), where, tables=tables):
         return None
-    attempts, text = before + 1, f"{what} failed: {error}"
-    ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": attempts})
-    if error.kind in ("fatal", "unable") or gives_up(rules, attempts):
-        return Attempts(attempts, text), True
-    due = time.time() + rules.retry.delay(attempts) * random.uniform(0.5, 1.0)
-    return Attempts(attempts, text, rfc3339(due)), False
+    text = f"{what} failed: {error}"
+    ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": before + 1})
+    final = error.kind in ("fatal", "unable") or decide.gives_up(rules, before + 1)
+    jitter = 0.0 if final else random.uniform(0.5, 1.0)
+    return decide.failed_attempt(rules, before, text, time.time(), final=final, jitter=jitter)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from zlib import crc32
 
 from distop.core import claiming
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.codec import SCHEMA_VERSION, failed_text, parse_time
+from distop.core.codec import SCHEMA_VERSION, failed_text, parse_time, rfc3339
 from distop.core.frozen import frozen
-from distop.core.jobs import Claim, Tried, told
-from distop.core.model import Cancel, Decision, State
+from distop.core.jobs import Claim, Outcome, Tried, told
+from distop.core.model import Attempts, Cancel, Decision, State
 from distop.core.options import allowance
 from distop.core.seen import Seen
 from distop.core.states import Stage
@@ -196,6 +196,28 @@ def gives_up(rules: Rules, attempts: int) -> bool:
     its table for ever.
     """
     return attempts >= rules.retry.attempts
+
+
+def failed_attempt(
+    rules: Rules, before: int, text: str, now: float, *, final: bool, jitter: float
+) -> tuple[Attempts, bool]:
+    """The attempts at planning or completion with one that failed after ``before`` others, and whether it was the last.
+    ``final``: no retry mends it. ``jitter``: the factor of the back-off, at most 1.
+    """
+    if final or gives_up(rules, before + 1):
+        return Attempts(before + 1, text), True
+    return Attempts(before + 1, text, rfc3339(now + rules.retry.delay(before + 1) * jitter)), False
+
+
+def after_failed_completion(decision: Decision, rules: Rules, attempts: Attempts, *, last: bool) -> Decision:
+    """The decision with an attempt at completion that failed (:func:`failed_attempt`).
+
+    After the last one the limit is reached: the next step finishes the operation as failed without completion code.
+    """
+    after = replace(decision, attempts=attempts.attempts, error=attempts.error, retry_at=attempts.retry_at)
+    if not last:
+        return after
+    return replace(after, verdict=State.FAILED, attempts=max(after.attempts, rules.retry.attempts))
 
 
 def newer(op: OperationView) -> bool:
@@ -490,6 +512,30 @@ may also be one that is never alone, for a reason that nobody else sees."""
 def quiet_in(place: int, unchanged_for: float) -> float:
     """Seconds until an executor at this place falls quiet for a suspect; 0: now."""
     return max(0.0, place * QUIET_TURN - unchanged_for)
+
+
+def after_end(kind: str, claim: Claim, rules: Rules) -> Literal["release", "retry", "fail", "report"]:
+    """What is written when a job has ended so (``worker.protocol.Kind``) under this claim.
+
+    ``fail``: reported as failed, after a cleanup, since nobody comes after this attempt.
+    """
+    if kind in ("cancelled", "refused", "unable", "unavailable"):
+        return "release"
+    unexpected = kind in ("error", "crash", "fatal")
+    if unexpected and not (kind == "fatal" and rules.can_fail) and not rules.at_limit(claim.failures + 1):
+        return "retry"
+    return "fail" if unexpected and rules.cleans else "report"
+
+
+def outcome(
+    claim: Claim, fence: int, name: str, kind: str, result: Any, error: str, started: str, finished: str
+) -> Outcome:
+    """The outcome of a job that has ended under this claim as ``kind``. It tells of each attempt where the job failed,
+    and not in its first one.
+    """
+    tried = told(claim.tried, Tried(claim.attempt, claim.executor, error)) if kind != "success" and claim.tried else ()
+    by = (name, claim.executor, claim.incarnation, claim.attempt)
+    return Outcome(*by, started, finished, result, error, tried, fence=fence)
 
 
 def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:

@@ -1,7 +1,8 @@
-"""Whether an operation that waits may begin: a pure function of its view, the holds and the time."""
+"""Whether an operation that waits may begin: a pure function of its view, the holds and the time. History records."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core.actions import NO_ACTIONS
@@ -13,11 +14,12 @@ from distop.core.model import Cancel, History, State
 from distop.core.prepared import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distop.core.actions import Actions
+    from distop.core.jobs import Outcome
     from distop.core.links import Hold
-    from distop.core.model import OperationRef, Spec
+    from distop.core.model import Decision, OperationRef, Spec
     from distop.core.operationview import OperationView
     from distop.core.seen import Seen
 
@@ -112,6 +114,71 @@ def ended_waiting(
 def series_of(spec: Spec, ref: OperationRef) -> str:
     """The operation with which the series began that it is of; "": it is of none."""
     return str(spec.series.get("first") or ref) if spec.series is not None else ""
+
+
+ERRORS_KEPT = 10
+"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
+ERROR_TEXT = 2_000
+"""Characters of each."""
+MAX_HISTORY_BYTES = 1024 * 1024
+
+
+def error_of(partition: int, outcome: Outcome | None) -> dict[str, Any]:
+    """What a history record says of a job that failed."""
+    if outcome is None:
+        return {"partition": str(partition), "text": "failed"}
+    told: dict[str, Any] = {"partition": outcome.name, "text": shorten(outcome.error or "failed", ERROR_TEXT)}
+    if outcome.result is not None:
+        told["verdict"] = True
+    if outcome.tried:
+        told["attempts"] = [one.to_json() for one in outcome.tried]
+    return told
+
+
+def final_record(
+    ref: OperationRef,
+    spec: Spec,
+    decision: Decision,
+    job_errors: Sequence[Mapping[str, Any]],
+    finished: str,
+    *,
+    report: Any,
+    failure: str | None,
+    cancel: Cancel | None,
+    actions: Actions,
+    executor: str,
+) -> tuple[History, bytes]:
+    """The history record of an operation that is decided, and its value. ``report`` and ``failure``: what its
+    completion code returned, and the sentence with which it made the operation fail. ``job_errors``: :func:`error_of`
+    the first jobs that failed. A report that is too large for the record fails the operation.
+    """
+    errors = list(job_errors)
+    state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
+    if failure:
+        answered = {"verdict": True} if report is not None else {}
+        errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT), **answered})
+    if decision.error:
+        errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
+    history = record_of(
+        *(ref, spec, state, finished),
+        total=decision.total,
+        success=decision.success,
+        failed=decision.failed,
+        report=report,
+        errors=tuple(errors[:ERRORS_KEPT]),
+        failed_ranges=decision.failed_ranges,
+        cancel=cancel,
+        failed_truncated=decision.failed_truncated,
+        actions=actions,
+        executor=executor,
+    )
+    value = history.encode()
+    if (size := len(value)) > MAX_HISTORY_BYTES:
+        note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
+        errors.insert(0, {"partition": None, "text": note})
+        history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+        value = history.encode()
+    return history, value
 
 
 def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:

@@ -260,6 +260,7 @@ class Incarnation(Context):
             verifier_urls=c.verifier_urls,
             trusted_spark_catalogs=c.trusted_spark_catalogs,
             serves=c.serves,
+            behaviors=c.behaviors,
             find_tables=self._find_tables,
         )
 

@@ -13,7 +13,7 @@ from distop.core import claiming, decide
 from distop.core.checkpoint import given_up
 from distop.core.codec import rfc3339
 from distop.core.declaration import shortest
-from distop.core.jobs import JobState, Outcome, Tried, told
+from distop.core.jobs import JobState, Outcome
 from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, OutcomeUnknown, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
 from distop.node.checkpoints import read_checkpoints
@@ -37,13 +37,6 @@ PATIENCE = 1.0
 """Seconds after which jobs that wait for their turn in one slot, and were thought to be short, are left to others."""
 DISK_PAUSE = 5.0
 """Seconds without claims after this executor could not write to its own disk."""
-
-
-def _story(claim: Claim, event: JobEnded, executor: str) -> tuple[Tried, ...]:
-    """What went wrong in each attempt of a job that ends as failed; nothing where the first one gave the answer."""
-    if event.kind == "success" or not claim.tried:
-        return ()
-    return told(claim.tried, Tried(claim.attempt, executor, event.error))
 
 
 def _where(op: OpenOperation, partition: int, held: Held | None) -> dict[str, Any]:
@@ -289,20 +282,20 @@ class Jobs:
             op.ref.type, event.error, op.gate.where, decide.given_back(claim), tables
         ):
             event = replace(event, kind="error", error=f"{decide.NOT_RUN}{event.error}")
-        if event.kind in ("cancelled", "refused", "unable", "unavailable"):
+        step = decide.after_end(event.kind, claim, rules)
+        if step == "release":
             self._released()
             lacks = event.error if event.kind == "unavailable" else ""
             released = decide.released(claim, self._ctx.executor_id, lacks)
             return claiming.wait_again(keys, op.ref, p, held.fence, released, claim)
-        if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):
-            if event.kind != "fatal":
-                self._suspicion.broke(op.ref)
-            if not rules.at_limit(claim.failures + 1):
-                return self._again(op, held, event)
+        if event.kind in ("error", "crash"):
+            self._suspicion.broke(op.ref)
         elif event.kind != "fatal":  # which is a verdict on the job, and tells nothing of the node
             self._suspicion.ended(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
-        if event.kind in ("error", "crash", "fatal") and rules.cleans:
+        if step == "retry":
+            return self._again(op, held, event)
+        if step == "fail":
             self._fail_after_cleanup(op, [(held, event)])
             return None
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
@@ -328,18 +321,9 @@ class Jobs:
         return claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
 
     def _outcome(self, held: Held, event: JobEnded) -> Outcome:
-        return Outcome(
-            held.name,
-            self._ctx.executor_id,
-            self._ctx.incarnation,
-            held.claim.attempt,
-            rfc3339(event.started),
-            rfc3339(event.finished),
-            event.result,
-            event.error,
-            _story(held.claim, event, self._ctx.executor_id),
-            fence=held.fence,
-        )
+        mine = replace(held.claim, executor=self._ctx.executor_id, incarnation=self._ctx.incarnation)
+        when = rfc3339(event.started), rfc3339(event.finished)
+        return decide.outcome(mine, held.fence, held.name, event.kind, event.result, event.error, *when)
 
     def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:
         """Try the job again later: counted, with back-off and jitter."""

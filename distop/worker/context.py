@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop import private
 from distop.behavior import Behavior, JobContext, Progress, load, registered
+from distop.behavior_source import BehaviorSource
 from distop.core import trusted_catalogs
 from distop.core.checkpoint import MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.core.codec import dumps, rfc3339
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from distop.behavior import PartitionPlan, TableRecord
+    from distop.behavior import Loadable, PartitionPlan, TableRecord
     from distop.deletion import Place
     from distop.worker.outbox import Outbox
 
@@ -67,9 +68,9 @@ class Environment:
         """The child was told to end: errors of jobs say nothing about them any more."""
         self.deadline = 0.0
         """The session's deadline as last renewed (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
-        self.installed = {
-            name: entry for name, entry in registered().items() if not refusal(self.serves, name, ())
-        }
+        named = {name: BehaviorSource.parse(text) for name, text in config["behaviors"].items()}
+        found: dict[str, Loadable] = {**registered(), **named}
+        self.installed = {name: entry for name, entry in found.items() if not refusal(self.serves, name, ())}
         """The behaviors that there are for this child, by type name, of those types that this executor serves: the next
         one finds what is installed meanwhile.
         """

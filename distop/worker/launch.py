@@ -115,6 +115,7 @@ class Child:
                 verifier_urls=list(config.verifier_urls),
                 trusted_spark_catalogs=list(config.trusted_spark_catalogs),
                 serves=config.serves.to_json(),
+                behaviors=dict(config.behaviors),
                 environment=private.of_catalogs({**os.environ, **config.env}),
             )
         )

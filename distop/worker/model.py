@@ -62,6 +62,8 @@ class WorkerConfig:
     """Catalogs of Spark whose server or code may choose classes, hosts and where credentials are sent."""
     serves: Serves = ALL
     """The child refuses everything else."""
+    behaviors: Mapping[str, str] = field(default_factory=dict)
+    """Of ``distop dev`` alone: behaviors that need not be installed, type → place of its class."""
     find_tables: FindTables | None = None
     """With it, nothing of an operation reaches the child before its copies of records are those that this gives. None:
     a worker without a store.

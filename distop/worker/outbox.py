@@ -11,14 +11,11 @@ import json
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from distop import private
 from distop.core.claiming import REPORTS_PER_TXN
 from distop.worker import protocol
-
-if TYPE_CHECKING:
-    import socket
 
 FLUSH_COUNT = REPORTS_PER_TXN
 """Ends that fill a transaction."""
@@ -40,10 +37,16 @@ def _redacted(message: protocol.FromChild) -> Any:
     return {**message, **changed} if changed else message
 
 
+class Connection(Protocol):
+    """What an outbox needs of a socket."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+
 class Outbox:
     """Thread-safe. ``start`` starts the thread that sends what has waited long enough."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._send_lock = threading.Lock()
         self._lock = threading.Lock()

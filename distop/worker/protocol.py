@@ -63,6 +63,8 @@ class ConfigMessage(TypedDict):
     trusted_spark_catalogs: list[str]
     serves: dict[str, list[str]]
     """The fields of core.serving.Serves."""
+    behaviors: dict[str, str]
+    """Type → place of its class (``distop.behavior_source``); they come before installed ones."""
     environment: dict[str, str]
     """Variables that the child sets by itself: /proc shows those that a process was started with."""
 

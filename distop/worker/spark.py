@@ -153,15 +153,23 @@ def _seconds(user: Mapping[str, str], name: str, default: float) -> float:
 
 
 class SparkHolder:
-    """The session of this process, or none yet."""
+    """The session of this process, or none yet. ``session``: one that somebody else has started."""
 
-    def __init__(self, master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        master: str,
+        executor: str,
+        work_dir: Path,
+        ttl: float,
+        user: Mapping[str, str],
+        session: SparkSession | None = None,
+    ) -> None:
         self._master = master
         self._settings = settings(master, executor, work_dir, ttl, user)
         self._secret_names = user.get(private.PATTERN_SETTING, "")
         self._work_dir = work_dir
         self._lock = threading.Lock()
-        self._session: SparkSession | None = None
+        self._session = session
         self.not_started = ""
         """Why the session did not start; this process does not try another one."""
         self._bound = threading.local()

@@ -13,6 +13,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.tables import plan_table
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop import HadoopTarget
@@ -20,7 +21,7 @@ from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.support.applying import At, after_the_change, before_the_change, crashes
-from tests.support.context import FakeContext, MemoryProgress, Ran, presented, run_operation
+from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.further import with_further
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need

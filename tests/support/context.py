@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary, select
+from distop import testing
+from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
 from distop.deletion import Place
-from distop.errors import InvalidArgument
 from distop.places import Attempt, stage_of
 
 if TYPE_CHECKING:
@@ -18,20 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import Behavior, PartitionPlan, TableRecord
-
-
-class MemoryProgress(Progress):
-    """Checkpoints in memory."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-
-    def load(self) -> Any:
-        return self.value
-
-    def save(self, value: Any, *, force: bool = False) -> bool:
-        self.value = value
-        return True
 
 
 HISTORY: dict[str, dict[str, Any]] = {}
@@ -52,9 +37,9 @@ def named(arg: Any) -> Any:
     return {n: presented(v) if n in ("since", "certificate") and isinstance(v, dict) else v for n, v in arg.items()}
 
 
-class FakeContext(JobContext):
+class FakeContext(testing.FakeContext):
     """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop;
-    ``tables`` are the others that are registered.
+    ``tables`` are the others that are registered. History records are those of :func:`presented`.
     """
 
     def __init__(
@@ -64,21 +49,14 @@ class FakeContext(JobContext):
         spark: SparkSession | None = None,
         partition: PartitionPlan | None = None,
     ) -> None:
-        self.work_dir = work_dir
+        operation = f"{table.name if table else '@cluster'}/validate/1"
+        super().__init__(work_dir, table, partition, spark=spark, operation=operation)
         self.space = "c0ffee"
         self.shared = Place(str(work_dir))
         self.shared_dir = str(work_dir)
+        self.history = HISTORY
         self.fence = 1
-        self.table = table
-        self.partition = partition
-        self.attempt = 1
-        self.operation = f"{table.name if table else '@cluster'}/validate/1"
-        self.log = logging.LoggerAdapter(logging.getLogger("tests.context"), {})
-        self.progress = MemoryProgress()
         self.stopped = False
-        self.tables: dict[str, TableRecord] = {}
-        self.statuses: list[str] = []
-        self._spark = spark
 
     @property
     def stage_place(self) -> Place:
@@ -100,19 +78,6 @@ class FakeContext(JobContext):
     @property
     def cancelled(self) -> bool:
         return self.stopped
-
-    def other_table(self, name: str) -> TableRecord:
-        if name not in self.tables:
-            raise InvalidArgument(f"there is no table {name!r}")
-        return self.tables[name]
-
-    def history_record(self, op: str) -> dict[str, Any]:
-        if op not in HISTORY:
-            raise InvalidArgument(f"there is no history record of {op}: it has not ended, or was forgotten")
-        return HISTORY[op]
-
-    def status(self, text: str) -> None:
-        self.statuses.append(text)
 
 
 class Ran:

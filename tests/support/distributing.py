@@ -34,6 +34,7 @@ LONGEST = (
     "tests/integration/test_unable_nodes.py",
     "tests/acceptance/test_end_to_end.py",
     "tests/acceptance/test_demo.py",
+    "tests/acceptance/test_package.py",
     "tests/simulation/test_planted_bugs.py",
     "tests/faults/test_apply_faults.py",
     "tests/integration/test_coordinator.py",

@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled, OutcomeRow, Summary, TableRecord
+from distop.testing import MemoryProgress
 from distop_behaviors.index import BuildIndex, DropIndex
 from distop_behaviors.index.folder import Folder
-from tests.support.context import FakeContext, MemoryProgress
+from tests.support.context import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -61,6 +61,7 @@ class Child:
             "verifier_urls": [],
             "trusted_spark_catalogs": [],
             "serves": {},
+            "behaviors": {},
         }
         self.env = Environment(config, folder / "work", self.sent)
         self.env._behaviors[behavior.type_name] = behavior

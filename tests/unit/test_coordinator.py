@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from distop.coordinator import ending, role
-from distop.coordinator.ending import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.declaration import Rules
+from distop.core.due import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.core.jobs import Claim, JobState
 from distop.core.links import Hold
 from distop.core.model import Node, State, TableRecord

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -66,3 +68,14 @@ def test_it_may_be_called_again() -> None:
     later = [Circle() for _ in range(100)]
     settle()
     assert gc.get_freeze_count() >= before + len(later)
+
+
+def test_a_process_of_somebody_else_is_left_as_it_is() -> None:
+    """Such as one in which an author tests a behavior."""
+    shown = "print(gc.get_freeze_count(), gc.get_threshold())"
+    programs = (f"import gc; {shown}", f"import gc; from distop.garbage import settle; settle(); {shown}")
+    untouched, settled = (
+        subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+        for program in programs
+    )
+    assert settled == untouched

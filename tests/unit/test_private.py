@@ -243,7 +243,7 @@ def test_hole_9_the_executor_of_dev_imports_nothing_of_the_current_folder(tmp_pa
     from distop.cli import dev
 
     (tmp_path / "ctypes.py").write_text("open('imported', 'w')\n")
-    words = dev.child_command(os.getpid())
+    words = dev.child_command(os.getpid(), {"row_count": f"{tmp_path}/row_count.py:RowCount"})
     ran = subprocess.run([*words, "--version"], cwd=tmp_path, env={**os.environ}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert words[0] == sys.executable

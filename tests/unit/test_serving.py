@@ -164,7 +164,7 @@ class Said:
 def child(tmp_path: Path, serves: Serves) -> tuple[Environment, Said]:
     said = Said()
     told = {"shared_dir": "", "verifier_urls": [], "space": "", "executor": "e1", "spark_master": "local[1]"}
-    more = {"ttl": 10.0, "spark_conf": {}, "trusted_spark_catalogs": [], "serves": serves.to_json()}
+    more = {"ttl": 10.0, "spark_conf": {}, "trusted_spark_catalogs": [], "behaviors": {}, "serves": serves.to_json()}
     return Environment({**told, **more}, tmp_path, said), said  # type: ignore[arg-type]
 
 

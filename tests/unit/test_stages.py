@@ -17,12 +17,12 @@ from distop.core.model import TableRecord
 from distop.deletion import Place
 from distop.errors import UnsafePath
 from distop.places import Attempt, shared_of, stage_of
+from distop.testing import MemoryProgress
 from distop.worker.context import Context
 from distop_behaviors.apply import rewriting
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.index.argument import BuildArgument
 from distop_behaviors.index.segments import Job
-from tests.support.context import MemoryProgress
 
 OP, STRANGER = "t/build-index/i/1", 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

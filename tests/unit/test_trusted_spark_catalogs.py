@@ -178,7 +178,8 @@ def test_the_list_reaches_the_child_s_session_and_no_setting_of_spark_makes_one(
 ) -> None:
     config = {
         "shared_dir": "", "verifier_urls": [], "space": "", "executor": "e1", "spark_master": "local[1]", "ttl": 10.0,
-        "serves": {}, "spark_conf": {"spark.distop.trustedCatalogs": "evil"}, "trusted_spark_catalogs": listed,
+        "serves": {}, "behaviors": {}, "trusted_spark_catalogs": listed,
+        "spark_conf": {"spark.distop.trustedCatalogs": "evil"},
     }  # fmt: skip
     found = Environment(config, tmp_path, None).spark._settings  # type: ignore[arg-type]
     session = Session({**options("lake", ICEBERG, type="rest"), **options("spark_catalog", "x.Y"), **found})

@@ -1,0 +1,17 @@
+"""The smallest behavior: the bytes in the files of each partition."""
+
+from pydantic import BaseModel
+
+from distop.behavior import Behavior
+
+
+class Arg(BaseModel):
+    pass
+
+
+class PartitionSize(Behavior):
+    type_name = "partition_size"
+    Arg = Arg
+
+    def start_or_resume_job(self, arg, partition, ctx):
+        return sum(size for _, size, _ in partition.files)
