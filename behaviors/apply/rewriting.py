@@ -28,13 +28,13 @@ from distop.tables import sparkcatalog
 from distop.tables.iceberg import check_opened, metadata_file, read_metadata
 from distop.tables.location import Location
 from distop.tables.metadata_file import read_file
+from distop.tables.reading import iceberg, manifests, rows_read
+from distop.tables.reading.facts import quote
+from distop.tables.reading.fields import local_path
 from distop.tables.staged_metadata import check_staged
 from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
-from distop_behaviors.reading import iceberg, manifests, rows_read
-from distop_behaviors.reading.facts import quote
-from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate.report import counted
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext
     from distop.logs import Log
     from distop.tables.metadata_file import MetadataFile
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.apply.constraints import Narrowed
-    from distop_behaviors.reading.footers import PlannedFile
 
 _TABLE = "table"
 """The folder of the table in a stage."""

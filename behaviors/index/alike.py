@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, decimal_of, match
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, decimal_of, match
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from distop_behaviors.reading.facts import folded
+from distop.tables.reading.facts import folded
 
 NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 MAX_DISTINCT = 1_000

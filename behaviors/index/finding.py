@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, NotFound, TableUnavailable
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Unreadable, ddl, match, may_match, problem, quote
 from distop_behaviors.index import alike, local, postings, snapshot, summaries
 from distop_behaviors.index import keys as keys_of
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.planning import file_list
 from distop_behaviors.index.table import ids_now, listed, record_of, widened
 from distop_behaviors.index.values import Unindexable, arrow_type, canonical, numbers, together
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable, ddl, match, may_match, problem, quote
 from distop_behaviors.validate.scan import Group, relation
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from distop.behavior import TableRecord
     from distop.tables import Spark
+    from distop.tables.reading.facts import SparkType
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.keys import Key
     from distop_behaviors.index.postings import Places
     from distop_behaviors.index.table import Listed
     from distop_behaviors.index.values import Whole
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.footers import PlannedFile
 
 log = logging.getLogger("distop.index")
 

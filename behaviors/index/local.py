@@ -17,22 +17,22 @@ from urllib.parse import unquote
 from distop.core.frozen import frozen
 from distop.files import for_arrow
 from distop.recent import Kept
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Unreadable
 from distop_behaviors.index.alike import Unfaithful, arrow_type
 from distop_behaviors.index.postings import BLOCK
 from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from distop.tables.reading.facts import Chunk, SparkType
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.index.alike import Reading
     from distop_behaviors.index.keys import Key
     from distop_behaviors.index.values import Numbers, Whole
-    from distop_behaviors.reading.facts import Chunk, SparkType
-    from distop_behaviors.reading.footers import PlannedFile
 
 LOCAL_BYTES = 64 << 20
 """Bytes of row groups, without compression, that are read here at most: of larger ones Spark skips pages, in many

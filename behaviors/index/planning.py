@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop.files import TooLarge, open_regular
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, Unreadable, match
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.table import column_ids, ids_now, listed, name_of, widened
 from distop_behaviors.index.values import Unindexable, family_of
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

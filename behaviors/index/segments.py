@@ -23,22 +23,22 @@ from distop import deletion
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import open_regular
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Unreadable
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
 from distop_behaviors.index.source import open_file, pieces
 from distop_behaviors.index.table import escaped, on_disk
 from distop_behaviors.index.values import Unindexable
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import Progress
     from distop.deletion import Place
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.index.argument import BuildArgument
-    from distop_behaviors.reading.footers import PlannedFile
 
 log = logging.getLogger("distop.index")
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
 from distop.tables.iceberg import read_metadata
+from distop.tables.reading import fields, footers, manifests
+from distop.tables.reading.facts import Unreadable, folded
 from distop_behaviors.index.alike import Reading, Unfaithful, check_leaves, chosen_of, widens
 from distop_behaviors.index.local import Wanted
 from distop_behaviors.index.table import on_disk
-from distop_behaviors.reading import fields, footers, manifests
-from distop_behaviors.reading.facts import Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distop.tables.reading.facts import Chunk, SparkType
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.index.table import Listed
     from distop_behaviors.index.values import Whole
-    from distop_behaviors.reading.facts import Chunk, SparkType
-    from distop_behaviors.reading.footers import PlannedFile
 
 _FIELD_ID = b"PARQUET:field_id"
 

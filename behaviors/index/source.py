@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.files import for_arrow
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, Unreadable, ddl, match
 from distop_behaviors.index.values import Unindexable, canonical, family_of
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Unreadable, ddl, match
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import SparkType
+    from distop.tables.reading.footers import PlannedFile
 
 _BATCH = 1 << 20
 """Rows read at once."""

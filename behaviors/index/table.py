@@ -12,14 +12,14 @@ from distop.errors import InvalidArgument
 from distop.tables import Spark, place_of, plan_table
 from distop.tables.iceberg import read_metadata
 from distop.tables.location import Location
-from distop_behaviors.reading import fields
-from distop_behaviors.reading.facts import Ambiguous, ddl, match, of_json, problem, widest
+from distop.tables.reading import fields
+from distop.tables.reading.facts import Ambiguous, ddl, match, of_json, problem, widest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import SparkType
+    from distop.tables.reading.footers import PlannedFile
 
 
 _PLANNED = ("columns", "partition_types")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.reading.facts import ddl, decimal_of, problem
+from distop.tables.reading.facts import ddl, decimal_of, problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
 
     Numbers = npt.NDArray[np.int64]
     Whole = npt.NDArray[np.int32]

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footer_probe, footers, manifests, nearer, page_headers
-from distop_behaviors.reading.facts import VOID, Unreadable, match, may_match, of_json
+from distop.tables.reading import footer_probe, footers, manifests, nearer, page_headers
+from distop.tables.reading.facts import VOID, Unreadable, match, may_match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan
-    from distop_behaviors.reading.facts import FileFacts
-    from distop_behaviors.reading.footers import PlannedFile
-    from distop_behaviors.reading.manifests import Snapshot
+    from distop.tables.reading.facts import FileFacts
+    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.manifests import Snapshot
     from distop_behaviors.validate.argument import Argument
     from distop_behaviors.validate.report import Result
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
-from distop_behaviors.reading.facts import folded
+from distop.tables.reading.facts import folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

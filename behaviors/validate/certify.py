@@ -15,7 +15,7 @@ from distop.deletion import read_regular, write
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import gone, identity, local_path
 from distop.places import folder
-from distop_behaviors.reading.facts import Ambiguous, match, split_path
+from distop.tables.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
     ROW_KINDS,

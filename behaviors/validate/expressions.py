@@ -6,7 +6,7 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.recent import Kept
-from distop_behaviors.reading.facts import ddl, decimal_of, quote
+from distop.tables.reading.facts import ddl, decimal_of, quote
 from distop_behaviors.reading.row_expressions import Refused, java_class, parsed
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.failures import is_unexpected, sentence_of
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
     from distop_behaviors.validate.argument import Check
 
 KEPT_CONDITIONS = 256

@@ -13,12 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from distop import private
 from distop.jvm import thrown
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.footers import PlannedFile
 
 _READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 

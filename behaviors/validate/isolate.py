@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.reading import footers, iceberg, rows_read
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers, iceberg, rows_read
+from distop.tables.reading.facts import Unreadable
 from distop_behaviors.validate import failures, refused, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.validate.part import Part
     from distop_behaviors.validate.scan import Counts, Group, Scanned
 

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import ddl, widest
+from distop.tables.reading.facts import ddl, widest
 from distop_behaviors.reading.session import SETTINGS
 from distop_behaviors.validate.bounds import RANGES, Unfit
 from distop_behaviors.validate.expressions import column_at
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
     from distop_behaviors.validate.part import Target
     from distop_behaviors.validate.scan import Group
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footers, page_headers, rows_read
-from distop_behaviors.reading.facts import Ambiguous, Unreadable
+from distop.tables.reading import footers, page_headers, rows_read
+from distop.tables.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, keyed, refused, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
-    from distop_behaviors.reading.facts import FileFacts
+    from distop.tables.reading.facts import FileFacts
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.part import Target
 

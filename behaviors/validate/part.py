@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import (
+from distop.tables.reading.facts import (
     VOID,
     Ambiguous,
     ddl,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distop.behavior import PartitionPlan
-    from distop_behaviors.reading.facts import FileFacts, SparkType
+    from distop.tables.reading.facts import FileFacts, SparkType
     from distop_behaviors.validate.argument import Argument, Check
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.footers import PlannedFile
     from distop_behaviors.validate.scan import Group
 
 _log = logging.getLogger(__name__)

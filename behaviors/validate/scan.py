@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from distop.core.frozen import frozen
 from distop.files import identity
 from distop.recent import Kept
-from distop_behaviors.reading import iceberg, rows_read
-from distop_behaviors.reading.facts import Unreadable, ddl, may_match, quote
+from distop.tables.reading import iceberg, rows_read
+from distop.tables.reading.facts import Unreadable, ddl, may_match, quote
 from distop_behaviors.reading.row_expressions import parsed
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import onestage
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from distop_behaviors.reading.facts import FileFacts
-    from distop_behaviors.reading.footers import PlannedFile
-    from distop_behaviors.reading.rows_read import RowsRead
+    from distop.tables.reading.facts import FileFacts
+    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.rows_read import RowsRead
 
 _log = logging.getLogger(__name__)
 

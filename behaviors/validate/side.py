@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import PartitionPlan
 from distop.tables import check_reachable
 from distop.tables.parquet import partition_values
-from distop_behaviors.reading import footers, iceberg, manifests
-from distop_behaviors.reading.facts import Unreadable, folded, match, of_json, resolve, split_path, type_at
+from distop.tables.reading import footers, iceberg, manifests
+from distop.tables.reading.facts import Unreadable, folded, match, of_json, resolve, split_path, type_at
 from distop_behaviors.validate import apart, scan
 from distop_behaviors.validate.bounds import Unfit, family, path_value
 from distop_behaviors.validate.part import Columns, Target
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import Pinned, TableRecord
-    from distop_behaviors.reading.facts import FileFacts, SparkType
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import FileFacts, SparkType
+    from distop.tables.reading.footers import PlannedFile
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of files, whose keys one Spark task groups."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import Ambiguous, Chunk, decimal_of, resolve
+from distop.tables.reading.facts import Ambiguous, Chunk, decimal_of, resolve
 from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop_behaviors.reading.facts import FileFacts, Leaf
+    from distop.tables.reading.facts import FileFacts, Leaf
     from distop_behaviors.validate.argument import Check
 
 

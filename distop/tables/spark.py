@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COLUMNS = "columns"
 """The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
-``distop_behaviors.reading.facts``."""
+``distop.tables.reading.facts``."""
 
 File = tuple[str, int, int]
 
@@ -208,7 +208,7 @@ def _type(field: Mapping[str, Any]) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """A type of ``StructType.json()`` as the plain values of ``distop_behaviors.reading.facts``, in JSON's lists."""
+    """A type of ``StructType.json()`` as the plain values of ``distop.tables.reading.facts``, in JSON's lists."""
     if isinstance(kind, str):
         return _PLAIN.get(kind, kind)
     if kind["type"] == "struct":

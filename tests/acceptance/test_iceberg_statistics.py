@@ -10,7 +10,7 @@ import pytest
 
 from distop.errors import InvalidArgument
 from distop.tables import plan_table
-from distop_behaviors.reading import iceberg, manifests
+from distop.tables.reading import iceberg, manifests
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.evolving import evolve

@@ -29,11 +29,11 @@ from distop.tables.changes import new_files
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.tables.metadata_file import read_file
+from distop.tables.reading import iceberg as reading
+from distop.tables.reading import manifests
+from distop.tables.reading.iceberg import uri
 from distop.worker.shared import with_files
 from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.reading import iceberg as reading
-from distop_behaviors.reading import manifests
-from distop_behaviors.reading.iceberg import uri
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from distop.files import read
 from distop.tables import check_table, plan_table
 from distop.tables.iceberg import metadata_file
 from distop.tables.location import Location
-from distop_behaviors.reading import footers, manifests, page_headers, parquet_tail
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers, manifests, page_headers, parquet_tail
+from distop.tables.reading.facts import Unreadable
 from tests.support.lake import Folder
 
 pytestmark = pytest.mark.timeout(20)

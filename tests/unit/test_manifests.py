@@ -28,11 +28,11 @@ from pyiceberg.types import (
 
 from distop.core.model import TableRecord
 from distop.tables import plan_table
-from distop_behaviors.reading import manifests, nearer
-from distop_behaviors.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import columns_of, fields_of, physical, spark_type
-from distop_behaviors.reading.iceberg import Gone, split_size
+from distop.tables.reading import manifests, nearer
+from distop.tables.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
+from distop.tables.reading.facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.fields import columns_of, fields_of, physical, spark_type
+from distop.tables.reading.iceberg import Gone, split_size
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide

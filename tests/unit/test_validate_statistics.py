@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
 from distop.errors import InvalidArgument
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.argument import Argument, Check
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value

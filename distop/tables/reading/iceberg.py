@@ -24,8 +24,8 @@ from distop.recent import Kept
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened, check_same_manifests
 from distop.tables.metadata_file import read_file
-from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.table_properties import for_reading
+from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.table_properties import for_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.tables.metadata_file import MetadataFile
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.footers import PlannedFile
 
 T = TypeVar("T")
 

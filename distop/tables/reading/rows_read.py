@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from distop_behaviors.reading.facts import FileFacts
+    from distop.tables.reading.facts import FileFacts
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
 from distop.files import NotRegular, check_regular, open_filesystem
-from distop_behaviors.reading import parquet_tail, store_errors
-from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
+from distop.tables.reading import parquet_tail, store_errors
+from distop.tables.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from distop_behaviors.reading.parquet_tail import Footer
+    from distop.tables.reading.parquet_tail import Footer
 
 THREADS = 8
 CHECKED_EVERY = 512

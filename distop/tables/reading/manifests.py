@@ -17,11 +17,11 @@ from distop.recent import Kept
 from distop.tables.iceberg import checked, files_of
 from distop.tables.manifest_list import manifests_of
 from distop.tables.metadata_file import read_anew
+from distop.tables.reading import deletes, fields
+from distop.tables.reading.facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.fields import local_path
+from distop.tables.reading.iceberg import Gone, check_length, file_gone, gone
 from distop.tables.vectors import check_vector
-from distop_behaviors.reading import deletes, fields
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import Gone, check_length, file_gone, gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from distop.behavior import PartitionPlan
     from distop.confinement import TableFiles
     from distop.tables.avro import ManifestIO
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.fields import Field, Path
+    from distop.tables.reading.facts import SparkType
+    from distop.tables.reading.fields import Field, Path
 
 _DATA, _DELETES = 0, 1
 """What a manifest lists."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import in_table, local_path
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.fields import in_table, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop_behaviors.reading.fields import Field, Path
+    from distop.tables.reading.fields import Field, Path
 
 
 def look(
