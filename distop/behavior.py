@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from distop.deletion import Place
+    from distop.tables.reader import Reader
 
 __all__ = [
     "WIDE",
@@ -186,6 +187,24 @@ class JobContext(ABC):
     def is_cancelled(self, partition: PartitionPlan) -> bool:
         """In a batch: this partition must stop, while others go on."""
         return self.cancelled
+
+    def reader(self, partition: PartitionPlan) -> Reader:
+        """What is known of a partition's files, and how they are read, whatever the table's format is: what each of
+        them has (counts, bounds), its rows in Spark with file and position, and what an error says of them. Raises
+        InvalidArgument where there is no table, or the plan is not one of it.
+        """
+        from distop.tables import reader_of
+
+        if self.table is None:
+            raise InvalidArgument("there is no table whose files could be read: start the operation on one")
+        return reader_of(self.table, [partition])
+
+    def rows(self, partition: PartitionPlan) -> DataFrame:
+        """The rows that the table has in a partition, with all columns: as its format has them, without rows that were
+        deleted. Raises ``distop.tables.reading.facts.Unreadable`` where a file is not what was planned, InvalidArgument
+        as :meth:`reader` does, and what Spark raises.
+        """
+        return self.reader(partition).all_rows(self.spark, partition.files)
 
     def check_reachable(self) -> None:
         """Raise TableUnavailable where nothing of the table can be seen from this node: that a file is missing then

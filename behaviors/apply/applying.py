@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
-    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
     from distop.deletion import Place
-    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
 

@@ -10,8 +10,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
+from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME
 from distop.tables.reading.facts import decimal_of, quote
-from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME, Unindexable
+from distop_behaviors.index.values import Unindexable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -326,7 +326,8 @@ class Preparation:
         self._hulls = {
             schema: statistics.hull(those)
             for schema, those in sharing.items()
-            if len(those) > 1 and all(f.leaves is those[0].leaves and not f.contradiction for f in those)
+            if len(those) > 1
+            and all(f.leaves is those[0].leaves and not f.contradiction and f.rows is not None for f in those)
         }
 
     def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
@@ -507,7 +508,7 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
     """By the column that the catalog means, whatever else a file has of this name. What stands in the rows of a file
     that does not have it is known of columns alone that can be read: of others it may be a default.
     """
-    if facts.contradiction:
+    if facts.contradiction or facts.rows is None:
         return statistics.UNKNOWN
     try:
         own = follow(target.path, facts.columns) if target.path else None
@@ -523,5 +524,7 @@ def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.De
     if check.kind == "not_null":
         if value is not None:
             return statistics.PASS
-        return statistics.UNKNOWN if facts.contradiction else statistics.Decision("violated", facts.rows)
+        if facts.contradiction or facts.rows is None:
+            return statistics.UNKNOWN
+        return statistics.Decision("violated", facts.rows)
     return statistics.PASS if value is None else statistics.UNKNOWN

@@ -46,7 +46,7 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     """What statistics prove about a check of one column, for the rows of one file, without ``where``. ``path``: where
     the column is in it, if that is known.
     """
-    if facts.contradiction:
+    if facts.contradiction or facts.rows is None:
         return UNKNOWN
     if facts.left == 0:
         return PASS
@@ -68,7 +68,8 @@ def hull(files: Sequence[FileFacts]) -> FileFacts:
         found = [facts.chunks.get(path) for facts in files]
         if None not in found:
             chunks[path] = (_around([chunk for of_file in found if of_file is not None for chunk in of_file]),)
-    return replace(files[0], path="", rows=sum(facts.rows for facts in files), chunks=chunks, deleted=0, footer=None)
+    rows = sum(facts.rows or 0 for facts in files)
+    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, footer=None)
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:

@@ -109,6 +109,8 @@ def with_files(
     UnsafePath where the plan names a file that is no list of this operation, InvalidArgument where one leads elsewhere
     than a table may lie, or out of its ``table``, OSError, and what ``belong`` raises.
     """
+    from distop.tables import has_source  # what reads data is loaded by who reads
+
     if partition.files_at:
         if shared is None:
             raise InvalidArgument(
@@ -122,8 +124,10 @@ def with_files(
         record = listed.table if isinstance(listed, Pinned) else table
         if record is not None and (listed.source or paths):
             belong(record, (listed.source,) if listed.source else paths)
-            if listed.source and record.format == "parquet":
-                raise InvalidArgument(f"the plan of {op} has metadata of Iceberg for {record.name}, which has none")
+            if listed.source and not has_source(record):
+                raise InvalidArgument(
+                    f"the plan of {op} has metadata for {record.name}, and tables of format {record.format} have none"
+                )
         if listed.source:
             TableFiles(table_of(listed.source)).check(paths)
     return partition

@@ -273,7 +273,7 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
     refused(PartitionPlan(0, "p", files=(theirs,)), remote)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), parquet)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), iceberg)
-    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "metadata of Iceberg for t")
+    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "has metadata for t")
     for partition, of in (
         (PartitionPlan(0, "p", files=((f"{t}/p=1/a.parquet", 1, 1),)), parquet),
         (PartitionPlan(0, "p", files=((t, 1, 1),)), parquet),  # a location that is a file

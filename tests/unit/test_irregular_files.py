@@ -92,7 +92,7 @@ def test_a_data_file_of_a_snapshot_that_is_no_regular_file_is_refused(folder: Pa
     snapshot = manifests.snapshot_of(planned.partitions[0].source, frozenset())
     irregular(Path(planned.partitions[0].files[0][0].removeprefix("file://")))
     with pytest.raises(Unreadable, match="is not a regular file"):
-        snapshot.of(planned.partitions[0])
+        snapshot.of(planned.partitions[0].files[0])
 
 
 @IRREGULAR

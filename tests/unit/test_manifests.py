@@ -30,9 +30,9 @@ from distop.core.model import TableRecord
 from distop.tables import plan_table
 from distop.tables.reading import manifests, nearer
 from distop.tables.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
-from distop.tables.reading.facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.facts import Chunk, FileFacts, Gone, Unreadable
 from distop.tables.reading.fields import columns_of, fields_of, physical, spark_type
-from distop.tables.reading.iceberg import Gone, split_size
+from distop.tables.reading.iceberg import split_size
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
@@ -74,7 +74,8 @@ def verdicts(ran: Ran) -> list[tuple[str, int, bool]]:
 
 def facts(table: Table, *columns: str) -> list[FileFacts]:
     (plan,) = plan_table(record(table.catalog.root)).partitions  # type: ignore[attr-defined]
-    return manifests.snapshot_of(table.metadata_location, frozenset(columns)).of(plan)
+    snapshot = manifests.snapshot_of(table.metadata_location, frozenset(columns))
+    return [snapshot.of(file) for file in plan.files]
 
 
 @pytest.mark.parametrize("seed", with_further(range(30), 10))
@@ -344,11 +345,8 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
     table.append(pa.table({"id": [1], "c": ["a"], "x": [1.0]}))
     source, snapshot = table.metadata_location, table.current_snapshot()
     assert snapshot is not None
-    (plan,) = plan_table(record(tmp_path)).partitions
     with pytest.raises(Unreadable, match=r"is not in the snapshot"):
-        manifests.snapshot_of(source, frozenset()).of(
-            type(plan)(0, plan.name, 1, (("/nowhere.parquet", 1, 0),), source=source)
-        )
+        manifests.snapshot_of(source, frozenset()).of(("/nowhere.parquet", 1, 0))
     manifest = snapshot.manifests(table.io)[0].manifest_path
     for break_it, error, text in (
         (lambda p: p.write_bytes(b"Obj\1 nothing"), Unreadable, r"the metadata of .* cannot be read: "),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 READ = """\
 import sys

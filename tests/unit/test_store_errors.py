@@ -22,7 +22,7 @@ from tests.support.refusing import RefusingStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 FILES = 365
 

@@ -19,7 +19,7 @@ from distop.tables.reading.facts import Unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distop.tables.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 _ASKED_EVERY = 0.5
 """Seconds between two calls of ``check``."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from distop.tables.reading.facts import PlannedFile
     from distop.tables.reading.parquet_tail import Footer
 
 THREADS = 8
@@ -36,9 +37,6 @@ LONGEST_READ = 300.0
 KEPT_FILES = 20_000
 
 T = TypeVar("T")
-
-PlannedFile = tuple[str, int, int]
-"""Path, size in bytes, modification time in ns."""
 
 _FIELD_ID = b"PARQUET:field_id"
 """How pyarrow calls it."""

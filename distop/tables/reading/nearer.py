@@ -46,7 +46,7 @@ def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, Field])
             # A value of the partition, which Iceberg reads instead of the file's.
             chunks[path] = known
         elif theirs is None and len(path) == 1 and not field.defaulted:
-            chunks[path] = (Chunk(footer.rows, footer.rows),)
+            chunks[path] = (Chunk(footer.rows or 0, footer.rows),)
         elif theirs is not None and theirs in footer.leaves:
             leaves[path] = in_table(footer.leaves[theirs], field)
             chunks[path] = footer.chunks[theirs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})
 """Leaves of other logical types are left to Spark."""
+FIRST_DAY = date(1582, 10, 15)
+"""Days before it may have been written by another calendar, and Spark may read them as others."""
+FIRST_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
+"""Times before it, likewise."""
 _ELEMENT = "\0"
 """In a path, what writers call ``element`` or ``item``."""
 
