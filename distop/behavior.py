@@ -16,7 +16,7 @@ from distop.core.declaration import Declaration, Retry, check_time_limit
 from distop.core.ids import RULES
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
-from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, select
+from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -61,6 +61,8 @@ __all__ = [
     "is_wide",
     "load",
     "out_of_order",
+    "over",
+    "pinned",
     "registered",
     "select",
 ]

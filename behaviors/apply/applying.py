@@ -17,6 +17,7 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.tables.changes import new_files
 from distop.tables.iceberg import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
+from distop.tables.iceberg_version import IcebergVersion
 from distop.tables.options import check_options
 from distop.tables.reading.table_properties import NAME_MAPPING
 from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
@@ -95,7 +96,7 @@ class Applying:
         JobFailed.
         """
         metadata, io = read_metadata(head.source)
-        check_columns(self._certificate, metadata)
+        check_columns(self._certificate, IcebergVersion(head.source, metadata))
         current = metadata.current_snapshot()
         snapshot = str(current.snapshot_id) if current is not None else NO_SNAPSHOT
         found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)

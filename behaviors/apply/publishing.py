@@ -22,6 +22,7 @@ from distop.files import local_path
 from distop.tables import plan_table
 from distop.tables.changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
+from distop.tables.iceberg_version import IcebergVersion
 from distop.tables.options import check_options
 from distop.tables.reading.table_properties import NAME_MAPPING
 from distop_behaviors.apply import narrowing, rewriting
@@ -67,7 +68,7 @@ class Narrowing(Applying):
 
     def check(self, metadata: Any, io: Any) -> None:
         """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
-        check_columns(self._certificate, metadata)
+        check_columns(self._certificate, IcebergVersion("", metadata))
         narrowing.check_narrowable(metadata, self._narrowed)
         deletes = equality_ids(metadata, io, self._ctx.check_cancelled)
         narrowing.check_no_equality_deletes(deletes, self._narrowed)

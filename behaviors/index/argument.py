@@ -57,7 +57,7 @@ class NotIndexed(BaseModel):
 
 class BuildResult(BaseModel):
     """Of one job, whose journal and segments are in the stage of its attempt. ``bytes`` and ``digest``: of so much of
-    the journal. ``ids``: by which field ids an Iceberg table had the columns, or by which types Spark's catalog.
+    the journal. ``ids``: what the columns were told by from others of their names (``table.identities``).
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -88,16 +88,16 @@ def chosen(session: SparkSession, text: str) -> Column:
 
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
-    """The rows of the frame for which the condition is true. On floats and times it is no filter for Parquet's reader:
-    that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a file has
-    milliseconds, by what is left of a literal when its microseconds are cut off.
+    """The rows of the frame for which the condition is true. On floats and times it is no filter for the reader of
+    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a file
+    has milliseconds, by what is left of a literal when its microseconds are cut off.
     """
     skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
     return frame.where(unpushed(condition) if skips else condition)
 
 
 def unpushed(*conditions: Column) -> Column:
-    """True where one of the conditions is, in a form that Spark makes no filter for Parquet's reader of."""
+    """True where one of the conditions is, in a form that Spark makes no filter for the reader of files of."""
     from pyspark.sql import functions as F
 
     return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))

@@ -75,7 +75,7 @@ class Tally:
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
     nearer: set[str] = field(default_factory=set)
-    """Files that statistics left open, and whose footers may tell more."""
+    """Files that statistics left open, and of which closer facts may tell more."""
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
@@ -186,7 +186,7 @@ def counted(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
 
 
 def undecided(part: Part, argument: Argument) -> set[str]:
-    """The files whose footers may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
+    """The files whose closer facts may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
     if argument.statistics == "never" or (argument.statistics == "auto" and argument.where is not None):
         return set()
     open_ = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
@@ -194,7 +194,7 @@ def undecided(part: Part, argument: Argument) -> set[str]:
         open_ -= {facts.path for facts in part.facts if facts.left is None}
         for tally in part.tallies:
             open_ -= tally.pending - tally.nearer
-    # Those of a column that no scan reads: footers alone can tell.
+    # Those of a column that no scan reads: facts alone can tell.
     return open_.union(*(tally.nearer for tally in part.tallies if tally.error is not None))
 
 

@@ -95,7 +95,7 @@ class _Counting:
 def reading_session(spark: SparkSession, statistics: str, files: Iterable[FileFacts]) -> SparkSession:
     """The session that reads these files.
 
-    It skips no rows by statistics if ``statistics`` is ``never``, or if a footer contradicts itself.
+    It skips no rows by statistics if ``statistics`` is ``never``, or if the facts of a file contradict themselves.
     """
     return session_of(spark, pushdown=statistics != "never" and not any(facts.contradiction for facts in files))
 
@@ -241,8 +241,8 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
-        # No filter for Parquet's reader: that one looks up pages and dictionaries for row groups
-        # which the footers have left open already, and may skip a row on which a check throws.
+        # No filter for the reader of files: it would look up pages and dictionaries in what the facts have left open
+        # already, and may skip a row on which a check throws.
         frame = frame.where(unpushed(*checks))
     return frame.groupBy(group.reader.counting_column(frame)).agg(*totals)
 

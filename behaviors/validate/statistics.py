@@ -2,7 +2,7 @@
 
 PASS: no row violates it. VIOLATED: exactly, or at least, so many rows do. UNKNOWN: scan. Nothing is guessed: bounds
 need not be tight to prove that all rows pass or that all fail; only "some row fails" needs bounds that are values of
-the column, which those of texts (cut off by many writers) and those in manifests are not known to be.
+the column, which those of texts (cut off by many writers) and those that were rounded are not known to be.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     if facts.left == 0:
         return PASS
     decision = _decide(check, facts, path)
-    if facts.footer is not None and not sure(decision):
-        nearer = _decide(check, facts.footer, path)
+    if facts.closer is not None and not sure(decision):
+        nearer = _decide(check, facts.closer, path)
         if sure(nearer) or nearer.violations > decision.violations:
             decision = nearer
     # The rows that violate it may be those that were deleted.
@@ -69,7 +69,7 @@ def hull(files: Sequence[FileFacts]) -> FileFacts:
         if None not in found:
             chunks[path] = (_around([chunk for of_file in found if of_file is not None for chunk in of_file]),)
     rows = sum(facts.rows or 0 for facts in files)
-    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, footer=None)
+    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, closer=None)
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
@@ -97,7 +97,7 @@ def sure(decision: Decision) -> bool:
 
 
 def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """The file's footer may tell what is still open: it has bounds that are tight, and names all of its columns."""
+    """Closer facts may tell what is still open: they have bounds that are tight, and name all columns of the file."""
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks

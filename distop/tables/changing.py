@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 @frozen
 class Changes:
-    """``catalog``: commits are made to it; None: they are files in the table's folder, of which the next one wins that
-    is made first.
-    """
+    """``catalog``: the one that the table was registered with; None: its folder is all there is."""
 
     catalog: Catalog | None
+
+    @property
+    def by_catalog(self) -> bool:
+        """Commits are made to the catalog; otherwise they are files in the table's folder, the first of which wins.
+        Raises TableUnavailable where the catalog is not configured here.
+        """
+        return self.catalog is not None and self.catalog.warehouse() is None

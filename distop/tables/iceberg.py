@@ -512,8 +512,7 @@ class IcebergFormat(Format):
     def changes(self, table: TableRecord) -> Changes:
         from distop.tables.changing import Changes
 
-        catalog = check_options(table.options, "iceberg").catalog
-        return Changes(catalog if catalog is not None and catalog.warehouse() is None else None)
+        return Changes(check_options(table.options, "iceberg").catalog)
 
 
 FORMAT = IcebergFormat()

@@ -292,7 +292,7 @@ def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_defa
     other = written(tmp_path / "2.parquet", {}, a=[1, 2], b=[3, 4])
     gone = FileFacts(str(tmp_path / "3.parquet"), 2)
     more = FileFacts(one.path, 3)
-    found = nearer.look([imported], wanted)[one.path].footer
+    found = nearer.look([imported], wanted)[one.path].closer
     assert found is not None
     assert found.chunks["a",] == (Chunk(2, 1, 1, 1),)
     assert found.chunks["b",] == (Chunk(2, 2),)
@@ -308,7 +308,7 @@ def test_a_footer_of_another_type_is_not_believed_about_values(tmp_path: Path) -
     wanted = fields_of(schema, frozenset({"a", "t"}))
     at = pa.array([0, 1], pa.timestamp("us", "UTC"))
     file = written(tmp_path / "1.parquet", {"a": 1, "t": 2}, a=["x", "y"], t=at)
-    found = nearer.look([file], wanted)[file.path].footer
+    found = nearer.look([file], wanted)[file.path].closer
     assert found is not None
     assert [found.leaves[path].kind for path in (("a",), ("t",))] == ["other", "other"]
     assert found.chunks["a",][0].nulls == 0
@@ -345,6 +345,7 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
     table.append(pa.table({"id": [1], "c": ["a"], "x": [1.0]}))
     source, snapshot = table.metadata_location, table.current_snapshot()
     assert snapshot is not None
+    (plan,) = plan_table(record(tmp_path)).partitions
     with pytest.raises(Unreadable, match=r"is not in the snapshot"):
         manifests.snapshot_of(source, frozenset()).of(("/nowhere.parquet", 1, 0))
     manifest = snapshot.manifests(table.io)[0].manifest_path

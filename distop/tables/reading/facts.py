@@ -77,8 +77,8 @@ class FileFacts:
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
     deleted: int | None = 0
     """So many of its rows are no longer the table's (None: some may be). Statistics speak of them as well."""
-    footer: FileFacts | None = None
-    """What its own footer says, where another source was asked first; with the same columns and paths."""
+    closer: FileFacts | None = None
+    """What the file itself says, where another source was asked first; with the same columns and paths."""
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
     contradiction: str = ""

@@ -30,7 +30,7 @@ def look(
     planned = [(local_path(facts.path) or facts.path, 0, 0) for facts in files]
     found = footers.read_all(planned, ids, check, immutable=True)
     return {
-        facts.path: replace(facts, footer=_in_table(facts, footer, wanted))
+        facts.path: replace(facts, closer=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
         if not isinstance(footer, Unreadable) and footer.ids and footer.left == facts.rows
     }
