@@ -44,9 +44,7 @@ class Piece:
     arrays: tuple[Any, ...]
 
 
-def open_file(
-    file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None, reader: Reader
-) -> Source:
+def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None, reader: Reader) -> Source:
     """What a file has of these columns. ``ids``: what tells them from others (``table.identities``); where these are
     types, what Spark makes of a file of another family is for Spark to say. Raises Unreadable where the file is not as
     planned or cannot be read, Unindexable where an index cannot be of its columns.

@@ -15,8 +15,7 @@ from distop.deletion import read_regular, write
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import gone, identity, local_path
 from distop.places import folder
-from distop.tables import reader_of
-from distop.tables.options import registered_types
+from distop.tables import reader_of, registered_types
 from distop.tables.reading.facts import Ambiguous, match, of_json, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -138,7 +137,7 @@ def _of_table(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
         return _of_files(argument, table, reader, summary, ctx)
     return {
         "uuid": version.table_id,
-        "metadata": version.source,
+        "metadata": version.metadata_file,
         "schema_id": version.schema_id,
         "columns": columns_below(version, looked_at(argument, version.names())),
     }
@@ -195,9 +194,7 @@ def _of_files(
     return {**of_files, "types": {name: columns[name] for name in columns if name in named}}
 
 
-def _carried_over(
-    since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext
-) -> str:
+def _carried_over(since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext) -> str:
     """The digest of the list that planning has kept. Of what is not new the plan says nothing, and whoever may write
     into the shared directory may have replaced the list: each of its files has to be one of ``since``, or of the plan.
     Raises InvalidArgument, and OSError.

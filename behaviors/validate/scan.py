@@ -218,9 +218,7 @@ def misread_files(
     if any(facts.deleted is None for facts in files):
         counts = reader.count_rows(session, group.files)
         files, found = rows_read.with_deletes(files, counts.deleted), counts.kept
-    return rows_read.misread_files(
-        files, rows_by_file(session, group) if found is None else found, reader.counted_by
-    )
+    return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found, reader.counted_by)
 
 
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:

@@ -39,6 +39,7 @@ __all__ = [
     "reader_of",
     "readers_of",
     "record_at",
+    "registered_types",
 ]
 
 LONGEST_LOOK = 300.0
@@ -155,6 +156,11 @@ def of_catalog(table: TableRecord) -> bool:
 def has_source(table: TableRecord) -> bool:
     """Whether plans of the table may name what its files are read through (``PartitionPlan.source``)."""
     return format_of(table).has_source(table)
+
+
+def registered_types(table: TableRecord) -> dict[str, str]:
+    """The types of partition columns that a table was registered with."""
+    return dict(table.options.get("partition_types") or {})
 
 
 def changes_of(table: TableRecord) -> Changes:

@@ -160,9 +160,7 @@ class IcebergReader(Reader):
             raise Unfaithful(f"it does not have the column {missing!r}")
         return FileColumns(facts.rows or 0, facts.columns, tuple(found.values()))
 
-    def batches(
-        self, path: str, names: Sequence[str], size: int
-    ) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+    def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
         return arrow_rows.batches(path, names, size)
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:

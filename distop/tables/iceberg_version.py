@@ -19,7 +19,7 @@ class IcebergVersion(TableVersion):
     """The current snapshot of ``metadata``, which stand in the file ``source``."""
 
     def __init__(self, source: str, metadata: Any, io: ManifestIO | None = None) -> None:
-        self.source = source
+        self.metadata_file = source
         self.table_id = str(metadata.table_uuid)
         self._metadata = metadata
         self._io = io

@@ -15,8 +15,6 @@ from distop.tables.catalogs import Catalog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distop.core.model import TableRecord
-
 _TYPE = re.compile(
     r"(string|boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|double|date|timestamp"
     r"|decimal\(\s*\d{1,2}\s*,\s*\d{1,2}\s*\))",
@@ -40,11 +38,6 @@ class Options:
 
 _NUMBERS = ("group_bytes", "group_files")
 _KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "catalog", "folder"), "spark": _NUMBERS}
-
-
-def registered_types(record: TableRecord) -> dict[str, str]:
-    """The types of partition columns that a table was registered with."""
-    return dict(record.options.get("partition_types") or {})
 
 
 def is_partition_type(text: str) -> bool:

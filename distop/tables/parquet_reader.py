@@ -169,9 +169,7 @@ class ParquetReader(Reader):
             raise Unfaithful(str(error)) from None
         return FileColumns(facts.rows or 0, facts.columns, names)
 
-    def batches(
-        self, path: str, names: Sequence[str], size: int
-    ) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+    def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
         return arrow_rows.batches(path, names, size)
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
@@ -184,9 +182,7 @@ class ParquetReader(Reader):
     @cached_property
     def _names(self) -> Mapping[str, str]:
         """The names of partitions by file."""
-        return {
-            file[0]: plan.name for plan in self.plans if isinstance(plan, PartitionPlan) for file in plan.files
-        }
+        return {file[0]: plan.name for plan in self.plans if isinstance(plan, PartitionPlan) for file in plan.files}
 
 
 def _kind(column: str, known: Mapping[str, SparkType]) -> str:

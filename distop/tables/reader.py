@@ -247,9 +247,7 @@ class Reader(ABC):
         """
         raise _only_spark(self)
 
-    def batches(
-        self, path: str, names: Sequence[str], size: int
-    ) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+    def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
         """All rows of a file (:meth:`on_disk`) in order, without deletes, in batches of ``size`` at most: the position
         of the first of them, how many they are, and these columns of it as it calls them (None, where none is asked
         for). Raises Unreadable.

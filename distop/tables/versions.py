@@ -24,12 +24,12 @@ class Field:
 
 
 class TableVersion(ABC):
-    """A state of a table. ``table_id``: it tells the table from another one that takes its place; ``source``: where the
-    state is described, as a plan names it; ``schema_id``: the number of its schema.
+    """A state of a table. ``table_id``: it tells the table from another one that takes its place; ``metadata_file``:
+    where the state is described, as a plan names it; ``schema_id``: the number of its schema.
     """
 
     table_id: str
-    source: str
+    metadata_file: str
     schema_id: int
 
     @abstractmethod

@@ -95,9 +95,7 @@ def test_it_counts_the_rows_of_a_table_of_spark_s_catalog(
         assert spark.table("counted.t").count() == 17
         record = TableRecord("t", "spark", "counted.t")
         planned = plan_table(record, spark=lambda: spark)
-        ran = run_operation(
-            row_count, record.extended(planned.options), {}, context, partitions=planned.partitions
-        )
+        ran = run_operation(row_count, record.extended(planned.options), {}, context, partitions=planned.partitions)
         assert {name: outcome.result["rows"] for name, outcome in ran.by_name.items()} == {"p=0": 5, "p=1": 5, "p=5": 7}
         ctx = context(record.extended(planned.options))
         last = ctx.rows(next(plan for plan in planned.partitions if plan.name == "p=5"))
