@@ -190,21 +190,22 @@ class JobContext(ABC):
         """In a batch: this partition must stop, while others go on."""
         return self.cancelled
 
-    def reader(self, partition: PartitionPlan) -> Reader:
-        """What is known of a partition's files, and how they are read, whatever the table's format is: what each of
-        them has (counts, bounds), its rows in Spark with file and position, and what an error says of them. Raises
-        InvalidArgument where there is no table, or the plan is not one of it.
+    def reader(self, partition: PartitionPlan | Pinned) -> Reader:
+        """Reads the files of a partition, or of another table (``PartitionPlan.beside``), whatever the format is: what
+        each of them has (counts, bounds), its rows in Spark with file and position, and what an error says of them.
+        Raises InvalidArgument where there is no table, or the plan is not one of it.
         """
         from distop.tables import reader_of
 
-        if self.table is None:
+        table = partition.table if isinstance(partition, Pinned) else self.table
+        if table is None:
             raise InvalidArgument("there is no table whose files could be read: start the operation on one")
-        return reader_of(self.table, [partition])
+        return reader_of(table, [partition])
 
-    def rows(self, partition: PartitionPlan) -> DataFrame:
-        """The rows that the table has in a partition, with all columns: as its format has them, without rows that were
-        deleted. Raises ``distop.tables.reading.facts.Unreadable`` where a file is not what was planned, InvalidArgument
-        as :meth:`reader` does, and what Spark raises.
+    def rows(self, partition: PartitionPlan | Pinned) -> DataFrame:
+        """The rows that the table has in a partition (or another table has), with all columns and without rows that
+        were deleted. Raises ``distop.tables.reading.facts.Unreadable`` where a file is not what was planned,
+        InvalidArgument as :meth:`reader` does, and what Spark raises.
         """
         return self.reader(partition).all_rows(self.spark, partition.files)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import PartitionPlan, TableUnavailable, is_wide
@@ -125,11 +126,8 @@ def _certificate(
 
 def _of_table(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
     """What tells the state of the table that was planned from later ones."""
-    first = next(summary.partitions(), None)
-    if first is None:
-        raise Uncertified("nothing was planned")
     try:
-        reader = reader_of(table, [first])
+        reader = reader_of(table, [*islice(summary.partitions(), 1)])
         version = reader.version
     except (InvalidArgument, TableUnavailable) as error:
         raise Uncertified(f"what was planned from cannot be read any more: {error}") from error

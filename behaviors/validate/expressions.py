@@ -89,8 +89,8 @@ def chosen(session: SparkSession, text: str) -> Column:
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
     """The rows of the frame for which the condition is true. On floats and times it is no filter for the reader of
-    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a file
-    has milliseconds, by what is left of a literal when its microseconds are cut off.
+    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a
+    file has milliseconds, by what is left of a literal when its microseconds are cut off.
     """
     skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
     return frame.where(unpushed(condition) if skips else condition)

@@ -169,8 +169,8 @@ def changes_of(table: TableRecord) -> Changes:
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-    """The reader of the files of these plans (one at least), which one planning has made. ``table``: with the options
-    that it found. Raises InvalidArgument for plans that were made of several states of the table.
+    """The reader of the files of these plans, which one planning has made. ``table``: with the options that it found.
+    Raises InvalidArgument for plans that were made of several states of the table.
     """
     if len({plan.source for plan in plans}) > 1:
         raise InvalidArgument(f"partitions of {table.name!r} were planned of several states of it: start anew")

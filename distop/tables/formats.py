@@ -56,8 +56,9 @@ class Format(ABC):
 
     @abstractmethod
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-        """The reader of the files of these plans (one at least), which were made at once. ``table``: with the options
-        that planning found. Raises InvalidArgument for plans that are not the format's.
+        """The reader of the files of these plans, which were made at once; of none, where there was nothing to be
+        planned. ``table``: with the options that planning found. Raises InvalidArgument for plans that are not the
+        format's.
         """
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None:
@@ -99,8 +100,8 @@ class Format(ABC):
     def changes(self, table: TableRecord) -> Changes:
         """How the schema of this table is changed. Raises InvalidArgument where there is none to change, or not so."""
         raise InvalidArgument(
-            f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "
-            "certificates can be applied to Iceberg tables alone"
+            f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: Iceberg "
+            "tables alone have one"
         )
 
 

@@ -251,7 +251,7 @@ def reader(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reade
     """The reader of what was planned on one metadata file. Raises InvalidArgument for a plan that names none."""
     from distop.tables.iceberg_reader import IcebergReader
 
-    source = plans[0].source
+    source = plans[0].source if plans else ""
     if not source:
         raise InvalidArgument(f"the plan of {table.name!r} names no metadata of it: the plan is none of this table")
     return IcebergReader(table, plans, source)

@@ -6,7 +6,7 @@ Their footers tell what is in them, and Spark's own source reads them.
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument
@@ -47,6 +47,8 @@ class ParquetReader(Reader):
         super().__init__(table, plans)
         self._types = types
         self._columns = declared
+        self._of_names: dict[str, Mapping[str, str | None]] = {}
+        """The values that names of partitions tell."""
 
     # ------------------------------------------------------------------ the table
 
@@ -58,7 +60,10 @@ class ParquetReader(Reader):
         if self._columns is not None:
             return self._types
         first = next((plan for plan in self.plans if plan.files), None)
-        return {} if first is None else {n: self._types.get(n, "string") for n in self.values(first.files[0][0])}
+        if first is None:
+            return {}
+        own = first.values if isinstance(first, PartitionPlan) else {}
+        return {name: self._types.get(name, "string") for name in own or self.values(first.files[0][0])}
 
     def partition_columns(self) -> Mapping[str, str]:
         return self._partition_columns
@@ -68,22 +73,22 @@ class ParquetReader(Reader):
         return self._columns is not None
 
     @cached_property
-    def _planned(self) -> Mapping[str, Mapping[str, Any]]:
-        """Partition values by file, of plans that have them."""
-        return {
-            file[0]: plan.values
-            for plan in self.plans
-            if isinstance(plan, PartitionPlan) and plan.values
-            for file in plan.files
-        }
+    def _planned(self) -> Mapping[str, PartitionPlan]:
+        """The partitions by file."""
+        return {file[0]: plan for plan in self.plans if isinstance(plan, PartitionPlan) for file in plan.files}
 
     @cached_property
     def _folders(self) -> Mapping[str, str]:
         return {folder: name for plan in self.plans for folder, name in plan.folders.items()}
 
     def values(self, path: str) -> Mapping[str, str | None]:
-        own = self._planned.get(path)
-        return own if own is not None else partition_values(self.partition_of(path)) or {}
+        plan = self._planned.get(path)
+        if plan is not None and plan.values:
+            return plan.values
+        name = self.partition_of(path)
+        if name not in self._of_names:
+            self._of_names[name] = partition_values(name) or {}
+        return self._of_names[name]
 
     def partition_of(self, path: str) -> str:
         """By its place below the table's location; of a table of a catalog as the plan has it."""
@@ -174,15 +179,10 @@ class ParquetReader(Reader):
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
         wanted = [
-            arrow_rows.Wanted(one, arrow_rows.in_folder(self.values(one.file[0]), self._names[one.file[0]]))
+            arrow_rows.Wanted(one, arrow_rows.in_folder(self.values(one.file[0]), self._planned[one.file[0]].name))
             for one in blocks
         ]
         return arrow_rows.rows_of(wanted, columns, partial(by_name, schema=columns), most)
-
-    @cached_property
-    def _names(self) -> Mapping[str, str]:
-        """The names of partitions by file."""
-        return {file[0]: plan.name for plan in self.plans if isinstance(plan, PartitionPlan) for file in plan.files}
 
 
 def _kind(column: str, known: Mapping[str, SparkType]) -> str:

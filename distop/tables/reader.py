@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from distop.core.frozen import frozen
-from distop.tables.reading.facts import Unreadable, ddl, match, problem, quote, widened
+from distop.tables.reading.facts import Unreadable, ddl, may_match, problem, quote, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -172,7 +172,7 @@ class Reader(ABC):
                 raise why
             found = widened(one.columns.items() for one in facts if not isinstance(one, Unreadable))
         partitions = self.partition_columns()
-        return {n: kind for n, kind in found.items() if problem(kind) is None and match(n, partitions) is None}
+        return {n: kind for n, kind in found.items() if problem(kind) is None and not may_match(n, partitions)}
 
     def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> None:
         """Have ready what a frame of :meth:`rows` of these files reads. To be called before each query of one that was

@@ -246,7 +246,7 @@ class SparkFormat(Format):
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         """By what the catalog said the table is of when it was planned."""
-        if plans[0].source:
+        if plans and plans[0].source:
             from distop.tables import iceberg
 
             return iceberg.reader(table, plans)
@@ -278,8 +278,7 @@ class SparkFormat(Format):
     def changes(self, table: TableRecord) -> Changes:
         raise InvalidArgument(
             f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
-            "certificates can be applied to Iceberg tables that are registered by their folder, or with the option "
-            "'catalog'"
+            "register an Iceberg table by its folder, or with the option 'catalog'"
         )
 
 

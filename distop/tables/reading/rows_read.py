@@ -4,7 +4,7 @@ A reader picks the row groups whose middle lies in its part of the file. If a fo
 has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
 
 The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
-for another. Each row group lies in one part at most, and ``validate.scan`` refuses a listing that has a file twice.
+for another. Each row group lies in one part at most, and ``parquet_rows`` refuses a listing that has a file twice.
 """
 
 from __future__ import annotations
