@@ -44,7 +44,9 @@ VERSION = 2
 GRACE = 600.0
 """Seconds for which what a generation names is kept after another one took its place: a lookup may be reading it."""
 
-_NUMBERED = re.compile(r"(\d{6,})\.json")
+_NUMBERED = re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json")
+_LISTINGS = 100
+"""How often a newest generation may be swept between its listing and its reading."""
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
 """What an operation writes begins with its instance, after what tells its namespace."""
 _OF_ANOTHER = re.compile(r"[0-9a-f]+\.(?:catch-up-|drop-)?.+")
@@ -172,13 +174,14 @@ class Folder:
         return None if newest is None or newest.dropped else newest
 
     def newest(self) -> Generation | None:
-        """The generation of the highest number, be it a drop."""
-        while True:
+        """The generation of the highest number, be it a drop. Raises InvalidArgument for one that cannot be read."""
+        for _ in range(_LISTINGS):
             numbers = self._numbers()
             if not numbers:
                 return None
             with contextlib.suppress(FileNotFoundError):  # superseded, and swept, since it was listed
                 return self._read(numbers[-1])
+        raise InvalidArgument(f"the index file {self._path(numbers[-1])} cannot be read: it is listed, and not there")
 
     def _numbers(self) -> list[int]:
         try:
@@ -190,7 +193,10 @@ class Folder:
     def _read(self, number: int) -> Generation:
         path = self._path(number)
         try:
-            return Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
+            found = Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
+            if found.number != number:
+                raise ValueError(f"it says that it is number {shown(found.number)}")
+            return found
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgument(f"the index file {path} cannot be read: {e}") from e
 

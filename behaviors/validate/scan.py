@@ -114,10 +114,9 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     from pyspark.sql import functions as F
 
     reader = group.reader
-    table = (reader.table.format, reader.table.location, *reader.identity())
-    key = (session, group.files, _schema(group), _values(group), table)
-    reader.stage(session, group.files)
-    frame = _relations.get(key, lambda: _read(session, group), keep=keep)
+    staged = reader.stage(session, group.files)
+    key = (session, reader.table.format, reader.table.location, group.files, _schema(group), _values(group), staged)
+    frame = _relations.get(key, lambda: _read(session, group, staged), keep=keep)
     return frame.withColumns({name: F.lit(None) for name in distinct(group.missing)}) if group.missing else frame
 
 
@@ -141,8 +140,8 @@ def _values(group: Group) -> tuple[tuple[str | None, ...], ...]:
     return tuple(tuple(values[name] for name in names) for values in found)
 
 
-def _read(session: SparkSession, group: Group) -> DataFrame:
-    return group.reader.rows(session, group.files, group.columns, group.partition_columns)
+def _read(session: SparkSession, group: Group, staged: str) -> DataFrame:
+    return group.reader.rows(session, group.files, group.columns, group.partition_columns, staged=staged)
 
 
 def count(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
 
+from distop.confinement import check_form
 from distop.errors import UnsafePath
 from distop.files import METADATA_BYTES, local_path, open_regular, read_whole
 from distop.storage_urls import check_paths
@@ -54,6 +55,7 @@ class BoundedIO(FileIO):
 
     def _of(self, location: str) -> FileIO:
         check_paths((location,))
+        check_form(location)
         rest = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, INNER_IMPL)}
         if INNER_IMPL in self.properties:
             rest[PY_IO_IMPL] = self.properties[INNER_IMPL]

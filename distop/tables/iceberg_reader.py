@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
-from distop.files import identity
 from distop.tables.iceberg import check_opened, read_metadata
 from distop.tables.iceberg_version import IcebergVersion
 from distop.tables.reader import FileColumns, Reader, RowCounts
@@ -19,7 +18,7 @@ from distop.tables.reading.facts import FileFacts, Unreadable, match
 from distop.tables.reading.rows_read import MANIFEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -68,9 +67,6 @@ class IcebergReader(Reader):
     def version(self) -> IcebergVersion:
         return IcebergVersion.of(self._source)
 
-    def identity(self) -> tuple[Hashable, ...]:
-        return identity(self._source)
-
     # ------------------------------------------------------------------ facts
 
     def facts(
@@ -99,12 +95,14 @@ class IcebergReader(Reader):
         files: Sequence[PlannedFile],
         columns: Mapping[str, SparkType] | None = None,
         partition_columns: Mapping[str, str] | None = None,
+        *,
+        staged: str = "",
     ) -> DataFrame:
         """All columns of the table: a query reads those that it needs."""
-        return iceberg.read(session, self._source, files)
+        return iceberg.read_staged(session, staged or self.stage(session, files), files)
 
-    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> None:
-        iceberg.stage(session, self._source, files)
+    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
+        return iceberg.stage(session, self._source, files)
 
     def file_column(self, frame: DataFrame) -> Column:
         return _column(iceberg.FILE)

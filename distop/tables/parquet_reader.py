@@ -124,6 +124,8 @@ class ParquetReader(Reader):
         files: Sequence[PlannedFile],
         columns: Mapping[str, SparkType] | None = None,
         partition_columns: Mapping[str, str] | None = None,
+        *,
+        staged: str = "",
     ) -> DataFrame:
         of_path = self.partition_columns() if partition_columns is None else partition_columns
         own = self.all_columns(files, lambda: None) if columns is None else columns

@@ -13,7 +13,7 @@ from distop.core.frozen import frozen
 from distop.tables.reading.facts import Unreadable, ddl, may_match, problem, quote, widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -113,10 +113,6 @@ class Reader(ABC):
         """
         return None
 
-    def identity(self) -> tuple[Hashable, ...]:
-        """What tells these files from others of the same paths, sizes and times: a part of the key of what is kept."""
-        return ()
-
     # ------------------------------------------------------------------ facts
 
     @abstractmethod
@@ -148,9 +144,12 @@ class Reader(ABC):
         files: Sequence[PlannedFile],
         columns: Mapping[str, SparkType] | None = None,
         partition_columns: Mapping[str, str] | None = None,
+        *,
+        staged: str = "",
     ) -> DataFrame:
         """The rows that the table has in these files (not none), without deleted ones. ``columns``: which of them, with
         the types that they are to have, and at least these; None: all that there are. ``partition_columns`` likewise.
+        ``staged``: what :meth:`stage` gave for these files, where it was called.
 
         Raises Unreadable where one of the files cannot be read so, Gone where what was planned is gone, FatalError
         where this Spark cannot read the format, and what Spark raises.
@@ -174,10 +173,11 @@ class Reader(ABC):
         partitions = self.partition_columns()
         return {n: kind for n, kind in found.items() if problem(kind) is None and not may_match(n, partitions)}
 
-    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> None:
-        """Have ready what a frame of :meth:`rows` of these files reads. To be called before each query of one that was
-        kept.
+    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
+        """Have ready, and checked, what a frame of :meth:`rows` of these files reads. To be called before each query of
+        a frame that is kept, which is good as long as this gives the same text.
         """
+        return ""
 
     @abstractmethod
     def file_column(self, frame: DataFrame) -> Column:

@@ -1,4 +1,8 @@
-"""What this process and its JVM print, without the values of secret settings."""
+"""What this process and its JVM print, without the values of secret settings.
+
+A name of a file may hold line ends and what a terminal obeys, and the JVM prints it as it is. So each line of the JVM
+begins with :data:`MARK`, and has control characters as escapes.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,15 @@ import threading
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from distop import private
+from distop.core.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOM = 1024 * 1024
 """Bytes that a program may print while nothing is copied, as long as a job holds the GIL; also the longest line."""
+
+MARK = b"jvm| "
 
 _copying: list[threading.Thread] = []
 
@@ -48,7 +55,7 @@ def finish(seconds: float) -> None:
 
 
 def _copy(printed: BinaryIO) -> None:
-    kept = b""
+    kept, begins = b"", True
     for line in itertools.chain(_lines(printed), (b"",)):
         text = private.redact((kept + line).decode(errors="surrogateescape")).encode(errors="surrogateescape")
         # A line longer than the room is cut, and the cut may be within a secret: its end waits for what follows.
@@ -57,7 +64,13 @@ def _copy(printed: BinaryIO) -> None:
         text, kept = text[:cut], text[cut:]
         # A program whose output nobody takes stands still, so this goes on where a disk is full.
         with contextlib.suppress(OSError):
-            os.write(2, text)
+            os.write(2, MARK * (begins and bool(text)) + _escaped(text))
+        begins = text.endswith(b"\n") if text else begins
+
+
+def _escaped(text: bytes) -> bytes:
+    line, end, _ = text.decode(errors="surrogateescape").partition("\n")
+    return (one_line(line.rstrip("\r").expandtabs(4)) + end).encode(errors="surrogateescape")
 
 
 def _lines(printed: BinaryIO) -> Iterator[bytes]:

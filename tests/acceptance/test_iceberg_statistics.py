@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from distop.errors import InvalidArgument
-from distop.tables import plan_table
+from distop.files import local_path
+from distop.tables import plan_table, reader_of
+from distop.tables.iceberg import metadata_file, read_metadata
+from distop.tables.location import Location
 from distop.tables.reading import iceberg, manifests
-from distop_behaviors.validate import Validate
+from distop_behaviors.reading.session import session_of
+from distop_behaviors.validate import Validate, scan
 from tests.support.context import run_operation
 from tests.support.evolving import evolve
 from tests.support.lake import MAVEN, jar
@@ -20,7 +28,6 @@ from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -48,6 +55,12 @@ def run(lake: Lake, context: Callable[[TableRecord], FakeContext]) -> Callable[.
         return run_operation(Validate(), lake.record(name), argument, context, partitions=partitions)
 
     return run
+
+
+def current_list(lake: Lake, name: str) -> Path:
+    """The list of manifests of a table's current snapshot."""
+    snapshot = read_metadata(metadata_file(Location.of(str(lake.path(name)))))[0].current_snapshot()
+    return Path(str(local_path(snapshot.manifest_list)))
 
 
 def found(ran: Ran) -> list[tuple[str, int, bool]]:
@@ -198,3 +211,36 @@ def test_hole_1_a_delete_file_that_becomes_a_link_is_looked_at_again(
         path.symlink_to(secret)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         run(name, check, statistics="never")
+
+
+def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, tmp_path: Path) -> None:
+    """The JVM kept the tasks of 256 reads, and the checks were those of a snapshot that was loaded after them."""
+    lake.create("reloaded", "id bigint, c string", "", 3)
+    lake.sql("insert into {reloaded} select id, 'v' from range(100)")
+    before = current_list(lake, "reloaded")
+    lake.delete("reloaded", "id % 3 = 0")
+    session, is_null = session_of(lake.spark), F.col("id").isNull()
+
+    def rows(source: str) -> int:
+        """As a frame, and as a query that Spark has planned for good."""
+        reader = reader_of(lake.record("reloaded"), [replace(planned, source=source)])
+        group = scan.Group(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
+        found = scan.count(session, group, {0: is_null}, None, lasting=True)
+        counted = sum(file.rows or 0 for file in found.counts.values())
+        assert counted == iceberg.read(session, source, planned.files).count()
+        return counted
+
+    source, listed = metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")
+    (planned,) = plan_table(lake.record("reloaded")).partitions
+    assert rows(source) == 66
+    for number in range(4):  # so many snapshots are kept
+        copy = Path(source).with_name(f"copy{number}.metadata.json")
+        shutil.copy(source, copy)
+        assert rows(str(copy)) == 66
+    # The same metadata now name manifests without the vectors, which lead to another file.
+    shutil.copy(before, listed)
+    (tmp_path / "secret").write_text("SECRET" * 100)
+    for vector in lake.path("reloaded").rglob("*.puffin"):
+        vector.unlink()
+        vector.symlink_to(tmp_path / "secret")
+    assert rows(source) == 100

@@ -53,13 +53,17 @@ def test_a_revision_that_touched_nothing_of_a_feed_is_reached_soon(world: World)
     world.run(work)
 
 
-def test_a_watch_that_the_server_has_forgotten_is_replaced(world: World) -> None:
+@pytest.mark.parametrize("heard", [False, True], ids=["at once", "after an event"])
+def test_a_watch_that_the_server_has_forgotten_is_replaced(world: World, heard: bool) -> None:
     """Its connection stands, and nothing comes on it. What is missing would come with the next listing alone."""
 
     async def work(client: EtcdClient) -> None:
         content, server = Content(client), world.etcd.watching
         await content.feed.start()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(5.0)
+        if heard:
+            await content.feed.reached(await write(client, "k0"))
+            content.keys.clear()
         server._watches.clear()
         answer = server.progress
         server.progress = lambda *asked: None  # type: ignore[method-assign]

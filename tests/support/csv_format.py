@@ -53,6 +53,8 @@ class CsvReader(Reader):
         files: Sequence[PlannedFile],
         columns: Mapping[str, SparkType] | None = None,
         partition_columns: Mapping[str, str] | None = None,
+        *,
+        staged: str = "",
     ) -> DataFrame:
         from pyspark.sql import functions as F
 

@@ -156,6 +156,39 @@ def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) 
         indexes.folder().current()
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["0000007.json", "\u0660\u0660\u0660\u0660\u0660\u0667.json", "1" * 30 + ".json"])
+def test_a_file_that_no_build_has_named_is_no_generation(indexes: Indexes, name: str) -> None:
+    """It was taken for number 7, which is not there, and looked for again without end."""
+    indexes.build(columns=["k"])
+    (indexes.folder().root / "generations" / name).write_text("{}")
+    current = indexes.folder().current()
+    assert current is not None
+    assert current.number == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Indexes) -> None:
+    """A drop added the generation after it for ever, and was refused."""
+    indexes.build(columns=["k"])
+    folder = indexes.folder()
+    text = (folder.root / "generations" / "000001.json").read_text()
+    (folder.root / "generations" / "000005.json").write_text(text)
+    for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
+        with pytest.raises(InvalidArgument, match="000005.json cannot be read: it says that it is number 1"):
+            ask()
+
+
+@pytest.mark.timeout(20)
+def test_a_generation_that_comes_and_goes_is_not_looked_for_without_end(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes.build(columns=["k"])
+    monkeypatch.setattr(Folder, "_numbers", lambda _: [7])
+    with pytest.raises(InvalidArgument, match="000007.json cannot be read: it is listed, and not there"):
+        indexes.folder().current()
+
+
 # ------------------------------------------------------------------ two namespaces, one index
 
 

@@ -394,7 +394,8 @@ def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read
     for length in (redacted._ROOM // 2, 3 * redacted._ROOM, 3 * redacted._ROOM + 100):
         printed = f"{quoting(offset, length)}\nand more\nwithout an end"
         redacted._copy(io.BytesIO(printed.encode()))
-        assert capfd.readouterr().err == private.redact(printed)
+        lines = private.redact(printed).splitlines(keepends=True)
+        assert capfd.readouterr().err == "".join(f"jvm| {line}" for line in lines)
     (tmp_path / "log").write_text(quoting(offset, 5 * TAIL))
     assert not parts_in(tail(tmp_path / "log"))
 
@@ -413,7 +414,16 @@ def test_the_last_lines_of_a_program_that_has_ended_are_waited_for(
     assert capfd.readouterr().err == "", "it goes on"
     os.close(written)
     redacted.finish(10)
-    assert capfd.readouterr().err == f"it ends with {private.REPLACEMENT}"
+    assert capfd.readouterr().err == f"jvm| it ends with {private.REPLACEMENT}"
+
+
+def test_hole_9_the_jvm_forges_no_line_of_a_child_and_no_terminal_obeys_it(capfd: pytest.CaptureFixture[str]) -> None:
+    printed = b"WARN no file a\x1b[31m\xff\n2026-11-27 01:00:00,000 INFO all is well\n\tat a.B.c(D.java:1)\r\n"
+    redacted._copy(io.BytesIO(printed))
+    assert capfd.readouterr().err == (
+        "jvm| WARN no file a\\x1b[31m\\udcff\njvm| 2026-11-27 01:00:00,000 INFO all is well\n"
+        "jvm|     at a.B.c(D.java:1)\n"
+    )
 
 
 def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None:

@@ -15,6 +15,7 @@ from distop.files import open_filesystem, read
 from distop.storage_urls import HOSTS, check_paths, check_place, holds_secret
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.avro import ManifestIO
+from distop.tables.bounded import BoundedIO
 from distop.tables.iceberg import read_metadata
 from distop.tables.reading.facts import ddl
 from distop.worker.shared import with_files
@@ -83,6 +84,14 @@ def test_hole_2_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url
 def test_a_path_that_hadoop_reads_as_a_url_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match="is neither a local path nor a URL"):
         check_paths(("/fine", path))
+
+
+@pytest.mark.parametrize("before", [" ", "\t", "\n"])
+def test_hole_2_a_path_with_a_space_before_it_is_not_opened(before: str, tmp_path: Path) -> None:
+    """It was no local path, and so another user's link was followed."""
+    (tmp_path / "v1.metadata.json").write_text("{}")
+    with pytest.raises(InvalidArgument, match="its readers differ on it"):
+        BoundedIO().new_input(f"{before}file://{tmp_path}/v1.metadata.json")
 
 
 def test_a_url_without_a_path_vouches_for_no_other_url() -> None:

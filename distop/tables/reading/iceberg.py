@@ -9,11 +9,13 @@ the plan was made is not seen.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import struct
 import threading
 from collections import OrderedDict
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import FatalError, TableUnavailable
@@ -75,7 +77,11 @@ def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, li
     other metadata columns. Raises Gone, Unreadable where Spark has no type for a column of the table, FatalError where
     it has no Iceberg, and what Spark raises.
     """
-    name = stage(session, source, files, lineage=lineage)
+    return read_staged(session, stage(session, source, files, lineage=lineage), files)
+
+
+def read_staged(session: SparkSession, name: str, files: Sequence[PlannedFile]) -> DataFrame:
+    """The rows of these files, whose tasks :func:`stage` has kept under a name. Raises what Spark raises."""
     session.conf.set(_CATALOG, _REWRITES)
     # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
     size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
@@ -101,13 +107,15 @@ def split_size(sizes: Sequence[int], cores: int) -> int:
 
 
 def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> str:
-    """Have the JVM keep the tasks that read these files; the name to read them by. What a frame of that name reads is
-    looked up when its query is planned: call it again before one that was made earlier is run.
+    """Have the JVM keep the tasks that read these files; the name to read them by, which is another one where the
+    snapshot has been loaded, and so checked, anew. What a frame of that name reads is looked up when its query is
+    planned: call it again before one that was made earlier is run, for the delete files of these tasks to be looked at.
     """
-    digest = hashlib.blake2b(repr(identity(source)).encode(), digest_size=16)
+    snapshot = _snapshot(session, source, lineage=lineage)
+    digest = hashlib.blake2b(digest_size=16)
     for path, _, _ in files:
         digest.update(b"\0" + path.encode("utf-8", "surrogateescape"))
-    name, snapshot = f"distop-{'rows-' * lineage}{digest.hexdigest()}", _snapshot(session, source, lineage=lineage)
+    name = f"distop-{snapshot.number}-{digest.hexdigest()}"
     key = (str(session.sparkContext.applicationId), name)
     with _lock:
         if key in _staged:
@@ -168,6 +176,8 @@ class _Snapshot:
     table: Any
     id: str
     tasks: _Tasks
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Of this process: no other one has it, loaded though it may be from the same file."""
 
 
 class _Tasks:
