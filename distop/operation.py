@@ -35,6 +35,7 @@ from distop.errors import (
     InvalidArgument,
     NotAllowed,
     NotFound,
+    UnreadableRecord,
     WaitTimeout,
     no_operation,
 )
@@ -536,7 +537,7 @@ class Operation:
         has ended since.
         """
         keys, ref = self._keys, self._ref
-        repeated = False
+        repeated, ended = False, 0
         while True:
             state, decision, plan, history, pending = await self._etcd.read(
                 *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
@@ -551,6 +552,11 @@ class Operation:
             try:
                 txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
             except _Ended:
+                if word.mod_revision == ended:
+                    raise UnreadableRecord(
+                        f"the record at {keys.of(ref, 'spec')} is missing, and {ref} has not ended"
+                    ) from None
+                ended = word.mod_revision
                 continue
             if txn is None:
                 return

@@ -62,17 +62,28 @@ def taken(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
 
 
 def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
-    """What gives back the id of an operation that ends with this record; nothing where it has none, or may come again.
-    """
+    """What gives back the id of an operation that ends with this record; nothing without one, or if more may come."""
     if not history.id or may_come_again(bool(history.series), history.state):
         return ()
     key = keys.unique(ref.table, ref.type, history.id)
     back: Operation = Delete(key)
-    if history.follows:
-        state = keys.of(OperationRef.parse(history.follows), "state")
+    followed = _followed(ref, history)
+    if followed is not None:
+        state = keys.of(followed, "state")
         going_on = tuple(is_not(state, word(end)) for end in State if end.terminal)
-        back = Txn(going_on, (Put(key, word(history.follows)),), (Delete(key),), "give_back")
+        back = Txn(going_on, (Put(key, word(str(followed))),), (Delete(key),), "give_back")
     return (Txn((value_is(key, word(str(ref))),), (back,), (), "release_id"),)
+
+
+def _followed(ref: OperationRef, history: History) -> OperationRef | None:
+    """What it followed; None also where the record names an operation of another table or type, or none: who may write
+    one table's keys would learn whether that goes on.
+    """
+    try:
+        found = OperationRef.parse(history.follows)
+    except InvalidArgument:
+        return None
+    return found if (found.table, found.type) == (ref.table, ref.type) else None
 
 
 def may_come_again(series: bool, ended: State) -> bool:

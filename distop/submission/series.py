@@ -8,7 +8,7 @@ from distop.core.due import series_of
 from distop.core.model import History, OperationRef, Spec
 from distop.core.records import of_its_kind, read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, no_operation
+from distop.errors import NotAllowed, UnreadableRecord, no_operation
 from distop.submission.earlier import active_refs
 
 if TYPE_CHECKING:
@@ -23,12 +23,18 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
 
     Raises NotFound, NotAllowed (it is of no series), UnreadableRecord.
     """
+    seen = {ref}
     while True:
         history, spec = await etcd.read(Get(keys.history(ref)), Get(keys.of(ref, "spec")))
         if history.kv is not None:
             record = read(History.decode, history.kv)
             if record.cancel is not None and record.cancel.replaced_by:
                 ref = of_its_kind(OperationRef.parse(record.cancel.replaced_by), ref.table, ref.type, history.kv.key)
+                if ref in seen:
+                    raise UnreadableRecord(
+                        f"the record at {history.kv.key} says that {ref}, which it replaced, replaced it"
+                    )
+                seen.add(ref)
                 continue
             first = record.series
         elif spec.kv is not None:
@@ -43,16 +49,20 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
 
 async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> OperationRef | None:
     """The last operation of a series that has not gone; None: the series has ended."""
+    without: set[OperationRef] = set()
     while True:
         # One of it is there as long as the series goes on: the next one is started before the last one goes.
         active = await active_refs(etcd, keys, first.table, first.type)
         refs = [ref for ref in reversed(active) if ref.instance >= first.instance]
-        gone = False
+        gone: set[OperationRef] = set()
         for n in range(0, len(refs), _PAGE):
             page = refs[n : n + _PAGE]
             for ref, one in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
-                gone = gone or one.kv is None
-                if one.kv is not None and series_of(read(Spec.decode, one.kv), ref) == str(first):
+                if one.kv is None:
+                    gone.add(ref)
+                elif series_of(read(Spec.decode, one.kv), ref) == str(first):
                     return ref
-        if not gone:
+        # Those that are listed again have never had a spec: somebody has written their gates.
+        if gone <= without:
             return None
+        without |= gone

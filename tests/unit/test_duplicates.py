@@ -21,7 +21,7 @@ from distop.core.keys import Keys
 from distop.core.links import Edge, Hold
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State, TableRecord
 from distop.core.txn import MAX_OPERATIONS, Delete, Put, Txn, TxnResult
-from distop.core.unique import Takes
+from distop.core.unique import Takes, freed
 from distop.errors import Incompatible, InvalidArgument, OperationStartError, UnreadableRecord
 from distop.submission.graph import start_graph
 from distop.submission.request import FOLLOW, After, Every, Request, request
@@ -30,7 +30,9 @@ from distop.submission.submit import Started, submit
 from tests.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from distop.core.txn import Operation
 
 KEYS = Keys()
 TABLE = "t"
@@ -514,6 +516,29 @@ def test_the_id_goes_back_to_what_runs_where_the_one_behind_it_is_cancelled() ->
         assert etcd.ids() == {}
 
     run(work)
+
+
+@pytest.mark.parametrize("followed", ["hr.people/apply/7", "t/other/1", "nobody"])
+def test_a_record_learns_nothing_of_what_goes_on_on_another_table(followed: str) -> None:
+    """Who may write the specs of one table had a coordinator compare the state of any other operation."""
+    ref = OperationRef("t", "purge", "", 2)
+    own, other = (
+        freed(KEYS, ref, History(str(ref), State.CANCELLED, TIME, TIME, 0, 0, 0, id="x", follows=follows))
+        for follows in ("t/purge/1", followed)
+    )
+    assert keys_of(own) == {KEYS.unique("t", "purge", "x"), KEYS.of(OperationRef("t", "purge", "", 1), "state")}
+    assert keys_of(other) == {KEYS.unique("t", "purge", "x")}
+
+
+def keys_of(operations: Iterable[Operation]) -> set[str]:
+    """All keys that these read, compare or write."""
+    found: set[str] = set()
+    for one in operations:
+        if isinstance(one, Txn):
+            found |= {compare.key for compare in one.compares} | keys_of((*one.success, *one.failure))
+        else:
+            found.add(one.key)
+    return found
 
 
 def test_follow_leaves_the_id_to_another_series() -> None:

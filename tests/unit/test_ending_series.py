@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+
+import pytest
 
 from distop.core import transitions as t
 from distop.core.jobs import JobState
-from distop.core.model import OperationRef, State
+from distop.core.model import Cancel, History, OperationRef, State
 from distop.core.series import Series, next_request
+from distop.core.txn import Put, Txn
+from distop.errors import UnreadableRecord
 from distop.operation import Operation
+from distop.submission.series import latest_of
 from tests.support.modelclient import ModelClient
-from tests.support.world import World
-
-if TYPE_CHECKING:
-    import pytest
+from tests.support.world import TABLE, TYPE, World
 
 
 def started(world: World, request: str = "", first: str = "") -> OperationRef:
@@ -64,3 +67,38 @@ async def test_one_that_is_just_ending_is_waited_for(monkeypatch: pytest.MonkeyP
     assert await Operation(client, world.keys, first).end_series() == str(second)
     assert slept
     assert world.op(second).state is State.CANCELLING
+
+
+@pytest.mark.timeout(20)
+async def test_an_operation_that_is_said_to_have_replaced_itself_is_of_no_series() -> None:
+    """By a record that was written by hand: it was looked up without end."""
+    world = World()
+    ref = OperationRef(TABLE, TYPE, "", 1)
+    replaced = Cancel("aborted", "", str(ref))
+    history = History(str(ref), State.CANCELLED, "", "", 0, 0, 0, cancel=replaced)
+    world.do(Txn((), (Put(world.keys.history(ref), history.encode()),)))
+    with pytest.raises(UnreadableRecord, match="which it replaced, replaced it"):
+        await Operation(client_of(world), world.keys, ref).end_series()
+
+
+@pytest.mark.timeout(20)
+async def test_a_gate_without_an_operation_keeps_no_series_going() -> None:
+    world = World()
+    ref = started(world)
+    series = replace(ref, instance=9)
+    world.do(Txn((), (Put(world.keys.gate(series), b"{}"),)))
+    assert await latest_of(client_of(world), world.keys, ref) == ref
+    assert await latest_of(client_of(world), world.keys, replace(ref, instance=5)) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("state", ["running", "paused", "pending"])
+async def test_a_command_on_a_state_without_a_spec_says_so(state: str) -> None:
+    world = World()
+    ref = OperationRef(TABLE, TYPE, "", 1)
+    world.do(Txn((), (Put(world.keys.of(ref, "state"), state.encode()),)))
+    operation = Operation(client_of(world), world.keys, ref)
+    alter = partial(operation.alter, priority=1)
+    ask = {"running": alter, "paused": operation.resume, "pending": operation.cancel}[state]
+    with pytest.raises(UnreadableRecord, match=f"spec is missing, and {TABLE}/{TYPE}/1 has not ended"):
+        await ask()
