@@ -160,13 +160,13 @@ def _is_value(text: str, kind: str) -> bool:
     group = family(kind)
     ends = limits(kind)
     if ends is not None:
-        if (_WHOLE if group == "whole" else _DECIMAL).fullmatch(text) is None or len(text) > _LONGEST:
+        if len(text) > _LONGEST or (_WHOLE if group == "whole" else _DECIMAL).fullmatch(text) is None:
             return False
         scale = decimal_of(kind)[1] if group == "decimal" else 0
         unscaled = Fraction(text) * int("1" + "0" * scale)
         return unscaled.denominator == 1 and ends[0] <= unscaled <= ends[1]
     if group == "float":
-        return _FLOAT.fullmatch(text) is not None
+        return len(text) <= _LONGEST and _FLOAT.fullmatch(text) is not None
     if kind == "boolean":
         return text.lower() in ("true", "false")
     if group in ("date", "timestamp"):

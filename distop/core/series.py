@@ -20,6 +20,8 @@ ON: Mapping[str, frozenset[str]] = {
     "any": frozenset({"success", "failed"}),
 }
 """After which ends another one comes; after a cancel none does."""
+SHORTEST = 0.1
+"""Seconds between two operations of a series at least."""
 
 
 @frozen
@@ -48,7 +50,7 @@ class Series:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Series:
         left, on = data.get("left"), data.get("on", "any")
-        if on not in ON or not 0 < float(data["interval"]) <= LONGEST:
+        if on not in ON or not SHORTEST <= float(data["interval"]) <= LONGEST:
             raise ValueError(f"a series of {shown(data)}")
         return checked(
             cls(

@@ -23,7 +23,7 @@ from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.core.options import DEFAULT, Options
 from distop.core.requests import MADE
-from distop.core.series import ON, Series
+from distop.core.series import ON, SHORTEST, Series
 from distop.core.texts import check_encodable, check_encoded, shown
 from distop.errors import InvalidArgument
 from distop.submission.options import changes, selector
@@ -322,18 +322,14 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
     return written if due > now else ""
 
 
-SHORTEST_INTERVAL = 0.1
-"""Seconds."""
-
-
 def _series(every: Every | float | None, due: str) -> Series | None:
     if every is None:
         return None
     one = every if isinstance(every, Every) else Every(seconds(every, "the interval of a series"))
     interval, jitter = seconds(one.seconds, "the interval of a series"), seconds(one.jitter, "the jitter of a series")
-    if not SHORTEST_INTERVAL <= interval <= LONGEST_DELAY:
+    if not SHORTEST <= interval <= LONGEST_DELAY:
         raise InvalidArgument(
-            f"the interval of a series must be from {SHORTEST_INTERVAL:g} s to a hundred years "
+            f"the interval of a series must be from {SHORTEST:g} s to a hundred years "
             f"({LONGEST_DELAY:.0f} s), not {interval:g} s"
         )
     if not 0 <= jitter <= LONGEST_DELAY:

@@ -23,6 +23,7 @@ from distop.errors import (
     TableUnavailable,
     UnknownBehavior,
     UsageError,
+    describe,
 )
 from distop.places import Attempt, Stages, shared_of
 from distop.worker import protocol
@@ -97,12 +98,18 @@ class Run:
         """What the results are to be."""
         self._to_file = False
         """Those too large for etcd go to the shared directory."""
+        self._malformed = ""
+        """What is wrong with a partition."""
         self.add(message)
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Further items of the same run."""
         for data, attempt, fence, progress in message["items"]:
-            partition = PartitionPlan.from_json(data)
+            try:
+                partition = PartitionPlan.from_json(data)
+            except Exception as error:  # its plan was written by hand; this thread reads for the jobs of all tables
+                self._malformed = f"the plan has a row that cannot be read: {describe(error)}"
+                partition = PartitionPlan(data["partition"], "")
             self._items[partition.partition] = (partition, attempt, fence, progress)
         self._open.update(self._items)
         self.cancel(message["cancelled"], keep=message.get("keep", False))
@@ -220,6 +227,8 @@ class Run:
         (self._env.outbox.send_later if self.line else self._env.outbox.send)(done)
 
     def _run(self) -> None:
+        if self._malformed:
+            raise InvalidArgument(self._malformed)
         beside = (other.table for partition, *_ in self._items.values() for other in partition.beside)
         try:
             self._env.refuse_unserved(self.op, self.type, (self._table, *beside))

@@ -239,3 +239,28 @@ def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
     found = {name: parses(tree) for name, tree in sources()}
     assert {name: lines for name, lines in found.items() if lines and name not in PARSING} == {}
     assert [name for name in PARSING if not found[name]] == [], "exceptions that nobody needs any more"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'now" + " " * 400_000 + "x'",
+        "'" + " " * 400_000 + "nowx'",
+        "'now" + "A" * 400_000 + "\n x'",
+        "'nowA" + "/A" * 200_000 + " x'",
+        "'now+" + "1:" * 200_000 + "x'",
+        "(" * 200_000,
+        "a" * 400_000 + "(",
+        "/*" * 200_000,
+        "`" + "``" * 200_000,
+        "-" * 400_000,
+        "'" + "''" * 200_000,
+        "r'" + "\\'" * 200_000,
+        "1" + "e1" * 200_000,
+    ],
+    ids=lambda text: text[:6] if isinstance(text, str) else None,
+)
+def test_hole_7_an_expression_is_judged_in_linear_time(text: str) -> None:
+    """By a coordinator, too, whose event loop stood still for minutes."""
+    refusal(text, ["abs"])

@@ -89,3 +89,9 @@ def test_what_was_missed_before_the_last_time_is_done_and_nothing_begins_after_i
     grid = Series(60, jitter=100, since="start", due=rfc3339(NOW), until=rfc3339(NOW + 130))
     assert due(grid, NOW + 500, NOW + 500) == NOW + 120
     assert due(grid, NOW + 70, NOW + 70, luck=0.9) == NOW + 130
+
+
+def test_an_interval_that_no_client_asks_for_is_not_read() -> None:
+    """By hand, a spec asked for a next operation without a pause, for ever."""
+    with pytest.raises(ValueError, match="a series of"):
+        Series.from_json({"interval": 1e-9})

@@ -202,3 +202,16 @@ def test_the_cleanup_of_a_job_that_runs_nowhere_is_the_same(tmp_path: Path) -> N
     child.clean("b")
     assert child.sent.messages[-1]["t"] == "result"
     assert behavior.cleaned == [("b", 1, "b", None)]
+
+
+@pytest.mark.parametrize("row", [{"files": "abc"}, {"files": [[]]}, {"beside": [{"files": 5}]}])
+def test_a_plan_that_was_written_by_hand_ends_its_own_jobs_and_no_process(row: dict[str, Any], tmp_path: Path) -> None:
+    """The thread that reads for the jobs of all tables ended with it, and so did the child."""
+    behavior = Breaking()
+    child = Child(behavior, tmp_path)
+    run = child.run("a")
+    run.add({"items": [({"partition": 1, "name": "b", **row}, 2, 101, None)], "cancelled": []})
+    run.run()
+    assert [child.sent.ends[i].kind for i in range(2)] == ["fatal", "fatal"]
+    assert "the plan has a row that cannot be read" in child.sent.ends[1].error
+    assert behavior.batches == []
