@@ -80,7 +80,7 @@ def test_its_rows_are_validated(table: TableRecord, context: Any, tmp_path: Path
     checks = [
         *({"not_null": "name"}, {"not_null": "id"}, between("price", 0), {"fits": {"column": "id", "type": "tinyint"}}),
         *({"check": "id < 6 OR price > 9"}, {"in_set": {"column": "name", "values": ["ann", "bob"]}}),
-        *({"unique": "id"}, {"references": {"column": "name", "table": "people"}}),
+        *({"unique": "id"}, {"references": {"column": "name", "table": "people", "to": "name"}}),
     ]
     expected = [1, 0, 1, 0, 0, 3, 1, 1]
     for mode in ("auto", "never"):
@@ -102,7 +102,6 @@ def test_what_is_wrong_with_a_file_is_its_partition_s_error(table: TableRecord, 
     path = Path(table.location) / "b.csv"
     path.write_text("id,name,price\nmany,dan,3.00\n")
     ran = validate(table, context, {"not_null": "id"}, {"not_null": "name"})
-    assert ran.report["verdict"] == "error"
     assert ran.by_name["b"].result["verdict"] == "error"
     assert [c["verdict"] for c in ran.by_name["a"].result["checks"]] == ["valid", "violated"]
     planned = plan_table(table)
@@ -148,7 +147,7 @@ def test_it_runs_from_its_registration_to_the_report(site: str, table: TableReco
             group.start("ann", ttl=10, options=SPARK, env=env)
             group.client.add_table(table)
             argument = {"checks": [{"not_null": "id"}, between("price", 0)]}
-            result = group.client.start_operation("validate", "t", argument).wait(100)
+            result = group.client.start_operation("validate", "t", argument).wait(200)
             assert result.state == "failed", group.tails()
             assert [check["violations"] for check in result.report["checks"]] == [0, 1]
             assert (result.report["rows"], result.jobs["total"]) == (6, 2)
