@@ -16,7 +16,7 @@ from distop.core.declaration import Declaration, Retry, check_time_limit
 from distop.core.ids import RULES
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
-from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, select
+from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from distop.deletion import Place
+    from distop.tables.reader import Reader
 
 __all__ = [
     "WIDE",
@@ -60,6 +61,8 @@ __all__ = [
     "is_wide",
     "load",
     "out_of_order",
+    "over",
+    "pinned",
     "registered",
     "select",
 ]
@@ -186,6 +189,25 @@ class JobContext(ABC):
     def is_cancelled(self, partition: PartitionPlan) -> bool:
         """In a batch: this partition must stop, while others go on."""
         return self.cancelled
+
+    def reader(self, partition: PartitionPlan | Pinned) -> Reader:
+        """Reads the files of a partition, or of another table (``PartitionPlan.beside``), whatever the format is: what
+        each of them has (counts, bounds), its rows in Spark with file and position, and what an error says of them.
+        Raises InvalidArgument where there is no table, or the plan is not one of it.
+        """
+        from distop.tables import reader_of
+
+        table = partition.table if isinstance(partition, Pinned) else self.table
+        if table is None:
+            raise InvalidArgument("there is no table whose files could be read: start the operation on one")
+        return reader_of(table, [partition])
+
+    def rows(self, partition: PartitionPlan | Pinned) -> DataFrame:
+        """The rows that the table has in a partition (or another table has), with all columns and without rows that
+        were deleted. Raises ``distop.tables.reading.facts.Unreadable`` where a file is not what was planned,
+        InvalidArgument as :meth:`reader` does, and what Spark raises.
+        """
+        return self.reader(partition).all_rows(self.spark, partition.files)
 
     def check_reachable(self) -> None:
         """Raise TableUnavailable where nothing of the table can be seen from this node: that a file is missing then

@@ -1,7 +1,8 @@
-"""What py4j's and PySpark's errors say of Java's. Nothing of theirs is imported."""
+"""What py4j's and PySpark's errors say of Java's, and the active session of a thread. Nothing of theirs is imported."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,3 +22,22 @@ def thrown(error: Exception) -> Iterator[Any]:
             return
         yield found
         found = found.getCause()
+
+
+@contextmanager
+def active(session: Any) -> Iterator[None]:
+    """Make the session the active one of this thread.
+
+    Spark and Iceberg read the settings of catalogs from the active session. A thread of a job or a plan has none, or
+    another one.
+    """
+    own, sessions = session._jsparkSession, session._get_j_spark_session_class(session._jvm)
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(own)
+    try:
+        yield
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
+        else:
+            sessions.clearActiveSession()

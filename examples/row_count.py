@@ -27,7 +27,7 @@ class RowCount(Behavior):
 
     def start_or_resume_job(self, arg: Arg, partition: PartitionPlan, ctx: JobContext) -> Count:
         ctx.status(f"counting {partition.name}")
-        rows = ctx.spark.read.parquet(*(path for path, _, _ in partition.files)).count()
+        rows = ctx.rows(partition).count()
         if rows < arg.at_least:
             raise JobFailed(f"{partition.name} has {rows} rows", Count(rows=rows))
         return Count(rows=rows)

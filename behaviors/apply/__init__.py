@@ -37,12 +37,13 @@ class Apply(Behavior):
         a check that can become nothing, a folder on a disk that others may change, and a column that something else is
         made of.
         """
+        from distop.tables import changes_of
         from distop_behaviors.apply.constraints import wanted
         from distop_behaviors.apply.narrowing import needed
-        from distop_behaviors.apply.target import check_format, target_of
+        from distop_behaviors.apply.target import target_of
         from distop_behaviors.validate.certify import check_table
 
-        check_format(table)
+        changes_of(table)
         certificate = request_of(arg, ctx).certificate
         check_table(certificate, table)
         rewritten = needed(wanted(certificate).narrowed, certificate)
@@ -61,7 +62,7 @@ class Apply(Behavior):
         """All of them. Raises InvalidArgument where some of those that are written anew are asked for: a column has one
         type in all of the table.
         """
-        if not partitions[0].source:
+        if not _rewrites(partitions[0]):
             return super().jobs(arg, partitions, names, ctx)
         if names is not None:
             raise InvalidArgument("apply changes a table as a whole: start it again, without naming partitions")
@@ -72,7 +73,7 @@ class Apply(Behavior):
         from distop_behaviors.apply.constraints import wanted
         from distop_behaviors.apply.narrowing import needed
 
-        if partition.source:
+        if _rewrites(partition):
             return self._narrowing(arg, ctx).stage(partition)
         certificate = request_of(arg, ctx).certificate
         if needed(wanted(certificate).narrowed, certificate):
@@ -85,7 +86,7 @@ class Apply(Behavior):
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
         """Take back a change that nobody will confirm any more, or remove what was staged for one."""
         try:
-            if partition.source:
+            if _rewrites(partition):
                 self._narrowing(arg, ctx).discard()
             elif not ctx.superseded:  # whoever has the job goes on from what stands in the table
                 self._applying(arg, ctx, stoppable=False).revert()
@@ -96,7 +97,7 @@ class Apply(Behavior):
         """The report of the one job; where partitions were written anew, all of them are published first. Raises
         OperationFailed with it unless the certificate was applied.
         """
-        narrowed = any(plan.source for plan in itertools.islice(summary.partitions(), 1))
+        narrowed = any(map(_rewrites, itertools.islice(summary.partitions(), 1)))
         if narrowed and summary.verdict == "success":
             return self._published(arg, summary, ctx)
         if narrowed:
@@ -137,3 +138,8 @@ class Apply(Behavior):
 
         assert ctx.table is not None
         return Narrowing(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx), ctx)
+
+
+def _rewrites(partition: PartitionPlan) -> bool:
+    """Whether the job writes the files of a partition anew; otherwise it changes the schema alone."""
+    return partition.name != TABLE

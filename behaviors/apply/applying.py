@@ -17,11 +17,12 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.tables.changes import new_files
 from distop.tables.iceberg import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
+from distop.tables.iceberg_version import IcebergVersion
 from distop.tables.options import check_options
+from distop.tables.reading.table_properties import NAME_MAPPING
 from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
 from distop_behaviors.apply.report import Made, Outcome, checks_of
 from distop_behaviors.apply.target import Change, Moved, Unsure
-from distop_behaviors.reading.table_properties import NAME_MAPPING
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certify import check_columns, check_table
 from distop_behaviors.validate.report import Result, sentence
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
-    from distop_behaviors.reading.footers import PlannedFile
 
 MARK = "distop.applied"
 """The table property that says who made the last change, as JSON."""
@@ -95,7 +96,7 @@ class Applying:
         JobFailed.
         """
         metadata, io = read_metadata(head.source)
-        check_columns(self._certificate, metadata)
+        check_columns(self._certificate, IcebergVersion(head.source, metadata))
         current = metadata.current_snapshot()
         snapshot = str(current.snapshot_id) if current is not None else NO_SNAPSHOT
         found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)

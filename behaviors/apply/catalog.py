@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from distop.confinement import table_of
 from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.tables import catalogs
+from distop.tables.reading.fields import local_path
+from distop.tables.reading.iceberg import check_installed
 from distop.tables.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.producing import Production, detached
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
-from distop_behaviors.reading.facts import Ambiguous, decimal_of, match, quote, split_path
+from distop.tables.reading.facts import Ambiguous, decimal_of, match, quote, split_path
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.bounds import canonical
 from distop_behaviors.validate.certificate import named_in

@@ -14,11 +14,11 @@ from distop.confinement import check_metadata
 from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg import folder_of, metadata_file, read_metadata
 from distop.tables.location import Location
+from distop.tables.reading.fields import local_path
+from distop.tables.reading.iceberg import check_installed, uri
 from distop.tables.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.producing import Production, keeping_log, properties
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_installed, uri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
-from distop_behaviors.reading.fields import local_path, spark_type
-from distop_behaviors.reading.iceberg import optional
-from distop_behaviors.reading.table_properties import for_writing
+from distop.tables.reading.fields import local_path, spark_type
+from distop.tables.reading.iceberg import optional
+from distop.tables.reading.table_properties import for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,9 +17,9 @@ from distop.deletion import Place, delete, delete_or_log, write
 from distop.errors import UnsafePath
 from distop.tables.iceberg import NO_SNAPSHOT
 from distop.tables.metadata_file import read_file
+from distop.tables.reading.fields import local_path
+from distop.tables.reading.iceberg import check_manifests_of, check_same, table_of, uri
 from distop.tables.written_folders import check_folder, check_metadata_folder
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import check_manifests_of, check_same, table_of, uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -22,13 +22,14 @@ from distop.files import local_path
 from distop.tables import plan_table
 from distop.tables.changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
+from distop.tables.iceberg_version import IcebergVersion
 from distop.tables.options import check_options
+from distop.tables.reading.table_properties import NAME_MAPPING
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying, digest_of_mark
 from distop_behaviors.apply.report import Outcome, Rewritten, Staged
 from distop_behaviors.apply.rewriting import Stage
 from distop_behaviors.apply.target import Moved, Rewrite, Unsure
-from distop_behaviors.reading.table_properties import NAME_MAPPING
 from distop_behaviors.validate.certify import check_columns, check_table
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
     from distop.deletion import Place
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.apply.report import Request
     from distop_behaviors.apply.target import Head, Target
-    from distop_behaviors.reading.footers import PlannedFile
 
 _LOOK_EVERY = 1.0
 _NOTHING = ""
@@ -67,7 +68,7 @@ class Narrowing(Applying):
 
     def check(self, metadata: Any, io: Any) -> None:
         """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
-        check_columns(self._certificate, metadata)
+        check_columns(self._certificate, IcebergVersion("", metadata))
         narrowing.check_narrowable(metadata, self._narrowed)
         deletes = equality_ids(metadata, io, self._ctx.check_cancelled)
         narrowing.check_no_equality_deletes(deletes, self._narrowed)

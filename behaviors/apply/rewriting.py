@@ -22,19 +22,20 @@ from distop.core.frozen import frozen
 from distop.deletion import Place
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import open_regular
+from distop.jvm import active
 from distop.places import STAGE
 from distop.storage_urls import check_paths
 from distop.tables import sparkcatalog
 from distop.tables.iceberg import check_opened, metadata_file, read_metadata
 from distop.tables.location import Location
 from distop.tables.metadata_file import read_file
+from distop.tables.reading import iceberg, manifests, rows_read
+from distop.tables.reading.facts import quote
+from distop.tables.reading.fields import local_path
 from distop.tables.staged_metadata import check_staged
 from distop.tables.written_folders import DATA, check_folder
 from distop_behaviors.apply.narrowing import new_schema, scratch
 from distop_behaviors.apply.report import Staged
-from distop_behaviors.reading import iceberg, manifests, rows_read
-from distop_behaviors.reading.facts import quote
-from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate.report import counted
 
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext
     from distop.logs import Log
     from distop.tables.metadata_file import MetadataFile
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.apply.constraints import Narrowed
-    from distop_behaviors.reading.footers import PlannedFile
 
 _TABLE = "table"
 """The folder of the table in a stage."""
@@ -240,7 +241,7 @@ def _check_complete(ctx: JobContext, session: Any, source: str, files: Sequence[
         return
     ctx.check_cancelled()
     found = iceberg.count_rows(session, source, files)
-    wrong = rows_read.misread_files(rows_read.with_deletes(facts, found.deleted), found.kept, "manifest")
+    wrong = rows_read.misread_files(rows_read.with_deletes(facts, found.deleted), found.kept, rows_read.MANIFEST)
     if wrong:
         first, *others = wrong
         more = ""
@@ -272,10 +273,10 @@ def _write(
     session.conf.set(f"{_CATALOG}.type", "hadoop")
     session.conf.set(f"{_CATALOG}.warehouse", location)
     session.conf.set(f"{_CATALOG}.cache-enabled", "false")
-    with sparkcatalog.active(session):
+    with active(session):
         sparkcatalog.check_catalog(session, _CATALOG.rpartition(".")[2])
     rows = iceberg.read(session, source, files).select(*_columns(schema, narrowed))
-    with sparkcatalog.active(session):
+    with active(session):
         rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
 
 
@@ -312,7 +313,7 @@ def _write_with_lineage(
     rows = iceberg.read(session, source, files, lineage=True).select(*columns)
     cache.add(name, table)
     try:
-        with sparkcatalog.active(session):
+        with active(session):
             rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(name)
         appending = table.newFastAppend()
         for file in written.fetchNewFiles(table, name):

@@ -1,7 +1,8 @@
 """Where a schema is changed: the current metadata of a table, and a swap of it.
 
-A table by path has :mod:`distop_behaviors.apply.hadoop`, one of a catalog :mod:`distop_behaviors.apply.catalog`.
-Another one is another module that offers a :class:`Target`, and its place in :func:`target_of`. Its ``swap`` must
+Which tables have a schema that is changed, and by whom, their format tells (:mod:`distop.tables.changing`). A table by
+path has :mod:`distop_behaviors.apply.hadoop`, one of a catalog :mod:`distop_behaviors.apply.catalog`. Another one is
+another module that offers a :class:`Target`, and its place in :func:`target_of`. Its ``swap`` must
 compare the whole metadata that was loaded, by its file or by the snapshot *and* the schema: that the schema alone is
 the same, which is all that Iceberg's own ``UpdateSchema`` asks of a REST catalog, would let a commit pass that nobody
 has looked at.
@@ -12,8 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.frozen import frozen
-from distop.errors import InvalidArgument
-from distop.tables.catalogs import Catalog
+from distop.tables import changes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,27 +96,10 @@ def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) ->
     """Where this table's schema is changed; ``stoppable``: what waits for a catalog stops where the job is to. Raises
     InvalidArgument for a table that has no schema to change, TableUnavailable where its catalog is not configured here.
     """
-    check_format(table)
-    catalog = Catalog.of(table.options["catalog"]) if "catalog" in table.options else None
-    if catalog is None or catalog.warehouse() is not None:
+    if not changes_of(table).by_catalog:
         from distop_behaviors.apply.hadoop import HadoopTarget
 
         return HadoopTarget(table, ctx)
     from distop_behaviors.apply.catalog import CatalogTarget
 
     return CatalogTarget(table, ctx, ctx.check_cancelled if stoppable else lambda: None)
-
-
-def check_format(table: TableRecord) -> None:
-    """Raises InvalidArgument for a table that has no schema to change."""
-    if table.format == "spark":
-        raise InvalidArgument(
-            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
-            "certificates can be applied to Iceberg tables that are registered by their folder, or with the option "
-            "'catalog'"
-        )
-    if table.format != "iceberg":
-        raise InvalidArgument(
-            f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "
-            "certificates can be applied to Iceberg tables alone"
-        )

@@ -63,18 +63,19 @@ class BuildIndex(Behavior):
         TableUnavailable where files are missing because nothing of the table is to be seen from here.
         """
         from distop_behaviors.index.segments import Job
-        from distop_behaviors.index.table import column_ids
+        from distop_behaviors.index.table import identities
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
         argument = _argument(arg, ctx)
         ctx.status(f"indexing {partition.name}")
+        reader = ctx.reader(partition)
         job = Job(
             argument,
             partition.files,
             made(ctx),
-            source=partition.source,
-            ids=column_ids(ctx.table, partition.source, argument.columns),
+            reader,
+            ids=identities(reader, argument.columns),
             check=ctx.check_cancelled,
             reachable=ctx.check_reachable,
         )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from distop_behaviors.reading.facts import folded
+from distop.tables.reading.facts import folded
 
 NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 MAX_DISTINCT = 1_000
@@ -57,7 +57,7 @@ class NotIndexed(BaseModel):
 
 class BuildResult(BaseModel):
     """Of one job, whose journal and segments are in the stage of its attempt. ``bytes`` and ``digest``: of so much of
-    the journal. ``ids``: by which field ids an Iceberg table had the columns, or by which types Spark's catalog.
+    the journal. ``ids``: what the columns were told by from others of their names (``table.identities``).
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -19,13 +19,13 @@ from distop.core.frozen import frozen
 from distop.deletion import check_own, delete_or_log, make_new, regular_file
 from distop.errors import UnsafePath
 from distop.files import open_regular
-from distop.tables.iceberg import check_opened
+from distop.tables.reading.facts import widened
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
 from distop_behaviors.index.planning import base_of, covered, file_list, options
 from distop_behaviors.index.segments import Job, agree, closed, journal_of, merged
-from distop_behaviors.index.table import escaped, ids_now, listed, name_of, widened
+from distop_behaviors.index.table import escaped, ids_now, listed, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,12 +183,11 @@ class Completion:
             return
         self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
         make_new(scratch)
-        source = self._table.source
-        if source:
-            # A plan of the same manifests may have been kept: its files were looked at when it was made.
-            check_opened(source, (path for path, _, _ in new), ())
+        reader = self._table.reader
+        # A plan may have been kept: its files were looked at when it was made.
+        reader.check_allowed(new)
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
-        job = Job(self._argument, new, scratch, source=source, ids=self._ids, check=check, reachable=reachable)
+        job = Job(self._argument, new, scratch, reader, ids=self._ids, check=check, reachable=reachable)
         self._collect([(scratch, job.run(_Nothing()))])
 
     def _publish(self) -> BuildReport:

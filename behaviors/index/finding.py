@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, NotFound, TableUnavailable
-from distop_behaviors.index import alike, local, postings, snapshot, summaries
+from distop.tables.reading import arrow_types
+from distop.tables.reading.arrow_rows import Blocks
+from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.facts import Unreadable, ddl, match, may_match, problem, quote, widened
 from distop_behaviors.index import keys as keys_of
+from distop_behaviors.index import local, postings, summaries
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.planning import file_list
-from distop_behaviors.index.table import ids_now, listed, record_of, widened
+from distop_behaviors.index.table import ids_now, listed, record_of
 from distop_behaviors.index.values import Unindexable, arrow_type, canonical, numbers, together
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable, ddl, match, may_match, problem, quote
 from distop_behaviors.validate.scan import Group, relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import TableRecord
     from distop.tables import Spark
+    from distop.tables.reading.facts import PlannedFile, SparkType
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.keys import Key
     from distop_behaviors.index.postings import Places
     from distop_behaviors.index.table import Listed
     from distop_behaviors.index.values import Whole
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.footers import PlannedFile
 
 log = logging.getLogger("distop.index")
 
@@ -82,12 +82,12 @@ def lookup(
         return _no_rows(spark, found)
     try:
         here = _read_here(found, local_bytes)
-    except alike.Unfaithful as e:
+    except Unfaithful as e:
         log.debug("Spark reads the files: %s", e)
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
     now = found.table
-    group = Group(tuple(found.files), found.schema, (), now.paths, now.root, now.source, now.values())
+    group = Group(tuple(found.files), found.schema, now.reader, (), now.paths)
     try:
         rows = relation(spark, group, keep=False)
     except Unreadable as e:
@@ -104,21 +104,9 @@ def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
 def _read_here(found: Found, most: int) -> pa.Table:
     """The rows, read without Spark. Raises Unfaithful where that is to read them."""
     if most <= 0 or found.uncovered or found.places is None:
-        raise alike.Unfaithful("not all rows are known")
-    reading: Callable[[Any], alike.Reading]
-    if found.table.source:
-        columns = snapshot.Columns(found.table.source, found.schema)
-        wanted = snapshot.wanted(found.table, found.named, found.places, columns)
-        reading = columns.reading
-    else:
-        reading = partial(alike.by_name, schema=found.schema)
-        folders = {f[0]: (p.name, p.values) for p in found.table.partitions for f in p.files}
-        wanted = [
-            local.Wanted(file, blocks, local.in_folder(values, name))
-            for file, blocks in zip(found.named, found.places, strict=True)
-            for name, values in (folders[file[0]],)
-        ]
-    return local.having(local.rows_of(wanted, found.schema, reading, most), found.keys, found.columns)
+        raise Unfaithful("not all rows are known")
+    blocks = [Blocks(file, own, postings.BLOCK) for file, own in zip(found.named, found.places, strict=True)]
+    return local.having(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
 
 
 def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
@@ -127,7 +115,8 @@ def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
     from pyspark.sql.types import StructField, StructType
 
     kinds = {**found.schema, **dict.fromkeys(found.table.paths, "string")}
-    frame = spark.createDataFrame(rows, StructType([StructField(n, alike.spark_type(t)) for n, t in kinds.items()]))
+    schema = StructType([StructField(name, arrow_types.spark_type(kind)) for name, kind in kinds.items()])
+    frame = spark.createDataFrame(rows, schema)
     typed = {name: F.col(quote(name)).cast(kind) for name, kind in found.table.paths.items() if kind != "string"}
     return frame.withColumns(typed) if typed else frame
 
@@ -205,7 +194,7 @@ class _Question:
         """Of the whole table, so that it does not depend on which files are read."""
         found = self._table.columns()
         if found is None:
-            facts = footers.read_all(uncovered, frozenset())
+            facts = self._table.reader.facts(uncovered, frozenset(), lambda: None)
             schemas = [f.columns.items() for f in facts if not isinstance(f, Unreadable)]
             found = widened([self._generation.schema, *schemas])
         return {

@@ -82,8 +82,8 @@ MAX_POSTINGS = 10**13
 class Generation:
     """A state of an index. ``families``: of its columns, None where no file has the column; ``schema``: the columns of
     the files that it covers (name, Spark type); ``files`` names the list of these files; ``operation`` has made it, and
-    ``build`` tells it from others of that name, in another etcd or namespace; ``ids``: the field ids of its columns in
-    an Iceberg table, and their types in Spark's catalog, where names are given anew.
+    ``build`` tells it from others of that name, in another etcd or namespace; ``ids``: what its columns are told by
+    from others that have their names some day (``table.identities``).
     """
 
     number: int

@@ -10,8 +10,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
-from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME, Unindexable
-from distop_behaviors.reading.facts import decimal_of, quote
+from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME
+from distop.tables.reading.facts import decimal_of, quote
+from distop_behaviors.index.values import Unindexable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- of times without a zone, and of those in UTC once that is taken off
 _LITERALS = 200
-"""Keys up to this number are written into the condition, which Parquet's reader then applies to row groups; more are
+"""Keys up to this number are written into the condition, which the reader of files then applies to row groups; more are
 joined.
 """
 
@@ -215,8 +216,8 @@ def _condition(keys: Sequence[Key], columns: Mapping[str, str]) -> Column:
 
 
 def _special(value: Any) -> bool:
-    """Written in a way of its own: Parquet's reader would skip row groups by statistics that NaN is not in, and by a
-    dictionary in which the negative zero is another value than zero.
+    """Written in a way of its own: the reader of files would skip row groups by statistics that NaN is not in, and by
+    a dictionary in which the negative zero is another value than zero.
     """
     return value is None or (isinstance(value, float) and (math.isnan(value) or value == 0))
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop.files import TooLarge, open_regular
+from distop.tables.reading.facts import Ambiguous, Unreadable, match, widened
 from distop_behaviors.index.folder import Folder
-from distop_behaviors.index.table import column_ids, ids_now, listed, name_of, widened
+from distop_behaviors.index.table import identities, ids_now, listed, name_of
 from distop_behaviors.index.values import Unindexable, family_of
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +114,7 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
                 family_of(schema[name])
             except Unindexable as e:
                 raise InvalidArgument(f"the column {column!r} cannot be indexed: {e}") from None
-        column_ids(table.record, table.source, argument.columns)
+        identities(table.reader, argument.columns)
     except (Ambiguous, Unreadable) as e:
         raise InvalidArgument(str(e)) from None
 
@@ -123,7 +122,7 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
 def _schema_of_some(table: Listed) -> Mapping[str, Any]:
     files = list(table.files.values())
     some = {files[n * (len(files) - 1) // max(1, LOOKED_AT - 1)] for n in range(LOOKED_AT)} if files else set()
-    facts = footers.read_all(sorted(some), frozenset())
+    facts = table.reader.facts(sorted(some), frozenset(), lambda: None)
     good = [f for f in facts if not isinstance(f, Unreadable)]
     if not good and facts:
         raise InvalidArgument(f"none of the files looked at can be read: {facts[0]}")

@@ -23,22 +23,22 @@ from distop import deletion
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import open_regular
+from distop.tables.reading.facts import Unreadable
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
 from distop_behaviors.index.source import open_file, pieces
-from distop_behaviors.index.table import escaped, on_disk
+from distop_behaviors.index.table import escaped
 from distop_behaviors.index.values import Unindexable
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import Progress
     from distop.deletion import Place
+    from distop.tables.reader import Reader
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.index.argument import BuildArgument
-    from distop_behaviors.reading.footers import PlannedFile
 
 log = logging.getLogger("distop.index")
 
@@ -129,8 +129,8 @@ class Job:
         argument: BuildArgument,
         files: Sequence[PlannedFile],
         stage: Place,
+        reader: Reader,
         *,
-        source: str = "",
         ids: Mapping[str, int | str] | None = None,
         check: Callable[[], None] = lambda: None,
         reachable: Callable[[], None] = lambda: None,
@@ -139,7 +139,7 @@ class Job:
         self._files = files
         self._place = stage
         self._stage = Path(stage.location)
-        self._source = source
+        self._reader = reader
         self._ids = ids
         self._check = check
         self._reachable = reachable
@@ -195,8 +195,8 @@ class Job:
             self._done.append(FileEntry(number, self._files[number], why="its path is not UTF-8"))
             return
         try:
-            file = on_disk(self._files[number], self._source)
-            source = open_file(file, self._argument.columns, self._ids)
+            file = self._reader.on_disk(self._files[number])
+            source = open_file(file, self._argument.columns, self._ids, self._reader)
             if not agree(source.families, self._families):
                 self._close()
             nulls = 0
@@ -204,7 +204,7 @@ class Job:
                 nulls = self._writer.add(number, source, pieces(source), self._flush)
             else:
                 self._writer.add(number, source, pieces(source))
-            footers.unchanged(*file)
+            self._reader.check_same(file)
         except (Unreadable, Unindexable, FileNotFoundError) as e:
             if not isinstance(e, Unindexable):
                 self._reachable()

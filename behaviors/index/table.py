@@ -2,71 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan, TableRecord
+from distop.behavior import TableRecord
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
-from distop.tables import Spark, place_of, plan_table
-from distop.tables.iceberg import read_metadata
+from distop.files import local_path
+from distop.tables import Spark, place_of, plan_table, reader_of, record_at
 from distop.tables.location import Location
-from distop_behaviors.reading import fields
-from distop_behaviors.reading.facts import Ambiguous, ddl, match, of_json, problem, widest
+from distop.tables.reading.facts import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.footers import PlannedFile
-
-
-_PLANNED = ("columns", "partition_types")
-"""The options that planning finds of a table of Spark's catalog."""
+    from distop.behavior import PartitionPlan
+    from distop.tables.reader import Reader
+    from distop.tables.reading.facts import PlannedFile, SparkType
 
 
 @frozen
 class Listed:
-    """A listing. ``record``: with what planning found; ``files``: what an index calls each, and the file; ``source``:
-    as of a plan; ``paths``: the columns of partitions that are in no file, with their types.
+    """A listing. ``files``: what an index calls each, and the file; ``reader``: of all of them; ``paths``: the columns
+    of partitions that are in no file, with their types; ``options``: what planning found.
     """
 
-    record: TableRecord
     root: str
     version: str
     partitions: Sequence[PartitionPlan]
     files: Mapping[str, PlannedFile]
-    source: str
+    reader: Reader
     paths: Mapping[str, str]
     options: Mapping[str, Any]
-
-    @property
-    def of_catalog(self) -> bool:
-        """Its columns, and the values of its partitions, are those that Spark's catalog has."""
-        return declared(self.record) is not None
 
     def columns(self) -> Mapping[str, SparkType] | None:
         """The table's columns, where its metadata or its catalog tell them; None where its files do. Raises
         TableUnavailable.
         """
-        if self.source:
-            return fields.columns_of(read_metadata(self.source)[0].schema())
-        return declared(self.record)
-
-    def values(self) -> Mapping[str, tuple[str | None, ...]] | None:
-        """The values of ``paths`` by file, where the folders' names do not have them."""
-        if not self.of_catalog or not self.paths:
-            return None
-        return {f[0]: tuple(p.values[name] for name in self.paths) for p in self.partitions for f in p.files}
-
-
-def declared(record: TableRecord) -> Mapping[str, SparkType] | None:
-    """The columns that Spark's catalog has, but those of partitions; None of other tables. ``record``: with what
-    planning found.
-    """
-    columns = record.options.get("columns")
-    return None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
+        return self.reader.columns()
 
 
 def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> str:
@@ -74,7 +46,7 @@ def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark
     planning does.
     """
     place = place_of(record, check, spark) if spark is not None else place_of(record, check)
-    location = Location.of(fields.local_path(place) or place)
+    location = Location.of(str(local_path(place) or place))
     if location.filesystem is not None:
         raise InvalidArgument(
             f"the table at {place!r} cannot have an index yet: it takes a local path, or a file system that all nodes "
@@ -87,17 +59,11 @@ def listed(record: TableRecord, check: Callable[[], None] = lambda: None, spark:
     """The table as it is now. ``spark`` gives the session, which tables of Spark's catalog need. Raises InvalidArgument
     and TableUnavailable, as planning does.
     """
-    if declared(record) is not None:  # as it is registered: it is planned anew
-        record = replace(record, options={n: v for n, v in record.options.items() if n not in _PLANNED})
     root = root_of(record, check, spark)
     planned = plan_table(record, check, spark) if spark is not None else plan_table(record, check)
-    source = planned.partitions[0].source if planned.partitions else ""
     files = {name_of(f[0], root): f for p in planned.partitions for f in p.files}
-    found = record.extended(planned.options)
-    types = found.options.get("partition_types") or {}
-    names = types if declared(found) is not None else [n for p in planned.partitions[:1] for n in p.values]
-    paths = {} if source else {name: types.get(name, "string") for name in names}
-    return Listed(found, root, planned.version, planned.partitions, files, source, paths, planned.options)
+    reader = reader_of(record.extended(planned.options), planned.partitions)
+    return Listed(root, planned.version, planned.partitions, files, reader, reader.partition_columns(), planned.options)
 
 
 def name_of(path: str, root: str) -> str:
@@ -110,82 +76,33 @@ def escaped(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def on_disk(file: PlannedFile, source: str) -> PlannedFile:
-    """The file as the file system has it. A plan through metadata gives no times, and may spell paths as URLs. Raises
-    OSError.
+def identities(reader: Reader, columns: Sequence[str]) -> Mapping[str, int | str] | None:
+    """What the columns are told by from others that have their names some day; None where nothing does. Raises
+    InvalidArgument for a column that the table does not have or that cannot be indexed, TableUnavailable where its
+    metadata are gone.
     """
-    if not source:
-        return file
-    path = fields.local_path(file[0]) or file[0]
-    found = Path(path).stat()
-    return path, found.st_size, found.st_mtime_ns
-
-
-def column_ids(record: TableRecord, source: str, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """What the columns are told by from others that have their names some day: of an Iceberg table the ids by which
-    its data files have them, of one of Spark's catalog their types; None for folders. ``record``: with what planning
-    found. Raises InvalidArgument for a column that the table does not have or that cannot be indexed, TableUnavailable
-    where its metadata are gone.
-    """
-    if not source:
-        known = declared(record)
-        return None if known is None else {column: _kind(column, known) for column in columns}
-    from pyiceberg.types import UUIDType
-
-    metadata, _ = read_metadata(source)
-    own = {field.name: field for field in metadata.schema().fields}
     found: dict[str, int | str] = {}
     for column in columns:
-        name = match(column, own)
-        if name is None:
-            raise InvalidArgument(f"the table has no column {column!r}")
-        if isinstance(own[name].field_type, UUIDType):
-            raise InvalidArgument(f"the column {column!r} cannot be indexed: it is a uuid, and text only in Spark")
-        found[column] = own[name].field_id
+        try:
+            own = reader.identities([column])
+        except Unreadable as why:
+            raise InvalidArgument(f"the column {column!r} cannot be indexed: {why}") from None
+        if own is None:
+            return None
+        found |= own
     return found
 
 
-def _kind(column: str, known: Mapping[str, SparkType]) -> str:
-    name = match(column, known)
-    if name is None:
-        raise InvalidArgument(f"the table has no column {column!r}")
-    if (why := problem(known[name])) is not None:
-        raise InvalidArgument(f"the column {column!r} cannot be indexed: {why}")
-    return ddl(known[name])
-
-
 def ids_now(table: Listed, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """As :func:`column_ids`, but empty where the table does not have all of the columns any more: what was indexed is
+    """As :func:`identities`, but empty where the table does not have all of the columns any more: what was indexed is
     theirs no longer. Raises TableUnavailable.
     """
     try:
-        return column_ids(table.record, table.source, columns)
+        return identities(table.reader, columns)
     except InvalidArgument:
         return {}
 
 
 def record_of(table: Any) -> TableRecord:
     """The record of a table that a lookup is given: itself, or one made for a location."""
-    if isinstance(table, TableRecord):
-        return table
-    location = Location.of(str(table))
-    has_metadata = any(name.endswith(".metadata.json") for name in location.names_in("metadata"))
-    return TableRecord("table", "iceberg" if has_metadata else "parquet", location.text)
-
-
-def widened(schemas: Iterable[Iterable[tuple[str, SparkType]]]) -> dict[str, SparkType]:
-    """All columns of some files, in the order in which they come up. Where types do not go together the first stays,
-    and Spark says what is wrong when it reads the others.
-    """
-    found: dict[str, SparkType] = {}
-    for schema in schemas:
-        for name, kind in schema:
-            try:
-                mine = match(name, found)
-            except Ambiguous:
-                mine = name if name in found else None
-            if mine is None:
-                found[name] = kind
-            elif found[mine] != kind:
-                found[mine] = widest(found[mine], kind) or found[mine]
-    return found
+    return table if isinstance(table, TableRecord) else record_at(str(table))

@@ -7,10 +7,11 @@ and the condition is applied to what is read there.
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.reading.facts import ddl, decimal_of, problem
+from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME
+from distop.tables.reading.facts import ddl, decimal_of, problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
 
     Numbers = npt.NDArray[np.int64]
     Whole = npt.NDArray[np.int32]
 
-FIRST_DAY = date(1582, 10, 15)
-"""Days before it may have been written by another calendar, and Spark may read them as others: no index has them."""
-FIRST_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
-"""Times before it, likewise."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
 
 _FAMILIES = {

@@ -1,1 +1,1 @@
-"""What operation types know of a table's files: their footers, their metadata, and their rows in Spark."""
+"""What operation types share when they read rows: Spark's session, and the expressions that they accept."""

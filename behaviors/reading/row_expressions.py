@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from distop.core.frozen import frozen
+from distop.jvm import active
 from distop.row_expressions import clock_text, construct, refusal, text_alone, unlisted
-from distop.tables.sparkcatalog import active
-from distop_behaviors.reading.facts import folded
+from distop.tables.reading.facts import folded
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 
 if TYPE_CHECKING:

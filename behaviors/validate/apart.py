@@ -14,7 +14,7 @@ from distop_behaviors.validate.statistics import bounded
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distop_behaviors.reading.facts import FileFacts
+    from distop.tables.reading.facts import FileFacts
 
 _ORDERED = ("int", "uint", "bool", "decimal", "date", "timestamp", "float", "string", "binary")
 """Kinds of leaves whose values are equal where their physical values are."""

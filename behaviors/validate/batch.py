@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footer_probe, footers, manifests, nearer, page_headers
-from distop_behaviors.reading.facts import VOID, Unreadable, match, may_match, of_json
+from distop.tables import readers_of
+from distop.tables.reading.facts import VOID, Unreadable, match, may_match
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan
-    from distop_behaviors.reading.facts import FileFacts
-    from distop_behaviors.reading.footers import PlannedFile
-    from distop_behaviors.reading.manifests import Snapshot
+    from distop.tables.reader import Reader
+    from distop.tables.reading.facts import FileFacts, PlannedFile
     from distop_behaviors.validate.argument import Argument
     from distop_behaviors.validate.report import Result
 
@@ -37,31 +35,37 @@ class Batch:
     def __init__(self, argument: Argument, ctx: JobContext) -> None:
         self._argument = argument
         self._ctx = ctx
-        table = ctx.table
-        self._base = table.location if table is not None else ""
-        options = table.options if table is not None else {}
-        self._types: Mapping[str, str] = options.get("partition_types") or {}
-        columns = options.get("columns")
-        self._declared = None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
-        self._values: dict[str, tuple[Any, ...]] = {}
-        """By file, where the values of partition columns are the catalog's, and not in the paths."""
+
+    def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
+        """Each partition with its result, those that need no scan first. Raises what is unexpected."""
+        assert self._ctx.table is not None
+        for reader, mine in readers_of(self._ctx.table, plans):
+            yield from _Planned(self._argument, self._ctx, reader).run(mine)
+
+
+class _Planned:
+    """Partitions that were planned at one time."""
+
+    def __init__(self, argument: Argument, ctx: JobContext, reader: Reader) -> None:
+        self._argument = argument
+        self._ctx = ctx
+        self._reader = reader
+        self._types = reader.partition_columns()
+        self._declared = reader.declared
         self._check_names = argument.names()
 
     @property
     def _session(self) -> SparkSession:
         return session_of(self._ctx.spark)
 
-    def _reader(self, parts: Iterable[Part]) -> SparkSession:
+    def _reading(self, parts: Iterable[Part]) -> SparkSession:
         """The session that reads the files of these parts."""
         facts = (facts for part in parts for facts in part.facts)
         return scan.reading_session(self._ctx.spark, self._argument.statistics, facts)
 
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
-        """Each partition with its result, those that need no scan first. Raises what is unexpected."""
-        if any(not p.source for p in plans):
-            self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
-        if self._declared is not None:
-            self._values = {f[0]: tuple(p.values.values()) for p in plans for f in p.files}
+        """Each partition with its result, those that need no scan first."""
+        self._status(self._reader.facts_from, sum(len(p.files) for p in plans))
         names = self._names()
         slow: list[Part] = []
         for part in self._prepared(plans, names):
@@ -75,6 +79,10 @@ class Batch:
         if self._argument.sample and self._argument.statistics != "only":
             self._sample(groups, names)
         yield from map(self._result, slow)
+
+    def _status(self, read: str, files: int) -> None:
+        if read:
+            self._ctx.status(f"reading the {read} of {files} files")
 
     def _result(self, part: Part) -> tuple[PartitionPlan, Result | JobCancelled]:
         if self._ctx.is_cancelled(part.plan):
@@ -112,23 +120,24 @@ class Batch:
         return ()
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
-        read = iter(self._footers([f for p in plans if not p.source for f in p.files], names))
-        sources = dict.fromkeys(p.source for p in plans if p.source)
-        snapshots = {source: self._snapshot(source, names) for source in sources}
-        known = [_by_source(p, snapshots[p.source]) if p.source else [next(read) for _ in p.files] for p in plans]
+        known = self._facts(plans, names)
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
-            footers.check_store([fact for p, facts in zip(plans, known, strict=True) if not p.source for fact in facts])
         preparation = Preparation(self._argument, names, self._types, self._declared)
         preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
-        # Without a source one is done before the next is begun: its result is on its way meanwhile.
-        return self._looked_at(list(parts), preparation, snapshots) if sources else parts
+        # Where nothing is closer, one is done before the next is begun: its result is on its way meanwhile.
+        return self._looked_at(list(parts), preparation, names) if self._reader.closer_facts_from else parts
 
-    def _footers(self, files: Sequence[PlannedFile], names: Names) -> list[FileFacts | Unreadable]:
-        crashing = footer_probe.crashing_footers(files, names.wanted(), self._stop) if self._ctx.again else {}
-        read = iter(footers.read_all([f for f in files if f[0] not in crashing], names.wanted(), self._stop))
-        return [crashing[f[0]] if f[0] in crashing else next(read) for f in files]
+    def _facts(self, plans: Sequence[PartitionPlan], names: Names) -> list[list[FileFacts | Unreadable]]:
+        """What is known of the files of each partition: of all partitions in one go."""
+        files = [file for plan in plans for file in plan.files]
+        wanted, again = names.wanted(), self._ctx.again
+        read = iter(self._reader.facts(files, wanted, self._stop, again=again) if files else ())
+        return [
+            [next(read) for _ in plan.files] if plan.files else self._reader.facts((), wanted, self._stop)
+            for plan in plans
+        ]
 
     def _part(self, preparation: Preparation, plan: PartitionPlan, facts: Sequence[FileFacts | Unreadable]) -> Part:
         good = [fact for fact in facts if not isinstance(fact, Unreadable)]
@@ -139,30 +148,14 @@ class Batch:
         part.fail(str(next(fact for fact in facts if isinstance(fact, Unreadable))))
         return part
 
-    def _snapshot(self, source: str, names: Names) -> Snapshot | Unreadable:
-        """What a table's metadata tell of the files that are read through them."""
-        try:
-            return manifests.snapshot_of(source, names.wanted(), self._stop)
-        except Unreadable as e:
-            return e
-
-    def _looked_at(
-        self, parts: Sequence[Part], preparation: Preparation, snapshots: Mapping[str, Snapshot | Unreadable]
-    ) -> Iterator[Part]:
-        """The parts; where a table's metadata left something open that footers may decide, these have been asked."""
-        open_ = [undecided(part, self._argument) if part.plan.source else set() for part in parts]
+    def _looked_at(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
+        """The parts; where their facts left something open that closer ones may decide, these have been asked for."""
+        open_ = [undecided(part, self._argument) for part in parts]
+        wanted = [f for part, files in zip(parts, open_, strict=True) for f in part.facts if f.path in files]
         found: dict[str, FileFacts] = {}
-        for source, snapshot in snapshots.items():
-            mine = [
-                facts
-                for part, files in zip(parts, open_, strict=True)
-                if part.plan.source == source
-                for facts in part.facts
-                if facts.path in files
-            ]
-            if mine and not isinstance(snapshot, Unreadable):
-                self._ctx.status(f"reading the footers of {len(mine)} files")
-                found |= nearer.look(mine, snapshot.fields, self._stop)
+        if wanted:
+            self._status(self._reader.closer_facts_from, len(wanted))
+            found = self._reader.closer_facts(wanted, names.wanted(), self._stop)
         for part, files in zip(parts, open_, strict=True):
             if files & found.keys():
                 yield preparation.prepare(part.plan, [found.get(facts.path, facts) for facts in part.facts])
@@ -189,7 +182,6 @@ class Batch:
         groups: dict[Any, list[Part]] = {}
         for part in parts:
             key = (
-                part.plan.source,
                 tuple(sorted(part.columns.items())),
                 part.absent,
                 tuple(self._path_columns(part, names).items()),
@@ -206,9 +198,8 @@ class Batch:
         of_path = self._path_columns(part, names)
         columns = {n: t for n, t in sorted(part.columns.items()) if not may_match(n, of_path)}
         absent = tuple(n for n in part.absent if not may_match(n, of_path))
-        values = self._values if of_path and self._declared is not None else None
         all_rows = any(f[0] in uncounted for f in files)
-        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source, values, all_rows)
+        return Group(tuple(files), columns, self._reader, absent, of_path, all_rows)
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target
@@ -224,7 +215,7 @@ class Batch:
 
     def _scan(self, parts: list[Part], names: Names) -> None:
         if self._ctx.again:
-            self._look_at_pages(parts)
+            self._look_at_data(parts)
         files = {p.plan.partition: self._files(p) for p in parts}
         total = sum(map(len, files.values()))
         if not total:
@@ -248,7 +239,7 @@ class Batch:
             written[WHERE] = self._argument.where
         uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
         isolated = Isolated(
-            self._reader(parts),
+            self._reading(parts),
             lambda some: self._group(first, names, some, uncounted),
             checks,
             self._where(),
@@ -260,9 +251,7 @@ class Batch:
         if isolated.changed:
             self._ctx.check_reachable()
         active = [p for p in active if not p.erred]
-        # Iceberg changes no file that it has written.
-        planned = [file for p in active if not p.plan.source for file in files[p.plan.partition]]
-        changed = footers.changed(planned, self._stop)
+        changed = self._reader.changed([file for p in active for file in files[p.plan.partition]], self._stop)
         if changed:
             self._ctx.check_reachable()
         for part in active:
@@ -272,13 +261,13 @@ class Batch:
             else:
                 self._apply(part, files[part.plan.partition], counts)
 
-    def _look_at_pages(self, parts: Sequence[Part]) -> None:
-        """Mark files with a damaged page: one of them may have crashed the JVM."""
+    def _look_at_data(self, parts: Sequence[Part]) -> None:
+        """Mark files with damaged data: one of them may have crashed the JVM."""
         for part in parts:
-            for path, _, _ in self._files(part) if not part.plan.source else ():
+            for path, _, _ in self._files(part):
                 self._stop()
                 try:
-                    footers.answered(path, partial(page_headers.check, path, part.columns), self._stop)
+                    self._reader.check_data(path, part.columns, self._stop)
                 except Unreadable as e:
                     part.mark_unreadable(path, str(e))
                 except OSError:
@@ -312,10 +301,10 @@ class Batch:
             self._stop()
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
-            rows = fetch(self._reader(parts), self._group(parts[0], names, ()), wishes, self._where())
+            rows = fetch(self._reading(parts), self._group(parts[0], names, ()), wishes, self._where())
             # What was counted stands; the rows of a sample must be those that were counted.
             owners = [owner[path] for path in dict.fromkeys(row.file for row in rows)]
-            changed = footers.changed([file for part, file in owners if not part.plan.source], self._stop)
+            changed = self._reader.changed([file for _, file in owners], self._stop)
             for why in changed.values():
                 self._ctx.log.warning("no samples of it: %s", why)
             for row in rows:
@@ -360,10 +349,3 @@ class Batch:
             else:
                 shown.append((name, (), VOID))
         return tuple(shown)
-
-
-def _by_source(plan: PartitionPlan, snapshot: Snapshot | Unreadable) -> Sequence[FileFacts | Unreadable]:
-    try:
-        return [snapshot] if isinstance(snapshot, Unreadable) else snapshot.of(plan)
-    except Unreadable as e:
-        return [e]

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import decimal_of
+from distop.tables.reading.facts import decimal_of
 
 RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 MAX_DECIMAL = 10**38 - 1

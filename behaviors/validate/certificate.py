@@ -17,11 +17,9 @@ from pydantic_core import PydanticCustomError
 
 from distop.core.texts import shown
 from distop.errors import InvalidArgument
-from distop_behaviors.reading.facts import folded
+from distop.tables.reading.facts import folded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from distop.behavior import JobContext
 
 MAX_BYTES = 448 * 1024
@@ -37,7 +35,7 @@ _LATER = ("types", "files_digest")
 
 
 class Column(BaseModel):
-    """A column of an Iceberg table: its field id, and its type without what is inside a nested one."""
+    """A column, or what is inside one, where the format gives it an id: this, and its type without what is in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,11 +56,11 @@ class Certified(BaseModel):
 
 
 class Certificate(BaseModel):
-    """``version``: the table's, as the plan had it. Of Iceberg: ``uuid``, ``metadata`` (the file that was planned
-    from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside them. Of Parquet
-    folders: ``files``, where the list of the files stands, below the shared directory, ``files_digest``, its digest,
-    and ``partition_types``; of Parquet in Spark's catalog ``files`` with its digest, and ``types``, those that the
-    catalog had for the columns looked at, as JSON.
+    """``version``: the table's, as the plan had it. Of a format that keeps versions: ``uuid``, ``metadata`` (the file
+    that was planned from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside
+    them. Of others: ``files``, where the list of the files stands, below the shared directory, ``files_digest``, its
+    digest, and ``partition_types``; where a catalog declares the columns, ``types`` instead: those that it had for the
+    columns looked at, as JSON.
 
     ``rows``: how many were looked at, by this operation and by those ``since`` which it went on; null where they were
     not counted.
@@ -164,29 +162,3 @@ def named_in(expression: str, names: list[str]) -> list[str]:
         if re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", text) if plain else wanted in text:
             found.append(name)
     return found
-
-
-def columns_below(schema: Any, tops: set[str]) -> dict[str, Column]:
-    """These top-level columns of an Iceberg schema with all that is inside them, by their dotted names."""
-    found: dict[str, Column] = {}
-    for field in schema.fields:
-        if field.name in tops:
-            found |= _below(field, field.name)
-    return found
-
-
-def _below(field: Any, name: str) -> Iterator[tuple[str, Column]]:
-    from pyiceberg import types
-
-    kind = field.field_type
-    inside: list[Any] = []
-    text = str(kind)
-    if isinstance(kind, types.StructType):
-        text, inside = "struct", list(kind.fields)
-    elif isinstance(kind, types.ListType):
-        text, inside = "list", [kind.element_field]
-    elif isinstance(kind, types.MapType):
-        text, inside = "map", [kind.key_field, kind.value_field]
-    yield name, Column(id=field.field_id, type=text)
-    for inner in inside:
-        yield from _below(inner, f"{name}.{inner.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import PartitionPlan, TableUnavailable, is_wide
@@ -15,32 +16,35 @@ from distop.deletion import read_regular, write
 from distop.errors import InvalidArgument, UnsafePath
 from distop.files import gone, identity, local_path
 from distop.places import folder
-from distop_behaviors.reading.facts import Ambiguous, match, split_path
+from distop.tables import reader_of, registered_types
+from distop.tables.reading.facts import Ambiguous, match, of_json, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
     ROW_KINDS,
     Certificate,
     Certified,
+    Column,
     certificate_of,
-    columns_below,
     digest_of,
     named_in,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext, Planned, Summary, TableRecord
     from distop.deletion import Place
+    from distop.tables.reader import Reader
+    from distop.tables.versions import TableVersion
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.report import Report
 
     File = tuple[str, int, int]
     Entry = tuple[Any, ...]
-    """A file in a list: its path, size and time, and of a table of Spark's catalog the name of its partition."""
+    """A file in a list: its path, size and time, and its partition where that may be another one some day."""
 
 NOTHING_NEW = "nothing-new"
-"""The name of the one partition, without files, of an Iceberg table to which nothing came."""
+"""The name of the one partition, without files, of a table to which nothing came, of a format that keeps versions."""
 _FOLDER = "certificates"
 _LIST_BYTES = 1 << 30
 """Of a list of files at most."""
@@ -86,7 +90,6 @@ def _certificate(
         raise Uncertified("only some of the table's partitions were looked at")
     if not summary.version:
         raise Uncertified("its plan tells no version of the table")
-    of_format = _of_files if _columns_of(table) is not None or table.format == "parquet" else _of_iceberg
     before: int | None = 0
     if argument.since is not None:
         try:
@@ -113,7 +116,7 @@ def _certificate(
             for check in report.checks
         ],
         rows=None if before is None or report.rows is None else before + report.rows,
-        **of_format(argument, table, summary, ctx),
+        **_of_table(argument, table, summary, ctx),
     )
     size = certificate.size() + len(report.model_dump_json())
     if size > MAX_BYTES:
@@ -121,23 +124,26 @@ def _certificate(
     return certificate
 
 
-def _of_iceberg(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    from distop.tables.iceberg import read_metadata
-
-    first = next(summary.partitions(), None)
-    if first is None:
-        raise Uncertified("nothing was planned")
+def _of_table(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
+    """What tells the state of the table that was planned from later ones."""
     try:
-        metadata, _ = read_metadata(first.source)
+        reader = reader_of(table, [*islice(summary.partitions(), 1)])
+        version = reader.version
     except (InvalidArgument, TableUnavailable) as error:
         raise Uncertified(f"what was planned from cannot be read any more: {error}") from error
-    schema = metadata.schema()
+    if version is None:
+        return _of_files(argument, table, reader, summary, ctx)
     return {
-        "uuid": str(metadata.table_uuid),
-        "metadata": first.source,
-        "schema_id": int(schema.schema_id),
-        "columns": columns_below(schema, looked_at(argument, [field.name for field in schema.fields])),
+        "uuid": version.table_id,
+        "metadata": version.metadata_file,
+        "schema_id": version.schema_id,
+        "columns": columns_below(version, looked_at(argument, version.names())),
     }
+
+
+def columns_below(version: TableVersion, tops: Collection[str]) -> dict[str, Column]:
+    """These top-level columns with all that is inside them, by their dotted names."""
+    return {name: Column(id=field.id, type=field.type) for name, field in version.fields(tops).items()}
 
 
 def looked_at(argument: Argument, names: Sequence[str]) -> set[str]:
@@ -161,37 +167,38 @@ def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
     return [found] if found is not None else []
 
 
-def _columns_of(table: TableRecord) -> dict[str, Any] | None:
-    """The columns of a table of Spark's catalog, with those of its partitions; None of others, whose files or metadata
-    have them.
-    """
-    found = table.options.get("columns")
-    return None if found is None else {**found, **(table.options.get("partition_types") or {})}
+def _columns_of(reader: Reader) -> dict[str, Any] | None:
+    """The columns that a catalog declares, with those of partitions; None where files alone have them."""
+    found = reader.columns()
+    return None if found is None else {**found, **reader.partition_columns()}
 
 
-def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    columns = _columns_of(table)
+def _of_files(
+    argument: Argument, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext
+) -> dict[str, Any]:
+    columns = _columns_of(reader)
     try:
         if argument.since is None:
-            digest = keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
+            digest = keep_files(summary.version, lambda: _listed(summary.partitions(), reader), ctx)
         else:
-            digest = _carried_over(certificate_of(argument.since, table.name, ctx), table, summary, ctx)
+            since = certificate_of(argument.since, table.name, ctx)
+            digest = _carried_over(since, table, reader, summary, ctx)
     except (OSError, InvalidArgument) as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
     of_files = {"files": _list_of(table.name, summary.version), "files_digest": digest}
     if columns is None:
-        return {**of_files, "partition_types": dict(table.options.get("partition_types") or {})}
+        return {**of_files, "partition_types": registered_types(table)}
     named = looked_at(argument, list(columns))
     return {**of_files, "types": {name: columns[name] for name in columns if name in named}}
 
 
-def _carried_over(since: Certificate, table: TableRecord, summary: Summary, ctx: JobContext) -> str:
+def _carried_over(since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext) -> str:
     """The digest of the list that planning has kept. Of what is not new the plan says nothing, and whoever may write
     into the shared directory may have replaced the list: each of its files has to be one of ``since``, or of the plan.
     Raises InvalidArgument, and OSError.
     """
     files, digest = _read_list(table.name, summary.version, ctx)
-    unknown = set(files).difference(kept_files(since, ctx), _listed(summary.partitions(), table))
+    unknown = set(files).difference(kept_files(since, ctx), _listed(summary.partitions(), reader))
     if unknown:
         raise InvalidArgument(
             f"it names {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated now"
@@ -199,17 +206,15 @@ def _carried_over(since: Certificate, table: TableRecord, summary: Summary, ctx:
     return digest
 
 
-def _listed(partitions: Iterable[PartitionPlan], table: TableRecord) -> list[Entry]:
-    """The files of a plan as their list has them; of a catalog's table each with its partition, which may be another
-    one some day.
-    """
+def _listed(partitions: Iterable[PartitionPlan], reader: Reader) -> list[Entry]:
+    """The files of a plan as their list has them; each with its partition, where that may be another one some day."""
     found: dict[Entry, str] = {}
     for partition in partitions:
         for file in partition.files:
             # Each once: a job may be over several partitions.
             if file not in found or not is_wide(partition.name):
                 found[file] = partition.name
-    return list(found) if _columns_of(table) is None else [(*file, name) for file, name in found.items()]
+    return [(*file, name) for file, name in found.items()] if reader.moves else list(found)
 
 
 def _list_of(table: str, version: str) -> str:
@@ -308,34 +313,32 @@ def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, 
 
     Raises InvalidArgument where its columns are not the table's any more, or what it names is gone.
     """
-    source = next((partition.source for partition in planned.partitions), "")
-    if bool(source) != (certificate.uuid is not None):
+    reader = reader_of(table.extended(planned.options), planned.partitions)
+    version = reader.version
+    if (version is not None) != (certificate.uuid is not None):
         raise InvalidArgument(
             f"the table {table.name!r} is of another format than when {certificate.operation} was run: validate it as "
             "a whole"
         )
-    if not source:
-        found = table.extended(planned.options)
-        check_types(certificate, _columns_of(found) or {})
+    if version is None:
+        check_types(certificate, _columns_of(reader) or {})
         before = frozenset(kept_files(certificate, ctx))
         try:
-            keep_files(planned.version, lambda: _listed(planned.partitions, found), ctx)
+            keep_files(planned.version, lambda: _listed(planned.partitions, reader), ctx)
         except (OSError, UnsafePath) as error:
             ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
-        named = _columns_of(found) is not None
-        return _only(planned, lambda file, name: ((*file, name) if named else file) not in before)
-    from distop.tables.changes import new_files
-    from distop.tables.iceberg import read_metadata
-
-    metadata, io = read_metadata(source)
-    check_columns(certificate, metadata)
-    new = new_files(metadata, io, certificate.version, ctx.check_cancelled)
+        return _only(planned, lambda file, name: ((*file, name) if reader.moves else file) not in before)
+    check_columns(certificate, version)
+    new = version.new_files(certificate.version, ctx.check_cancelled)
     if new is None:
-        ctx.log.info("which files are new cannot be told any more: all of them are looked at")
+        ctx.log.info("Cannot determine which files are new since the certificate; validating all files")
         return planned
     paths = {path for path, _, _ in new}
     left = _only(planned, lambda file, _: file[0] in paths)
-    return left if left.partitions else replace(planned, partitions=[PartitionPlan(0, NOTHING_NEW, source=source)])
+    if left.partitions:
+        return left
+    nothing = replace(planned.partitions[0], partition=0, name=NOTHING_NEW, bytes=0, files=(), values={})
+    return replace(planned, partitions=[nothing])
 
 
 def _only(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
@@ -367,7 +370,7 @@ def check_table(certificate: Certificate, table: TableRecord) -> None:
     """Raises InvalidArgument unless the certificate is one of this table, as it is registered."""
     if certificate.table != table.name:
         raise InvalidArgument(f"the certificate of {certificate.operation} is one of the table {certificate.table!r}")
-    types = dict(table.options.get("partition_types") or {})
+    types = registered_types(table)
     if (certificate.format, certificate.location, certificate.partition_types) != (table.format, table.location, types):
         raise InvalidArgument(
             f"the table {table.name!r} is registered otherwise than when {certificate.operation} was run: validate it "
@@ -381,18 +384,17 @@ def check_types(certificate: Certificate, columns: Mapping[str, Any]) -> None:
     for name, kind in certificate.types.items():
         if name not in columns:
             raise InvalidArgument(f"the column {name!r} was dropped or renamed {whose}: validate anew")
-        if columns[name] != kind:
+        if of_json(columns[name]) != of_json(kind):
             raise InvalidArgument(f"the type of {name!r} was changed {whose}: validate anew")
 
 
-def check_columns(certificate: Certificate, metadata: Any) -> None:
-    """Raises InvalidArgument where an Iceberg table is another one by now, or the certificate's columns are."""
+def check_columns(certificate: Certificate, version: TableVersion) -> None:
+    """Raises InvalidArgument where the table is another one by now, or the certificate's columns are."""
     whose = f"since {certificate.operation}"
-    if str(metadata.table_uuid) != certificate.uuid:
+    if version.table_id != certificate.uuid:
         raise InvalidArgument(f"the table {certificate.table!r} was replaced by another one {whose}: validate it anew")
-    schema = metadata.schema()
     tops = {name for name in certificate.columns if not any(name.startswith(f"{c}.") for c in certificate.columns)}
-    now = columns_below(schema, tops)
+    now = version.fields(tops)
     for name, column in certificate.columns.items():
         found = now.get(name)
         if found is not None and found.id == column.id:
@@ -401,7 +403,7 @@ def check_columns(certificate: Certificate, metadata: Any) -> None:
                     f"the type of {name!r} was changed from {column.type} to {found.type} {whose}: validate anew"
                 )
             continue
-        new_name = schema.find_column_name(column.id)
+        new_name = version.name_of(column.id)
         if new_name is not None:
             raise InvalidArgument(f"the column {name!r} was renamed to {new_name!r} {whose}: validate anew")
         other = " and another one has its name" if found is not None else ""

@@ -6,7 +6,7 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.recent import Kept
-from distop_behaviors.reading.facts import ddl, decimal_of, quote
+from distop.tables.reading.facts import ddl, decimal_of, quote
 from distop_behaviors.reading.row_expressions import Refused, java_class, parsed
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.failures import is_unexpected, sentence_of
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
     from distop_behaviors.validate.argument import Check
 
 KEPT_CONDITIONS = 256
@@ -88,16 +88,16 @@ def chosen(session: SparkSession, text: str) -> Column:
 
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
-    """The rows of the frame for which the condition is true. On floats and times it is no filter for Parquet's reader:
-    that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a file has
-    milliseconds, by what is left of a literal when its microseconds are cut off.
+    """The rows of the frame for which the condition is true. On floats and times it is no filter for the reader of
+    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a
+    file has milliseconds, by what is left of a literal when its microseconds are cut off.
     """
     skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
     return frame.where(unpushed(condition) if skips else condition)
 
 
 def unpushed(*conditions: Column) -> Column:
-    """True where one of the conditions is, in a form that Spark makes no filter for Parquet's reader of."""
+    """True where one of the conditions is, in a form that Spark makes no filter for the reader of files of."""
     from pyspark.sql import functions as F
 
     return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))

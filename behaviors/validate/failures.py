@@ -9,18 +9,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from distop import private
 from distop.jvm import thrown
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.spark_paths import READING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from distop_behaviors.reading.footers import PlannedFile
-
-_READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 
 _CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
 _ENCODING = re.compile(r"Unsupported encoding: (\w+)")
@@ -70,19 +66,6 @@ _DISK = "No space left on device"
 def _beginning(text: str) -> str:
     """What is looked at of a message, without secret values: one across the cut would not be known again."""
     return private.redact(text)[:_READ]
-
-
-def plain_path(uri: str) -> str:
-    """Spark's ``file:///a%20b`` as the local path ``/a b``; other schemes as they are, unescaped."""
-    if uri.startswith("file:"):
-        return unquote(urlsplit(uri).path)
-    return unquote(uri)
-
-
-def broken_file(error: Exception, files: Sequence[PlannedFile]) -> str | None:
-    """Which of the files Spark could not read, where it says so."""
-    named = {plain_path(m) for m in _READING.findall(str(error))}
-    return next((f[0] for f in files if f[0] in named), None)
 
 
 def is_unexpected(error: Exception) -> bool:
@@ -164,7 +147,7 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     causes = [
         (name, text.strip().split("\n")[0].rstrip(" {:"))
         for name, text in ((name, _beginning(text)) for name, text in causes)
-        if _READING.search(text) is None
+        if READING.search(text) is None
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:

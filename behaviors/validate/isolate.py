@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.reading import footers, iceberg, rows_read
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import rows_read
+from distop.tables.reading.facts import Gone
 from distop_behaviors.validate import failures, refused, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.validate.part import Part
     from distop_behaviors.validate.scan import Counts, Group, Scanned
 
@@ -81,7 +81,7 @@ class Isolated:
                 return scanned.counts
             except Exception as e:
                 self._check_stop()
-                if isinstance(e, iceberg.Gone):
+                if isinstance(e, Gone):
                     self.changed = True
                     for part in left:
                         part.fail(str(e))
@@ -110,23 +110,17 @@ class Isolated:
     ) -> bool:
         """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
         found = False
-        # Of Iceberg's reader no words are known that only it would say: what it cannot read is found by splitting.
-        broken = None if group.source else failures.broken_file(error, group.files)
+        broken = group.reader.broken_file(error, group.files)
         of_parts = [file for part in parts for file in files[part.plan.partition]]
-        changed = {} if group.source else footers.changed(of_parts, self._check_stop)
+        missing = group.reader.not_present(self._session, of_parts, self._check_stop)
         for part in parts:
-            try:
-                for file in files[part.plan.partition]:
-                    if group.source:
-                        iceberg.check_there(self._session, group.source, file)
-                    elif file[0] in changed:
-                        raise changed[file[0]]
-                    if file[0] == broken:
-                        why = failures.why_unreadable(error)
-                        part.mark_unreadable(broken, f"the file {broken} cannot be read: {why}")
-                        found = self.changed = True
-            except Unreadable as e:
-                part.fail(str(e))
+            paths = [path for path, _, _ in files[part.plan.partition]]
+            if lost := next((missing[path] for path in paths if path in missing), None):
+                part.fail(str(lost))
+                found = self.changed = True
+            elif broken is not None and broken in paths:
+                why = failures.why_unreadable(error)
+                part.mark_unreadable(broken, f"the file {broken} cannot be read: {why}")
                 found = self.changed = True
         if found:
             return True
@@ -168,8 +162,8 @@ class Isolated:
     ) -> None:
         """Mark files of which Spark did not read all rows.
 
-        If the total does not match the footers, each file is counted by a separate query, because ``where`` may skip
-        rows, and because manifests do not count the rows that some deletes remove.
+        If the total does not match the facts, each file is counted by a separate query, because ``where`` may skip
+        rows, and because facts do not count the rows that some deletes remove.
         """
         if strange := scanned.counts.keys() - {file[0] for file in group.files}:
             # Its rows would count for none of the files that they were asked of.
@@ -187,7 +181,7 @@ class Isolated:
             found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
         wrong = scan.misread_files(self._session, group, facts, found)
         misread = [(part, file) for part in parts for file in files[part.plan.partition] if file[0] in wrong]
-        changed = {} if group.source else footers.changed([file for _, file in misread], self._check_stop)
+        changed = group.reader.changed([file for _, file in misread], self._check_stop)
         for part, file in misread:
             if file[0] in changed:
                 part.fail(str(changed[file[0]]))

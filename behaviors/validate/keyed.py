@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import ddl, widest
+from distop.tables.reading.facts import ddl, widest
 from distop_behaviors.reading.session import SETTINGS
 from distop_behaviors.validate.bounds import RANGES, Unfit
 from distop_behaviors.validate.expressions import column_at
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reader import Reader
+    from distop.tables.reading.facts import SparkType
     from distop_behaviors.validate.part import Target
-    from distop_behaviors.validate.scan import Group
 
 PART_BYTES = 64 * 1024 * 1024
 """Of files, for each part of a shuffle: the session's own few parts would each hold too many keys of a large table."""
@@ -159,14 +159,24 @@ def repeated(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Fou
     return Found(violations or 0, frame, tuple(sorted(number for number in found_numbers if number is not None)))
 
 
+def _place(rows: DataFrame, reader: Reader) -> tuple[Column, Column]:
+    """Where a row is: its file, and its position there."""
+    return reader.file_column(rows).alias("file"), reader.position_column(rows).alias("row")
+
+
 def sharing(
-    rows: DataFrame, key: Sequence[Column], group: Group, examples: Sequence[int], limit: int, targets: Sequence[Target]
+    rows: DataFrame,
+    key: Sequence[Column],
+    reader: Reader,
+    examples: Sequence[int],
+    limit: int,
+    targets: Sequence[Target],
 ) -> list[Shown]:
     """Rows that share a key, of some keys the first and the last by file and position. Raises what Spark raises."""
     from pyspark.sql import functions as F
 
     names = _names(key)
-    place = F.struct(group.file_column(rows).alias("file"), group.row_column(rows).alias("row")).alias("place")
+    place = F.struct(*_place(rows, reader)).alias("place")
     some = _keyed(rows.where(hashed(key).isin(list(examples))), key, "k", place)
     ends = some.groupBy(*names).agg(
         F.count(F.lit(1)).alias("n"), F.min("place").alias("first"), F.max("place").alias("last")
@@ -174,7 +184,7 @@ def sharing(
     values = [shown_as((name,), target.kind) for name, target in zip(names, targets, strict=True)]
     found = ends.where("n > 1").orderBy("first").limit(max(limit // 2, 1)).select("first", "last", *values).collect()
     shown = [
-        Shown(group.path(at["file"]), at["row"], tuple(map(plain, value)))
+        Shown(reader.planned_path(at["file"]), at["row"], tuple(map(plain, value)))
         for first, last, *value in found
         for at in (first, last)
     ]
@@ -218,16 +228,17 @@ def lonely(
     key: Sequence[Column],
     partners: Partners,
     size: int,
-    group: Group,
+    reader: Reader,
     limit: int,
     targets: Sequence[Target],
 ) -> list[Shown]:
     """The first of those rows, by file and position. Raises what Spark raises."""
-    place = (group.file_column(rows).alias("file"), group.row_column(rows).alias("row"))
+    place = _place(rows, reader)
     # As they were written, not as they were compared.
     values = [shown_as(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]
     found = _without_partner(rows, key, partners, size, *place, *values).orderBy("file", "row").limit(limit)
     names = [f"v{n}" for n in range(len(targets))]
     return [
-        Shown(group.path(row["file"]), row["row"], tuple(plain(row[name]) for name in names)) for row in found.collect()
+        Shown(reader.planned_path(row["file"]), row["row"], tuple(plain(row[name]) for name in names))
+        for row in found.collect()
     ]

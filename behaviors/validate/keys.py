@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footers, page_headers, rows_read
-from distop_behaviors.reading.facts import Ambiguous, Unreadable
+from distop.tables.reading import rows_read
+from distop.tables.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, keyed, refused, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
-    from distop_behaviors.reading.facts import FileFacts
+    from distop.tables.reading.facts import FileFacts
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.part import Target
 
@@ -155,19 +154,20 @@ class KeyChecks:
         """
         mode = self._argument.statistics
         files = side.facts if mode == "never" else side.with_keys(targets)
-        if mode != "never" and not any(f.contradiction for f in files) and sum(f.rows for f in files) < fewest:
-            files = []
+        if mode != "never" and not any(f.contradiction for f in files):
+            rows = [f.rows for f in files if f.rows is not None]
+            if len(rows) == len(files) and sum(rows) < fewest:
+                files = []
         result.files_statistics = len(side.facts) - len(files)
         if files and mode == "only":
             result.verdict, result.exact = "unknown", False
             return []
         result.files_scanned = len(files)
-        if self._ctx.again and not side.source:
-            # The JVM may have died of one of their pages.
+        if self._ctx.again:
+            # The JVM may have died of one of them.
             for facts in files:
                 self._stop()
-                check = partial(page_headers.check, facts.path, {target.path[0] for target in targets})
-                footers.answered(facts.path, check, self._stop)
+                side.reader.check_data(facts.path, {target.path[0] for target in targets}, self._stop)
         return list(files)
 
     def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:
@@ -189,7 +189,7 @@ class KeyChecks:
                 self._stop()
                 self._ctx.status("fetching samples")
                 rows = self._picked(session, side, files)
-                shown = keyed.sharing(rows, key, side.group(files), found.examples, self._argument.sample, targets)
+                shown = keyed.sharing(rows, key, side.reader, found.examples, self._argument.sample, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
             raise self._explained(e, (side, files)) from e
@@ -224,7 +224,7 @@ class KeyChecks:
                 self._stop()
                 self._ctx.status("fetching samples")
                 limit = self._argument.sample
-                shown = keyed.lonely(rows, key, others, size, side.group(files), limit, targets)
+                shown = keyed.lonely(rows, key, others, size, side.reader, limit, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
             raise self._explained(e, (side, files), (there, able)) from e
@@ -274,7 +274,7 @@ class KeyChecks:
     def _samples(self, check: Check, side: Side, rows: Sequence[keyed.Shown]) -> list[Sample]:
         return [
             Sample(
-                partition=side.folder(row.file) or self._plan.name,
+                partition=side.reader.partition_of(row.file) or self._plan.name,
                 file=row.file,
                 row_index=row.index,
                 values=dict(zip(check.key, row.values, strict=True)),
@@ -294,8 +294,8 @@ class KeyChecks:
         for side, files in read:
             group = side.group(files)
             refused.check_store(self._session, group, error, self._stop)
-            side.check_there(self._session, files)
-            broken = None if side.source else failures.broken_file(error, group.files)
+            side.check_present(self._session, files)
+            broken = side.reader.broken_file(error, group.files)
             if broken is not None:
                 return _Errs(f"the file {broken} cannot be read: {failures.why_unreadable(error)}")
         return _Errs(f"the rows cannot be read: {failures.sentence_of(error)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.tables.sparkcatalog import active
+from distop.jvm import active
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,8 +20,8 @@ _AGGREGATION = "HashAggregate"
 def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """The partial counts that each task makes, to be added up by key, and the plan.
 
-    They are computed anew whenever they are collected. None where Spark plans the query in another way. Raises what
-    Spark raises.
+    They are computed anew whenever they are collected. None where Spark plans the query in another way, or reads more
+    than the files for it. Raises what Spark raises.
 
     Functions that read the clock keep the answer of now: such a query must not be kept.
     """
@@ -36,6 +36,8 @@ def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] |
         return None
     if partial.output().length() != len(query.columns):
         return None  # what is always 0, or counted twice, is not made, and comes back in what adds them up
+    if partial.collectLeaves().length() != 1:
+        return None  # what else is read beside the files would be read before each run
     jvm: Any = session._jvm
     jsession: Any = session._jsparkSession
     with active(session):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import (
+from distop.tables.reading.facts import (
     VOID,
     Ambiguous,
     ddl,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distop.behavior import PartitionPlan
-    from distop_behaviors.reading.facts import FileFacts, SparkType
+    from distop.tables.reading.facts import FileFacts, SparkType
     from distop_behaviors.validate.argument import Argument, Check
 
 
@@ -75,7 +75,7 @@ class Tally:
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
     nearer: set[str] = field(default_factory=set)
-    """Files that statistics left open, and whose footers may tell more."""
+    """Files that statistics left open, and of which closer facts may tell more."""
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
@@ -186,7 +186,7 @@ def counted(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
 
 
 def undecided(part: Part, argument: Argument) -> set[str]:
-    """The files whose footers may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
+    """The files whose closer facts may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
     if argument.statistics == "never" or (argument.statistics == "auto" and argument.where is not None):
         return set()
     open_ = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
@@ -194,7 +194,7 @@ def undecided(part: Part, argument: Argument) -> set[str]:
         open_ -= {facts.path for facts in part.facts if facts.left is None}
         for tally in part.tallies:
             open_ -= tally.pending - tally.nearer
-    # Those of a column that no scan reads: footers alone can tell.
+    # Those of a column that no scan reads: facts alone can tell.
     return open_.union(*(tally.nearer for tally in part.tallies if tally.error is not None))
 
 
@@ -326,7 +326,8 @@ class Preparation:
         self._hulls = {
             schema: statistics.hull(those)
             for schema, those in sharing.items()
-            if len(those) > 1 and all(f.leaves is those[0].leaves and not f.contradiction for f in those)
+            if len(those) > 1
+            and all(f.leaves is those[0].leaves and not f.contradiction and f.rows is not None for f in those)
         }
 
     def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
@@ -507,7 +508,7 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
     """By the column that the catalog means, whatever else a file has of this name. What stands in the rows of a file
     that does not have it is known of columns alone that can be read: of others it may be a default.
     """
-    if facts.contradiction:
+    if facts.contradiction or facts.rows is None:
         return statistics.UNKNOWN
     try:
         own = follow(target.path, facts.columns) if target.path else None
@@ -523,5 +524,7 @@ def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.De
     if check.kind == "not_null":
         if value is not None:
             return statistics.PASS
-        return statistics.UNKNOWN if facts.contradiction else statistics.Decision("violated", facts.rows)
+        if facts.contradiction or facts.rows is None:
+            return statistics.UNKNOWN
+        return statistics.Decision("violated", facts.rows)
     return statistics.PASS if value is None else statistics.UNKNOWN

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import store_errors
+from distop.tables.reading import store_errors
 from distop_behaviors.validate import failures, scan
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
     from distop_behaviors.validate.scan import Group
 
 _log = logging.getLogger(__name__)
@@ -95,14 +95,15 @@ def _query(
     shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
     position = {path: i for i, path in enumerate(shown)}
     frame = frame.select(
-        group.file_column(frame).alias("file"),
-        group.row_column(frame).alias("row"),
+        group.reader.file_column(frame).alias("file"),
+        group.reader.position_column(frame).alias("row"),
         *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
         *(shown_as(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
     )
     rows = frame.limit(limit).collect() if limit is not None else frame.collect()
     order = {f[0]: i for i, f in enumerate(files)}
-    found = sorted(((group.path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
+    placed = ((group.reader.planned_path(r["file"]), r) for r in rows)
+    found = sorted(placed, key=lambda x: (order.get(x[0], 0), x[1]["row"]))
     out = []
     for wish in wishes:
         mine = {f[0] for f in wish.files}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan
-from distop.tables import check_reachable
-from distop.tables.parquet import partition_values
-from distop_behaviors.reading import footers, iceberg, manifests
-from distop_behaviors.reading.facts import Unreadable, folded, match, of_json, resolve, split_path, type_at
+from distop.tables import check_reachable, reader_of
+from distop.tables.reading.facts import Unreadable, folded, match, resolve, split_path, type_at
 from distop_behaviors.validate import apart, scan
 from distop_behaviors.validate.bounds import Unfit, family, path_value
 from distop_behaviors.validate.part import Columns, Target
@@ -18,9 +15,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from distop.behavior import Pinned, TableRecord
-    from distop_behaviors.reading.facts import FileFacts, SparkType
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.behavior import PartitionPlan, Pinned, TableRecord
+    from distop.tables.reading.facts import FileFacts, PlannedFile, SparkType
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of files, whose keys one Spark task groups."""
@@ -40,16 +36,11 @@ class Side:
         stop: Callable[[], None],
         spark: Callable[[], Any],
     ) -> None:
-        self.table = table
-        self.source = planned.source
+        self.reader = reader_of(table, [planned])
+        self._table = table
         self._spark = spark
         self._stop = stop
-        self._folders = planned.folders
         self._files = {file[0]: file for file in planned.files}
-        types: Mapping[str, str] = (table.options.get("partition_types") or {}) if not self.source else {}
-        columns = table.options.get("columns") if not self.source else None
-        self._declared = None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
-        self._depth = len(types)
         try:
             facts = self._read(planned.files, wanted, stop)
         except Unreadable:
@@ -57,41 +48,23 @@ class Side:
             raise
         # A table without files has columns all the same.
         self.facts = [one for one in facts if one.path in self._files]
-        first = next(iter(planned.files), ("", 0, 0))[0]
-        of_path = types if self._declared is not None else self._values(first)
-        self._columns = Columns(facts, dict.fromkeys(of_path), types, self._declared)
+        of_path = self.reader.partition_columns()
+        self._columns = Columns(facts, dict.fromkeys(of_path), of_path, self.reader.declared)
         self._wrong: dict[str, Unfit | None] = {}
         self._needed: dict[str, SparkType] = {}
         self._of_path = False
 
     def _read(self, files: Sequence[PlannedFile], wanted: Sequence[str], stop: Callable[[], None]) -> list[FileFacts]:
         names = frozenset(folded(n) for name in wanted for n in (name, split_path(name)[0]))
-        if self.source:
-            snapshot = manifests.snapshot_of(self.source, names, stop)
-            return snapshot.of(PartitionPlan(0, self.table.name, files=tuple(files), source=self.source))
-        read = footers.read_all(files, names, stop)
-        if why := next((facts for facts in read if isinstance(facts, Unreadable)), None):
-            footers.check_store(read)
-            raise why
-        return [facts for facts in read if not isinstance(facts, Unreadable)]
+        found = []
+        for facts in self.reader.facts(files, names, stop):
+            if isinstance(facts, Unreadable):
+                raise facts
+            found.append(facts)
+        return found
 
     def _check_reachable(self) -> None:
-        check_reachable(self.table, self._spark)
-
-    def folder(self, path: str) -> str:
-        """The partition that a file is in, by its place below the table's location, or as the plan has it of a table of
-        Spark's catalog; "" where that does not tell.
-        """
-        if self._declared is not None:
-            place = path.rpartition("/")[0]
-            parts = place.rsplit("/", self._depth)[1:] if self._depth else []
-            return self._folders.get(place) or "/".join(parts)
-        if self.source or not path.startswith(self.table.location):
-            return ""
-        return path[len(self.table.location) :].lstrip("/").rpartition("/")[0]
-
-    def _values(self, path: str) -> Mapping[str, str | None]:
-        return partition_values(self.folder(path)) or {}
+        check_reachable(self._table, self._spark)
 
     def find(self, text: str) -> Target | None:
         """Where a column is, which is read from then on; None where none of the files has it. Raises Ambiguous, and
@@ -116,8 +89,7 @@ class Side:
         """Raises Unfit where a partition's value is none of the declared type."""
         if column not in self._wrong:
             self._wrong[column] = None
-            for folder in dict.fromkeys(map(self.folder, self._files)):
-                value = (partition_values(folder) or {}).get(column)
+            for value in dict.fromkeys(self.reader.values(path).get(column) for path in self._files):
                 try:
                     if value is not None:
                         path_value(column, value, kind)
@@ -134,7 +106,7 @@ class Side:
 
     def _may_hold(self, facts: FileFacts, target: Target) -> bool:
         if match(target.path[0], self._columns.of_path) is not None:
-            return self._values(facts.path)[target.path[0]] is not None
+            return self.reader.values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
         # Of a catalog's columns those that have a default are not read at all.
         if mine is None or facts.left == 0:
@@ -158,7 +130,7 @@ class Side:
         if target.kind != "string" and family(target.kind) != "whole":
             return [None] * len(files)  # other texts may be the same value
         read = str if target.kind == "string" else int
-        values = [self._values(facts.path)[own] for facts in files]
+        values = [self.reader.values(facts.path)[own] for facts in files]
         return [None if value is None else (read(value), read(value)) for value in values]
 
     def size(self, files: Sequence[FileFacts]) -> int:
@@ -173,24 +145,21 @@ class Side:
         """These files as one relation, in which ``absent`` columns are NULL."""
         of_path: Mapping[str, Any] = self._columns.of_path if self._of_path else {}
         columns = {n: t for n, t in sorted(self._needed.items()) if match(n, of_path) is None}
-        planned = tuple(self._files[facts.path] for facts in files)
-        values = None
-        if of_path and self._declared is not None:
-            values = {file[0]: tuple(self._values(file[0])[name] for name in of_path) for file in planned}
-        return scan.Group(planned, columns, tuple(absent), of_path, self.table.location, self.source, values)
+        planned = tuple(self._planned(files))
+        return scan.Group(planned, columns, self.reader, tuple(absent), of_path)
 
     def check_unchanged(self, files: Sequence[FileFacts]) -> None:
         """Raises Unreadable where a file is not as it was planned, TableUnavailable where the table is not there."""
-        if self.source:
-            return  # Iceberg changes no file that it has written
-        try:
-            footers.check_unchanged([self._files[facts.path] for facts in files], self._stop)
-        except Unreadable:
-            self._check_reachable()
-            raise
+        self._raise_first(self.reader.changed(self._planned(files), self._stop))
 
-    def check_there(self, session: SparkSession, files: Sequence[FileFacts]) -> None:
+    def check_present(self, session: SparkSession, files: Sequence[FileFacts]) -> None:
         """As :meth:`check_unchanged`, after an error, which may be due to a file that is gone."""
-        self.check_unchanged(files)
-        for facts in files if self.source else ():
-            iceberg.check_there(session, self.source, self._files[facts.path])
+        self._raise_first(self.reader.not_present(session, self._planned(files), self._stop))
+
+    def _planned(self, files: Sequence[FileFacts]) -> list[PlannedFile]:
+        return [self._files[facts.path] for facts in files]
+
+    def _raise_first(self, wrong: Mapping[str, Unreadable]) -> None:
+        for why in wrong.values():
+            self._check_reachable()
+            raise why

@@ -2,7 +2,7 @@
 
 PASS: no row violates it. VIOLATED: exactly, or at least, so many rows do. UNKNOWN: scan. Nothing is guessed: bounds
 need not be tight to prove that all rows pass or that all fail; only "some row fails" needs bounds that are values of
-the column, which those of texts (cut off by many writers) and those in manifests are not known to be.
+the column, which those of texts (cut off by many writers) and those that were rounded are not known to be.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import Ambiguous, Chunk, decimal_of, resolve
+from distop.tables.reading.facts import Ambiguous, Chunk, decimal_of, resolve
 from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop_behaviors.reading.facts import FileFacts, Leaf
+    from distop.tables.reading.facts import FileFacts, Leaf
     from distop_behaviors.validate.argument import Check
 
 
@@ -46,13 +46,13 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     """What statistics prove about a check of one column, for the rows of one file, without ``where``. ``path``: where
     the column is in it, if that is known.
     """
-    if facts.contradiction:
+    if facts.contradiction or facts.rows is None:
         return UNKNOWN
     if facts.left == 0:
         return PASS
     decision = _decide(check, facts, path)
-    if facts.footer is not None and not sure(decision):
-        nearer = _decide(check, facts.footer, path)
+    if facts.closer is not None and not sure(decision):
+        nearer = _decide(check, facts.closer, path)
         if sure(nearer) or nearer.violations > decision.violations:
             decision = nearer
     # The rows that violate it may be those that were deleted.
@@ -68,7 +68,8 @@ def hull(files: Sequence[FileFacts]) -> FileFacts:
         found = [facts.chunks.get(path) for facts in files]
         if None not in found:
             chunks[path] = (_around([chunk for of_file in found if of_file is not None for chunk in of_file]),)
-    return replace(files[0], path="", rows=sum(facts.rows for facts in files), chunks=chunks, deleted=0, footer=None)
+    rows = sum(facts.rows or 0 for facts in files)
+    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, closer=None)
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
@@ -96,7 +97,7 @@ def sure(decision: Decision) -> bool:
 
 
 def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """The file's footer may tell what is still open: it has bounds that are tight, and names all of its columns."""
+    """Closer facts may tell what is still open: they have bounds that are tight, and name all columns of the file."""
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks

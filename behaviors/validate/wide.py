@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop.behavior import WIDE, PartitionPlan, Pinned, select
+from distop.behavior import WIDE, over, pinned, select
 from distop.errors import InvalidArgument
 from distop_behaviors.validate.report import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.behavior import JobContext
+    from distop.behavior import JobContext, PartitionPlan, Pinned
     from distop_behaviors.validate.argument import Argument
     from distop_behaviors.validate.report import Result
 
@@ -45,18 +45,8 @@ def jobs(
     chosen = select(partitions, named)
     whole = names is None or TABLE in names or len(chosen) == len(partitions)
     alone = all(check.wide for check in argument.checks)
-    job = _over(TABLE if whole else CHOSEN, partitions if whole else chosen)
+    job = over(TABLE if whole else CHOSEN, partitions if whole else chosen)
     return [*(() if alone else chosen), replace(job, beside=_others(argument, ctx))]
-
-
-def _over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
-    files = tuple(file for partition in partitions for file in partition.files)
-    folders: dict[str, str] = {}
-    for partition in partitions:
-        if partition.values and not partition.source:
-            own = {file[0].rpartition("/")[0] for file in partition.files}
-            folders |= {folder: partition.name for folder in own if not folder.endswith(f"/{partition.name}")}
-    return PartitionPlan(0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source, folders=folders)
 
 
 def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
@@ -64,15 +54,12 @@ def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
     from distop.tables import plan_table
 
     names = dict.fromkeys(check.references.table for check in argument.checks if check.references is not None)
-    pinned = []
+    found = []
     for name in names:
         ctx.check_cancelled()
         record = ctx.other_table(name)
-        planned = plan_table(record, ctx.check_cancelled, lambda: ctx.spark)
-        whole = _over(TABLE, planned.partitions)
-        found = record.extended(planned.options)
-        pinned.append(Pinned(found, planned.version, whole.files, source=whole.source, folders=whole.folders))
-    return tuple(pinned)
+        found.append(pinned(record, plan_table(record, ctx.check_cancelled, lambda: ctx.spark)))
+    return tuple(found)
 
 
 def of_rows(argument: Argument) -> Argument | None:

@@ -20,7 +20,9 @@ NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, suc
 
 def add(
     name: NAME,
-    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet, iceberg or spark")],
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="F", help="parquet, iceberg, spark, or one that is installed")
+    ],
     location: Annotated[
         str,
         typer.Option(

@@ -147,6 +147,26 @@ class Planned:
     """What was found out about the table and each job needs, as options of its record: see Plan."""
 
 
+def over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
+    """A job over all of these partitions, which one planning has made: with their files, and where these lie in folders
+    that are not called as their partitions are. ``name``: see :func:`is_wide`.
+    """
+    files = tuple(file for partition in partitions for file in partition.files)
+    folders: dict[str, str] = {}
+    for partition in partitions:
+        if partition.values:
+            own = {file[0].rpartition("/")[0] for file in partition.files}
+            folders |= {folder: partition.name for folder in own if not folder.endswith(f"/{partition.name}")}
+    return PartitionPlan(0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source, folders=folders)
+
+
+def pinned(table: TableRecord, planned: Planned) -> Pinned:
+    """A table as it was planned, for a job that reads it beside its own (``PartitionPlan.beside``)."""
+    whole = over("", planned.partitions)
+    found = table.extended(planned.options)
+    return Pinned(found, planned.version, whole.files, source=whole.source, folders=whole.folders)
+
+
 def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:
     """Those of the given names, all of them for None, numbered anew from 0 in their order. Raises InvalidArgument for
     names that are unknown, empty or there twice, and over a million.

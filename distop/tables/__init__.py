@@ -1,9 +1,8 @@
-"""Tables: what ``distop table add`` accepts, and how a table is split into partitions.
+"""Tables: what ``distop table add`` accepts, how a table is split into partitions, and how their files are read.
 
-Each format is a module with the functions of :class:`Format`, loaded when a table of it is met: ``parquet`` (folders of
-files), ``iceberg``, and ``spark`` (what Spark's catalog has). Another one (Delta) is a module beside them, its name in
-``options.FORMATS``, its options in ``options``, and its place in :func:`_format`. Nothing else asks for a format by its
-name: what a job needs to read the files stands in the plan (``PartitionPlan.source``, ``Planned.options``).
+A format (:mod:`distop.tables.formats`) plans tables, and has the :class:`~distop.tables.reader.Reader` of their files.
+It is loaded when a table of it is met. Nothing else asks for a format by its name, or by what its plans have: what a
+reader needs stands in the plan (``PartitionPlan.source``, ``Planned.options``), and only its format looks at it.
 
 Nothing here imports PySpark, which a client has no need of. A format that asks Spark is given the session.
 """
@@ -11,27 +10,36 @@ Nothing here imports PySpark, which a client has no need of. A format that asks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distop.core.model import TableRecord
 from distop.core.texts import shown
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.storage_urls import check_paths, check_place
-from distop.tables.options import FORMATS
+from distop.tables.formats import OWN, format_of
 
 if TYPE_CHECKING:
-    from distop.core.plan import Planned
+    from collections.abc import Iterator, Sequence
+
+    from distop.core.plan import PartitionPlan, Pinned, Planned
+    from distop.tables.changing import Changes
+    from distop.tables.reader import Reader
 
 __all__ = [
-    "FORMATS",
     "Spark",
+    "changes_of",
     "check_reachable",
     "check_table",
     "check_within_limit",
     "folders_of",
+    "has_source",
     "of_catalog",
     "place_of",
     "plan_table",
+    "reader_of",
+    "readers_of",
+    "record_at",
+    "registered_types",
 ]
 
 LONGEST_LOOK = 300.0
@@ -39,22 +47,6 @@ LONGEST_LOOK = 300.0
 
 Spark = Callable[[], Any]
 """Gives the Spark session, which is made when it is first asked for."""
-
-
-class Format(Protocol):
-    """What a module of a format offers: the five functions below, for tables of its format."""
-
-    def check_table(self, record: TableRecord) -> TableRecord: ...
-
-    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned: ...
-
-    def check_reachable(self, table: TableRecord, spark: Spark) -> None: ...
-
-    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str: ...
-
-    def folders_of(
-        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
-    ) -> tuple[str, ...]: ...
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -66,7 +58,7 @@ def check_table(record: TableRecord) -> TableRecord:
     no Spark here.
     """
     check_place("the location of a table", record.location)
-    return _format(record).check_table(record)
+    return format_of(record).check_table(record)
 
 
 async def check_within_limit(record: TableRecord) -> TableRecord:
@@ -105,7 +97,7 @@ def check_json(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_remote(record: TableRecord) -> bool:
     url = "://" in record.location and not record.location.lower().startswith("file://")
-    return url or (record.format == "iceberg" and "catalog" in record.options)
+    return url or format_of(record).asks_server(record)
 
 
 def _no_spark() -> Any:
@@ -120,7 +112,7 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
     TableUnavailable where it cannot be reached from here.
     """
     check_place("the location of a table", table.location)
-    planned = _format(table).plan_table(table, check, spark)
+    planned = format_of(table).plan_table(table, check, spark)
     check_paths(path for partition in planned.partitions for path, _, _ in partition.files)
     return planned
 
@@ -135,7 +127,7 @@ def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
 
     check_place("the location of a table", table.location)
     try:
-        asyncio.run(time_limit.in_thread(lambda: _format(table).check_reachable(table, spark), LONGEST_LOOK))
+        asyncio.run(time_limit.in_thread(lambda: format_of(table).check_reachable(table, spark), LONGEST_LOOK))
     except time_limit.TimeLimitExceeded:
         raise TableUnavailable(f"{shown(table.location)} has not answered for {LONGEST_LOOK:g} s") from None
 
@@ -144,7 +136,7 @@ def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark
     """The folder that is the table's own, where its data lies unless somebody has put it elsewhere: a path or a URL.
     Raises as planning does.
     """
-    return _format(table).place_of(table, check, spark)
+    return format_of(table).place_of(table, check, spark)
 
 
 def folders_of(
@@ -153,29 +145,51 @@ def folders_of(
     """The folders that the files of a plan lie in; of an Iceberg table its metadata files, which name the others.
     ``elsewhere``: with those of partitions that the catalog has elsewhere. Raises as planning does.
     """
-    return _format(table).folders_of(table, check, spark, elsewhere=elsewhere)
+    return format_of(table).folders_of(table, check, spark, elsewhere=elsewhere)
 
 
 def of_catalog(table: TableRecord) -> bool:
     """Whether only a catalog knows where the table lies."""
-    from distop.tables import iceberg
-
-    return table.format == "spark" or (table.format == "iceberg" and iceberg.folder_of(table) is None)
+    return format_of(table).of_catalog(table)
 
 
-def _format(record: TableRecord) -> Format:
-    if record.format == "parquet":
-        from distop.tables import parquet
+def has_source(table: TableRecord) -> bool:
+    """Whether plans of the table may name what its files are read through (``PartitionPlan.source``)."""
+    return format_of(table).has_source(table)
 
-        return parquet
-    if record.format == "iceberg":
-        from distop.tables import iceberg
 
-        return iceberg
-    if record.format == "spark":
-        from distop.tables import spark
+def registered_types(table: TableRecord) -> dict[str, str]:
+    """The types of partition columns that a table was registered with."""
+    return dict(table.options.get("partition_types") or {})
 
-        return spark
-    raise InvalidArgument(
-        f"the format {shown(record.format)} of table {shown(record.name)} is not known (known: {', '.join(FORMATS)})"
-    )
+
+def changes_of(table: TableRecord) -> Changes:
+    """How the schema of this table is changed. Raises InvalidArgument where there is none to change, or not so."""
+    return format_of(table).changes(table)
+
+
+def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+    """The reader of the files of these plans, which one planning has made. ``table``: with the options that it found.
+    Raises InvalidArgument for plans that were made of several states of the table.
+    """
+    if len({plan.source for plan in plans}) > 1:
+        raise InvalidArgument(f"partitions of {table.name!r} were planned of several states of it: start anew")
+    return format_of(table).reader(table, plans)
+
+
+def readers_of(table: TableRecord, plans: Sequence[PartitionPlan]) -> Iterator[tuple[Reader, list[PartitionPlan]]]:
+    """The readers of plans that may be of several states of a table, each with its plans, in their order."""
+    found: dict[str, list[PartitionPlan]] = {}
+    for plan in plans:
+        found.setdefault(plan.source, []).append(plan)
+    for mine in found.values():
+        yield reader_of(table, mine), mine
+
+
+def record_at(text: str) -> TableRecord:
+    """A record for the table in a folder, of the format that the folder shows. Raises as registering it would."""
+    from distop.tables.location import Location
+
+    location = Location.of(text)
+    name = next((one for one in OWN if format_of(TableRecord("table", one, text)).lies_at(location)), "parquet")
+    return TableRecord("table", name, location.text)

@@ -20,6 +20,7 @@ from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged
 from distop.tables.changes import entries, field_of
+from distop.tables.formats import Format
 from distop.tables.location import Location, root_of
 from distop.tables.manifest_list import manifests_of
 from distop.tables.metadata_file import identity_on_disk, read_file
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distop.core.model import TableRecord
-    from distop.tables import Spark
+    from distop.core.plan import Pinned
     from distop.tables.avro import ManifestIO
+    from distop.tables.changing import Changes
+    from distop.tables.formats import Spark
     from distop.tables.metadata_file import MetadataFile
     from distop.tables.options import Options
+    from distop.tables.reader import Reader
 
 NO_SNAPSHOT = "no snapshot"
 """The version of a table into which nothing was written yet."""
@@ -241,6 +245,16 @@ def _read_all(file: MetadataFile, check: Callable[[], None]) -> tuple[_Identity,
         except Damaged as error:
             raise _unread(metadata, snapshot, error) from error
     return tuple(manifests)
+
+
+def reader(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+    """The reader of what was planned on one metadata file. Raises InvalidArgument for a plan that names none."""
+    from distop.tables.iceberg_reader import IcebergReader
+
+    source = plans[0].source if plans else ""
+    if not source:
+        raise InvalidArgument(f"the plan of {table.name!r} names no metadata of it: the plan is none of this table")
+    return IcebergReader(table, plans, source)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
@@ -458,3 +472,47 @@ def _result_type(field: Any, metadata: Any) -> Any:
         except ValueError:
             continue
     return None
+
+
+class IcebergFormat(Format):
+    """Iceberg tables, by their folder or by their name in a catalog."""
+
+    def check_table(self, record: TableRecord) -> TableRecord:
+        return check_table(record)
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        return plan_table(table, check, spark)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        return reader(table, plans)
+
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
+        check_reachable(table, spark)
+
+    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        return place_of(table, check, spark)
+
+    def folders_of(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
+    ) -> tuple[str, ...]:
+        return folders_of(table, check, spark, elsewhere=elsewhere)
+
+    def of_catalog(self, table: TableRecord) -> bool:
+        return folder_of(table) is None
+
+    def asks_server(self, record: TableRecord) -> bool:
+        return "catalog" in record.options
+
+    def has_source(self, table: TableRecord) -> bool:
+        return True
+
+    def lies_at(self, location: Location) -> bool:
+        return any(name.endswith(".metadata.json") for name in location.names_in(_FOLDER))
+
+    def changes(self, table: TableRecord) -> Changes:
+        from distop.tables.changing import Changes
+
+        return Changes(check_options(table.options, "iceberg").catalog)
+
+
+FORMAT = IcebergFormat()

@@ -15,8 +15,6 @@ from distop.tables.catalogs import Catalog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMATS = ("parquet", "iceberg", "spark")
-
 _TYPE = re.compile(
     r"(string|boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|double|date|timestamp"
     r"|decimal\(\s*\d{1,2}\s*,\s*\d{1,2}\s*\))",
@@ -48,10 +46,10 @@ def is_partition_type(text: str) -> bool:
 
 
 def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> Options:
-    """The options with their defaults. Raises InvalidArgument for one that the format does not have, or of the wrong
-    kind.
+    """The options with their defaults. Of a format that is not distop's own: those of groups of files. Raises
+    InvalidArgument for one that the format does not have, or of the wrong kind.
     """
-    known = _KNOWN[format_name]
+    known = _KNOWN.get(format_name, _NUMBERS)
     for name in options:
         if name not in known:
             of = "" if format_name == "parquet" else f" for {format_name}"

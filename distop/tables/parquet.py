@@ -12,16 +12,19 @@ from urllib.parse import unquote
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables.location import Location, named_parquet, root_of
+from distop.tables.formats import Format
+from distop.tables.location import Location, named_parquet
 from distop.tables.options import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distop.core.model import TableRecord
-    from distop.tables import Spark
+    from distop.core.plan import Pinned
+    from distop.tables.formats import Spark
     from distop.tables.location import Entry
     from distop.tables.options import Options
+    from distop.tables.reader import Reader
 
 log = logging.getLogger("distop.tables")
 
@@ -87,21 +90,6 @@ def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> P
     if not entries:
         raise location.nothing_there()
     return plan(data_files(entries, location), location, check_options(table.options))
-
-
-def check_reachable(table: TableRecord, spark: Spark) -> None:
-    """Raises TableUnavailable where nothing of the table can be seen from here."""
-    Location.of(table.location).check()
-
-
-def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
-    """Its location."""
-    return table.location
-
-
-def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
-    """Its location."""
-    return (root_of(table.location),)
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -245,3 +233,21 @@ def told(partition: PartitionPlan) -> bytes:
     """A partition's files, for the digest that is a table's version."""
     text = "".join(f"{path}\0{size}\0{mtime_ns}\n" for path, size, mtime_ns in partition.files)
     return text.encode("utf-8", "surrogateescape")
+
+
+class ParquetFormat(Format):
+    """Folders of Parquet files."""
+
+    def check_table(self, record: TableRecord) -> TableRecord:
+        return check_table(record)
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        return plan_table(table, check, spark)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        from distop.tables.parquet_reader import ParquetReader
+
+        return ParquetReader(table, plans, check_options(table.options).partition_types)
+
+
+FORMAT = ParquetFormat()

@@ -13,24 +13,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.confinement import TableFiles, own_folder, table_of
+from distop.core.model import PLANNED_OPTIONS
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import sparkcatalog
+from distop.tables.formats import Format
 from distop.tables.location import Location
 from distop.tables.options import check_options, is_partition_type
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural, told
+from distop.tables.reading.facts import of_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.core.model import TableRecord
-    from distop.tables import Spark
+    from distop.core.plan import Pinned
+    from distop.tables.changing import Changes
+    from distop.tables.formats import Spark
     from distop.tables.options import Options
+    from distop.tables.reader import Reader
     from distop.tables.sparkcatalog import CatalogPartition, Described
 
 COLUMNS = "columns"
 """The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
-``distop_behaviors.reading.facts``."""
+``distop.tables.reading.facts``."""
 
 File = tuple[str, int, int]
 
@@ -58,7 +64,8 @@ def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> P
     Raises InvalidArgument where the catalog has no such table, or it is of a format that is not read; TableUnavailable
     where the catalog cannot be asked, or a folder that it names is not there, or the table has no file.
     """
-    options = check_options(table.options, "spark")
+    # A record that was planned before has what planning found then.
+    options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
     check()
     described = sparkcatalog.describe(spark(), table.location)
     if described.provider == "iceberg":
@@ -208,7 +215,7 @@ def _type(field: Mapping[str, Any]) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """A type of ``StructType.json()`` as the plain values of ``distop_behaviors.reading.facts``, in JSON's lists."""
+    """A type of ``StructType.json()`` as the plain values of ``distop.tables.reading.facts``, in JSON's lists."""
     if isinstance(kind, str):
         return _PLAIN.get(kind, kind)
     if kind["type"] == "struct":
@@ -226,3 +233,53 @@ def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> s
         digest.update(f"{partition.name}\0".encode("utf-8", "surrogateescape"))
         digest.update(told(partition))
     return f"files-{digest.hexdigest()}"
+
+
+class SparkFormat(Format):
+    """Tables of Spark's catalog: of Parquet files, or Iceberg tables."""
+
+    def check_table(self, record: TableRecord) -> TableRecord:
+        return check_table(record)
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        return plan_table(table, check, spark)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        """By what the catalog said the table is of when it was planned."""
+        if plans and plans[0].source:
+            from distop.tables import iceberg
+
+            return iceberg.reader(table, plans)
+        from distop.tables.parquet_reader import ParquetReader
+
+        columns = table.options.get(COLUMNS)
+        if columns is None:
+            raise InvalidArgument(f"the plan of {table.name!r} does not have its columns: it is none of this table")
+        declared = {name: of_json(kind) for name, kind in columns.items()}
+        return ParquetReader(table, plans, table.options.get("partition_types") or {}, declared)
+
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
+        check_reachable(table, spark)
+
+    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        return place_of(table, check, spark)
+
+    def folders_of(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
+    ) -> tuple[str, ...]:
+        return folders_of(table, check, spark, elsewhere=elsewhere)
+
+    def of_catalog(self, table: TableRecord) -> bool:
+        return True
+
+    def has_source(self, table: TableRecord) -> bool:
+        return True
+
+    def changes(self, table: TableRecord) -> Changes:
+        raise InvalidArgument(
+            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
+            "register an Iceberg table by its folder, or with the option 'catalog'"
+        )
+
+
+FORMAT = SparkFormat()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +11,7 @@ from distop.core import trusted_catalogs
 from distop.core.frozen import frozen
 from distop.core.texts import shown
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.jvm import active
 from distop.jvm import thrown as thrown_by
 
 if TYPE_CHECKING:
@@ -115,25 +115,6 @@ def check_name(name: str) -> None:
         )
     if found["database"].strip("`").lower() == "global_temp":
         raise InvalidArgument(f"{name} is a temporary view: it is known to one Spark session alone")
-
-
-@contextmanager
-def active(session: Any) -> Iterator[None]:
-    """Make the session the active one of this thread.
-
-    Spark and Iceberg read the settings of catalogs from the active session. A thread of a job or a plan has none, or
-    another one.
-    """
-    own, sessions = session._jsparkSession, session._get_j_spark_session_class(session._jvm)
-    former = sessions.getActiveSession()
-    sessions.setActiveSession(own)
-    try:
-        yield
-    finally:
-        if former.isDefined():
-            sessions.setActiveSession(former.get())
-        else:
-            sessions.clearActiveSession()
 
 
 def check_catalog(session: Any, catalog: str) -> None:

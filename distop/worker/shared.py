@@ -127,14 +127,18 @@ def _check_lists(
     table: TableRecord | None,
     belong: Callable[[TableRecord, Sequence[str]], None],
 ) -> None:
+    from distop.tables import has_source  # what reads data is loaded by who reads
+
     for listed in partition.lists():
         paths = [path for path, _, _ in listed.files]
         check_paths((listed.source, *listed.folders, *paths))
         record = listed.table if isinstance(listed, Pinned) else table
         if record is not None and (listed.source or paths):
             belong(record, (listed.source,) if listed.source else paths)
-            if listed.source and record.format == "parquet":
-                raise InvalidArgument(f"the plan of {op} has metadata of Iceberg for {record.name}, which has none")
+            if listed.source and not has_source(record):
+                raise InvalidArgument(
+                    f"the plan of {op} has metadata for {record.name}, and tables of format {record.format} have none"
+                )
         if listed.source:
             TableFiles(table_of(listed.source)).check(paths)
 

@@ -15,8 +15,8 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.behavior import TableRecord
 from distop.tables import plan_table
+from distop.tables.reading import iceberg
 from distop.worker.model import JobItem, RunRequest
-from distop_behaviors.reading import iceberg
 from tests.integration.test_worker_runs import run, sample_env, started
 from tests.support.lake import Folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,10 @@ from pyspark.sql import functions as F
 
 from distop.errors import InvalidArgument
 from distop.files import local_path
-from distop.tables import plan_table
+from distop.tables import plan_table, reader_of
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.reading import iceberg, manifests
+from distop.tables.reading import iceberg, manifests
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.support.context import run_operation
@@ -222,7 +223,8 @@ def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, 
 
     def rows(source: str) -> int:
         """As a frame, and as a query that Spark has planned for good."""
-        group = scan.Group(tuple(planned.files), {"id": "bigint"}, source=source, all_rows=True)
+        reader = reader_of(lake.record("reloaded"), [replace(planned, source=source)])
+        group = scan.Group(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
         found = scan.count(session, group, {0: is_null}, None, lasting=True)
         counted = sum(file.rows or 0 for file in found.counts.values())
         assert counted == iceberg.read(session, source, planned.files).count()

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord
+from distop.tables.reading import arrow_rows
 from distop_behaviors.index import local, lookup
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
@@ -249,13 +250,13 @@ def test_a_file_that_changes_while_it_is_read_is_left_to_spark(
     table.mkdir()
     _plain(table / "0.parquet", v=pa.array([1, 2, 3]))
     Indexes(table, tmp_path / "shared").build(columns=["k"])
-    real = local._picked
+    real = arrow_rows._picked
 
     def picked(*arguments: Any) -> Any:
         _plain(table / "0.parquet", v=pa.array([10, 20, 30]), more=pa.array(["x"] * 3))
         return real(*arguments)
 
-    monkeypatch.setattr(local, "_picked", picked)
+    monkeypatch.setattr(arrow_rows, "_picked", picked)
     frame = lookup(spark, str(table), "i", [2])
     assert not is_local(frame)
     assert [row.v for row in frame.collect()] == [20]

@@ -20,8 +20,8 @@ from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop.tables.iceberg import check_files, read_metadata
 from distop.tables.metadata_file import read_file
+from distop.tables.reading import iceberg
 from distop_behaviors.apply.producing import Production, detached
-from distop_behaviors.reading import iceberg
 from tests.support.lake import Folder
 from tests.support.two_readings import exchange_for_java
 

@@ -17,7 +17,7 @@ import pytest
 
 from distop.behavior import TableUnavailable
 from distop.tables import plan_table
-from distop_behaviors.reading import footers
+from distop.tables.reading import footers
 from distop_behaviors.validate import Validate, batch, certify, keyed, scan
 from tests.support.applying import At
 from tests.support.checked import between

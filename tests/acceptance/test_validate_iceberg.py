@@ -14,7 +14,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop_behaviors.reading import iceberg, manifests
+from distop.tables.reading import iceberg, manifests
 from distop_behaviors.validate import Validate, scan
 from tests.support.applying import At
 from tests.support.context import FakeContext, Ran, run_operation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from distop.tables import plan_table
+from distop.tables import plan_table, reader_of
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import onestage, scan
 from distop_behaviors.validate.scan import Group
@@ -22,6 +22,13 @@ pytestmark = pytest.mark.spark
 DEADLINE = 120.0
 
 
+def group_of(table: Table, **more: Any) -> Group:
+    """All files of a table, with their column ``x``."""
+    plans = plan_table(table.record).partitions
+    files = tuple(file for plan in plans for file in plan.files)
+    return Group(files, {"x": "bigint"}, reader_of(table.record, plans), **more)
+
+
 def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Table) -> None:
     from pyspark.sql import functions as F
 
@@ -29,8 +36,7 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
     session = session_of(spark)
     session.conf.set("spark.sql.files.maxPartitionBytes", str(path.stat().st_size // 8))
     try:
-        files = tuple(f for p in plan_table(table.record).partitions for f in p.files)
-        group = Group(files, {"x": "bigint"}, all_rows=True)
+        group = group_of(table, all_rows=True)
         checks = {0: F.col("x") % 2 == 0, 3: F.col("x") < 10}
         counts = scan.count(session, group, checks, None, lasting=True)
         query = scan._counting_query(scan.relation(session, group), group, tuple(checks.values()), None)
@@ -50,8 +56,7 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
 
     table.add("a.parquet", {"x": [1, 2, 3]})
     session, found = session_of(spark), list[Any]()
-    files = tuple(f for p in plan_table(table.record).partitions for f in p.files)
-    group = Group(files, {"x": "bigint"})
+    group = group_of(table)
     checks = (F.col("x") > 1,)
 
     def ask() -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import TableRecord, TableUnavailable, select
-from distop_behaviors.reading import store_errors
+from distop.tables.reading import store_errors
 from distop_behaviors.validate import Validate
 from tests.support.refusing import RefusingStore
 

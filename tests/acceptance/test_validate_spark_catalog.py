@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
-from distop.tables import check_reachable, folders_of, place_of, plan_table, sparkcatalog
+from distop.jvm import active
+from distop.tables import check_reachable, folders_of, place_of, plan_table
 from distop.tables.spark import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
@@ -301,7 +302,7 @@ def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(shop: Shop
     # Another name: Spark keeps the catalog that the statements have used.
     for name, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": str(tmp_path)}.items():
         lake.spark.conf.set(f"spark.sql.catalog.again{name}", value)
-    with sparkcatalog.active(shop.spark):
+    with active(shop.spark):
         planned = plan_table(TableRecord("t", "spark", "again.db.t"), spark=lambda: lake.spark)
     assert [len(p.files) for p in planned.partitions] == [1]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import footers, page_headers
+from distop.tables.reading import footers, page_headers
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.damaged import KINDS

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.reading import manifests
+from distop.tables.reading import manifests
 from distop_behaviors.validate import Validate, batch, certificate, certify, scan
 from distop_behaviors.validate.keys import KeyChecks
 from tests.support.striking import hang_on, strike

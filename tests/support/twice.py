@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
 from distop.places import Attempt, stage_of
 from distop.recent import Kept
-from distop_behaviors.reading import footers
+from distop.tables.reading import footers
 from distop_behaviors.validate import certify
 from tests.support.context import Ran, named
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Chunk, FileFacts, Leaf
 from distop_behaviors.validate.apart import components, ranges, spread
 
 A, B = ("a",), ("b",)

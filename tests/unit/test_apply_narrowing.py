@@ -21,12 +21,12 @@ from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.deletion import Place
 from distop.errors import InvalidArgument, UnsafePath
 from distop.places import Attempt, stage_of
+from distop.tables.reading.table_properties import for_reading, for_writing
 from distop_behaviors.apply import narrowing, rewriting
 from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, wanted
 from distop_behaviors.apply.publishing import Narrowing
 from distop_behaviors.apply.report import Request, Staged
 from distop_behaviors.apply.rewriting import Stage
-from distop_behaviors.reading.table_properties import for_reading, for_writing
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
 from tests.support.lake import Folder as Lake

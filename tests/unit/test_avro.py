@@ -23,8 +23,8 @@ from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import avro, avro_records, plan_table
 from distop.tables.avro import Damaged, ManifestIO, check
-from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.manifests import snapshot_of
+from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.manifests import snapshot_of
 from tests.support.lake import Folder
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))

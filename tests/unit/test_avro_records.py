@@ -23,8 +23,8 @@ from distop.tables import avro, avro_records, changes, plan_table
 from distop.tables.avro import Damaged
 from distop.tables.avro_records import RecordFile
 from distop.tables.iceberg import read_metadata
-from distop_behaviors.reading import manifests
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import manifests
+from distop.tables.reading.facts import Unreadable
 from tests.support.lake import Folder
 from tests.unit.test_avro import MARK, file_of, number, text
 

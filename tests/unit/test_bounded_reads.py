@@ -18,9 +18,9 @@ from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.files import TooLarge, read, read_whole
 from distop.tables import bounded, catalogs, check_table, guarded_catalogs, iceberg, plan_table
 from distop.tables.location import Location
+from distop.tables.reading import manifests, parquet_tail
+from distop.tables.reading.facts import Unreadable
 from distop_behaviors.index.folder import Folder as IndexFolder
-from distop_behaviors.reading import manifests, parquet_tail
-from distop_behaviors.reading.facts import Unreadable
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import Folder
 

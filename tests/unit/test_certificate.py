@@ -17,11 +17,13 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from distop.behavior import OutcomeRow, Summary, TableRecord
 from distop.errors import InvalidArgument, NotAllowed
 from distop.results import OperationResult
+from distop.tables import changes_of
+from distop.tables.iceberg_version import IcebergVersion
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, certify
 from distop_behaviors.validate.argument import Argument
-from distop_behaviors.validate.certificate import Certificate, certificate_of, columns_below, digest_of, named_in
-from distop_behaviors.validate.certify import check_columns
+from distop_behaviors.validate.certificate import Certificate, certificate_of, digest_of, named_in
+from distop_behaviors.validate.certify import check_columns, columns_below
 from tests.support.context import HISTORY, FakeContext, Ran, presented, run_operation
 
 if TYPE_CHECKING:
@@ -377,6 +379,10 @@ class Metadata:
         return self._schema
 
 
+def version(*fields: tuple[int, str, Any]) -> IcebergVersion:
+    return IcebergVersion("/t/metadata/v1.metadata.json", Metadata(*fields))
+
+
 INSIDE = StructType(NestedField(4, "x", LongType(), required=False))
 FIELDS = ((1, "a", IntegerType()), (2, "b", StringType()), (3, "s", INSIDE))
 
@@ -399,13 +405,14 @@ FIELDS = ((1, "a", IntegerType()), (2, "b", StringType()), (3, "s", INSIDE))
 def test_columns_that_are_not_what_they_were_are_refused(fields: Any, sentence: str) -> None:
     certificate = Certificate.issue(
         table="t", format="iceberg", location="/t", operation="t/validate/1", time="", version="1", uuid="u",
-        columns=columns_below(schema(*FIELDS), {"a", "s"}), checks=[{"name": "a_not_null", "check": {"not_null": "a"}}],
+        columns=columns_below(version(*FIELDS), {"a", "s"}),
+        checks=[{"name": "a_not_null", "check": {"not_null": "a"}}],
     )  # fmt: skip
     if not sentence:
-        check_columns(certificate, Metadata(*fields))
+        check_columns(certificate, version(*fields))
         return
     with pytest.raises(InvalidArgument, match=sentence):
-        check_columns(certificate, Metadata(*fields))
+        check_columns(certificate, version(*fields))
 
 
 def test_a_result_says_why_it_has_no_certificate() -> None:
@@ -423,11 +430,9 @@ def test_a_result_says_why_it_has_no_certificate() -> None:
 
 
 def test_a_table_that_spark_s_catalog_alone_changes_or_without_a_schema_is_refused() -> None:
-    from distop_behaviors.apply.target import check_format
-
     with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available"):
-        check_format(TableRecord("t", "spark", "db.t"))
+        changes_of(TableRecord("t", "spark", "db.t"))
     with pytest.raises(InvalidArgument, match="is a folder of parquet files, which has no schema to change"):
-        check_format(TableRecord("t", "parquet", "/t"))
-    check_format(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
-    check_format(TableRecord("t", "iceberg", "/t"))
+        changes_of(TableRecord("t", "parquet", "/t"))
+    changes_of(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
+    changes_of(TableRecord("t", "iceberg", "/t"))

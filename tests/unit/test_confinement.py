@@ -29,11 +29,11 @@ from distop.tables.changes import new_files
 from distop.tables.iceberg import check_files, metadata_file
 from distop.tables.location import Location
 from distop.tables.metadata_file import read_file
+from distop.tables.reading import iceberg as reading
+from distop.tables.reading import manifests
+from distop.tables.reading.iceberg import uri
 from distop.worker.shared import with_files
 from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.reading import iceberg as reading
-from distop_behaviors.reading import manifests
-from distop_behaviors.reading.iceberg import uri
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
     refused(PartitionPlan(0, "p", files=(theirs,)), remote)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), parquet)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), iceberg)
-    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "metadata of Iceberg for t")
+    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "has metadata for t")
     for partition, of in (
         (PartitionPlan(0, "p", files=((f"{t}/p=1/a.parquet", 1, 1),)), parquet),
         (PartitionPlan(0, "p", files=((t, 1, 1),)), parquet),  # a location that is a file

@@ -18,8 +18,8 @@ from distop.files import read
 from distop.tables import check_table, plan_table
 from distop.tables.iceberg import metadata_file
 from distop.tables.location import Location
-from distop_behaviors.reading import footers, manifests, page_headers, parquet_tail
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers, manifests, page_headers, parquet_tail
+from distop.tables.reading.facts import Unreadable
 from tests.support.lake import Folder
 
 pytestmark = pytest.mark.timeout(20)
@@ -92,7 +92,7 @@ def test_a_data_file_of_a_snapshot_that_is_no_regular_file_is_refused(folder: Pa
     snapshot = manifests.snapshot_of(planned.partitions[0].source, frozenset())
     irregular(Path(planned.partitions[0].files[0][0].removeprefix("file://")))
     with pytest.raises(Unreadable, match="is not a regular file"):
-        snapshot.of(planned.partitions[0])
+        snapshot.of(planned.partitions[0].files[0])
 
 
 @IRREGULAR

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distop_behaviors.reading.iceberg import VERSION
+from distop.tables.reading.iceberg import VERSION
 from tests.support import jars
 from tests.support.lake import ARTIFACT
 

@@ -18,7 +18,7 @@ from distop.errors import InvalidArgument
 from distop.tables import avro, manifest_list, plan_table
 from distop.tables.changes import equality_ids, new_files
 from distop.tables.iceberg import read_metadata
-from distop_behaviors.reading import manifests
+from distop.tables.reading import manifests
 from tests.support.lake import Folder
 from tests.unit.test_avro import file_of
 from tests.unit.test_avro_records import encoded, on_disk

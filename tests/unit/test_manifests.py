@@ -28,11 +28,11 @@ from pyiceberg.types import (
 
 from distop.core.model import TableRecord
 from distop.tables import plan_table
-from distop_behaviors.reading import manifests, nearer
-from distop_behaviors.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import columns_of, fields_of, physical, spark_type
-from distop_behaviors.reading.iceberg import Gone, split_size
+from distop.tables.reading import manifests, nearer
+from distop.tables.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
+from distop.tables.reading.facts import Chunk, FileFacts, Gone, Unreadable
+from distop.tables.reading.fields import columns_of, fields_of, physical, spark_type
+from distop.tables.reading.iceberg import split_size
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
@@ -74,7 +74,8 @@ def verdicts(ran: Ran) -> list[tuple[str, int, bool]]:
 
 def facts(table: Table, *columns: str) -> list[FileFacts]:
     (plan,) = plan_table(record(table.catalog.root)).partitions  # type: ignore[attr-defined]
-    return manifests.snapshot_of(table.metadata_location, frozenset(columns)).of(plan)
+    snapshot = manifests.snapshot_of(table.metadata_location, frozenset(columns))
+    return [snapshot.of(file) for file in plan.files]
 
 
 @pytest.mark.parametrize("seed", with_further(range(30), 10))
@@ -291,7 +292,7 @@ def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_defa
     other = written(tmp_path / "2.parquet", {}, a=[1, 2], b=[3, 4])
     gone = FileFacts(str(tmp_path / "3.parquet"), 2)
     more = FileFacts(one.path, 3)
-    found = nearer.look([imported], wanted)[one.path].footer
+    found = nearer.look([imported], wanted)[one.path].closer
     assert found is not None
     assert found.chunks["a",] == (Chunk(2, 1, 1, 1),)
     assert found.chunks["b",] == (Chunk(2, 2),)
@@ -307,7 +308,7 @@ def test_a_footer_of_another_type_is_not_believed_about_values(tmp_path: Path) -
     wanted = fields_of(schema, frozenset({"a", "t"}))
     at = pa.array([0, 1], pa.timestamp("us", "UTC"))
     file = written(tmp_path / "1.parquet", {"a": 1, "t": 2}, a=["x", "y"], t=at)
-    found = nearer.look([file], wanted)[file.path].footer
+    found = nearer.look([file], wanted)[file.path].closer
     assert found is not None
     assert [found.leaves[path].kind for path in (("a",), ("t",))] == ["other", "other"]
     assert found.chunks["a",][0].nulls == 0
@@ -346,9 +347,7 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
     assert snapshot is not None
     (plan,) = plan_table(record(tmp_path)).partitions
     with pytest.raises(Unreadable, match=r"is not in the snapshot"):
-        manifests.snapshot_of(source, frozenset()).of(
-            type(plan)(0, plan.name, 1, (("/nowhere.parquet", 1, 0),), source=source)
-        )
+        manifests.snapshot_of(source, frozenset()).of(("/nowhere.parquet", 1, 0))
     manifest = snapshot.manifests(table.io)[0].manifest_path
     for break_it, error, text in (
         (lambda p: p.write_bytes(b"Obj\1 nothing"), Unreadable, r"the metadata of .* cannot be read: "),

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import JobCancelled, TableRecord, TableUnavailable
-from distop_behaviors.reading import footers as read
-from distop_behaviors.reading import parquet_tail
-from distop_behaviors.reading.facts import FileFacts, Unreadable
+from distop.tables.reading import footers as read
+from distop.tables.reading import parquet_tail
+from distop.tables.reading.facts import FileFacts, Unreadable
 from distop_behaviors.validate import Validate
 from tests.support import footers
 from tests.support.context import FakeContext, run_operation
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 READ = """\
 import sys
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Unreadable
 from pathlib import Path
 path = Path(sys.argv[1])
 status = path.stat()

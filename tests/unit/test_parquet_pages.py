@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop_behaviors.reading import footer_probe, page_headers
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footer_probe, page_headers
+from distop.tables.reading.facts import Unreadable
 from tests.support import footers
 from tests.support.damaged import KINDS, ROWS, sound
 

@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.errors import JobCancelled
 from distop.recent import Kept
-from distop_behaviors.reading import manifests
+from distop.tables.reading import manifests
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:

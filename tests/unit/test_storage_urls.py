@@ -17,8 +17,8 @@ from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.avro import ManifestIO
 from distop.tables.bounded import BoundedIO
 from distop.tables.iceberg import read_metadata
+from distop.tables.reading.facts import ddl
 from distop.worker.shared import with_files
-from distop_behaviors.reading.facts import ddl
 from tests.support.refusing import RefusingStore
 
 if TYPE_CHECKING:

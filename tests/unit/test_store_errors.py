@@ -14,15 +14,15 @@ import pytest
 from distop import files
 from distop.behavior import TableRecord, TableUnavailable, load, select
 from distop.tables import plan_table
-from distop_behaviors.reading import footers, store_errors
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers, store_errors
+from distop.tables.reading.facts import Unreadable
 from tests.support.context import FakeContext
 from tests.support.refusing import RefusingStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 FILES = 365
 

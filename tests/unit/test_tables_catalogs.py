@@ -24,8 +24,8 @@ from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
 from distop.places import shared_of
 from distop.storage_urls import holds_secret
 from distop.tables import catalogs, check_reachable, check_table, folders_of, place_of, plan_table
+from distop.tables.formats import OWN
 from distop.tables.iceberg import EMPTY
-from distop.tables.options import FORMATS
 from tests.support.icebergrest import RestCatalogServer, configure, sql_catalog
 from tests.support.lake import Folder
 
@@ -432,7 +432,7 @@ def test_a_record_cannot_choose_the_address_of_a_catalog_also_where_it_is_read_f
         "hdfs://[user:pw@host/t",
     ],
 )
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", OWN)
 def test_a_location_with_a_secret_is_refused_and_not_repeated(format_name: str, location: str) -> None:
     with pytest.raises(InvalidArgument, match="password, a key or a token .*AWS_ACCESS_KEY_ID") as refused:
         check_table(TableRecord("t", format_name, location))

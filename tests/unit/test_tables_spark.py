@@ -16,9 +16,9 @@ from distop.core.plan import Plan, chunked, decode_chunk
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import check_table, plan_table
 from distop.tables.options import Options
+from distop.tables.reading.facts import Chunk, FileFacts, Leaf, holds, of_json
 from distop.tables.spark import plan
 from distop.tables.sparkcatalog import CatalogPartition, Described, path_of
-from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, holds, of_json
 from distop_behaviors.validate.argument import Argument
 from distop_behaviors.validate.part import Names, Preparation
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
 from distop.errors import InvalidArgument
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, folded, match, resolve, split_path, widest
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.argument import Argument, Check
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value
@@ -406,3 +406,20 @@ def test_only_writers_that_compare_numbers_are_believed_about_decimals_in_bytes(
         assert footers._SOUND_BYTES.match(writer)
     for writer in ("", "parquet-mr", "parquet-mr version 1.8.1", "impala version 2.0", "parquet-cpp version 1.2.0"):
         assert not footers._SOUND_BYTES.match(writer)
+
+
+@pytest.mark.parametrize("column", ["x", "nowhere"])
+@pytest.mark.parametrize("kind", ["not_null", "range", "fits", "in_set", "length", "matches"])
+def test_of_a_file_whose_rows_nobody_has_counted_nothing_is_decided(kind: str, column: str) -> None:
+    """A format may know no more of a file than its columns, and not even that it has a row."""
+    spec: dict[str, Any] = {
+        "not_null": column,
+        "range": {"column": column, "min": 0},
+        "fits": {"column": column, "type": "tinyint"},
+        "in_set": {"column": column, "values": [1]},
+        "length": {"column": column, "min": 1},
+        "matches": {"column": column, "pattern": "x"},
+    }
+    facts = FileFacts("f", None, {"x": "int"}, {("x",): Leaf(("x",), "int", "int")}, {("x",): (Chunk(0, 0),)})
+    assert decide(Check.model_validate({kind: spec[kind]}), facts) is UNKNOWN
+    assert facts.left is None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, decimal_of, match
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Ambiguous, decimal_of, match
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})
 """Leaves of other logical types are left to Spark."""
+FIRST_DAY = date(1582, 10, 15)
+"""Days before it may have been written by another calendar, and Spark may read them as others."""
+FIRST_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
+"""Times before it, likewise."""
 _ELEMENT = "\0"
 """In a path, what writers call ``element`` or ``item``."""
 

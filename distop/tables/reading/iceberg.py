@@ -26,16 +26,17 @@ from distop.recent import Kept
 from distop.storage_urls import check_paths
 from distop.tables.iceberg import check_files, check_loaded, check_manifests, check_opened, check_same_manifests
 from distop.tables.metadata_file import read_file
-from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.table_properties import for_reading
+from distop.tables.reader import RowCounts
+from distop.tables.reading.facts import Gone, Unreadable
+from distop.tables.reading.table_properties import for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.tables.metadata_file import MetadataFile
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 T = TypeVar("T")
 
@@ -71,10 +72,6 @@ _staged: OrderedDict[tuple[str, str], Any] = OrderedDict()
 _lock = threading.Lock()
 
 
-class Gone(Unreadable):
-    """What the plan was made of is no longer there."""
-
-
 def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> DataFrame:
     """The rows of these files that no delete removes; with ``lineage`` their :data:`LINEAGE`, and none of Iceberg's
     other metadata columns. Raises Gone, Unreadable where Spark has no type for a column of the table, FatalError where
@@ -89,14 +86,6 @@ def read_staged(session: SparkSession, name: str, files: Sequence[PlannedFile]) 
     # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
     size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
     return session.read.format("iceberg").option("split-size", str(size)).load(name)
-
-
-@frozen
-class RowCounts:
-    """Rows that the reader finds in each file, by path: those that no delete removes, and deleted ones."""
-
-    kept: Mapping[str, int]
-    deleted: Mapping[str, int]
 
 
 def count_rows(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> RowCounts:

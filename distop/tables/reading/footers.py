@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
 from distop.files import NotRegular, check_regular, local_path, open_filesystem
-from distop_behaviors.reading import parquet_tail, store_errors
-from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
+from distop.tables.reading import parquet_tail, store_errors
+from distop.tables.reading.facts import Chunk, FileFacts, Leaf, Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from distop_behaviors.reading.parquet_tail import Footer
+    from distop.tables.reading.facts import PlannedFile
+    from distop.tables.reading.parquet_tail import Footer
 
 THREADS = 8
 CHECKED_EVERY = 512
@@ -37,9 +38,6 @@ LONGEST_READ = 300.0
 KEPT_FILES = 20_000
 
 T = TypeVar("T")
-
-PlannedFile = tuple[str, int, int]
-"""Path, size in bytes, modification time in ns."""
 
 _FIELD_ID = b"PARQUET:field_id"
 """How pyarrow calls it."""

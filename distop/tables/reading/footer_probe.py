@@ -13,13 +13,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from distop import private
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.facts import PlannedFile
 
 _ASKED_EVERY = 0.5
 """Seconds between two calls of ``check``."""
@@ -49,7 +49,7 @@ def crashing_footers(
 
 def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None]) -> tuple[int, int]:
     """How many files were started, and the exit code of the process that read them."""
-    command = [sys.executable, "-P", "-m", "distop_behaviors.reading.footer_probe"]
+    command = [sys.executable, "-P", "-m", "distop.tables.reading.footer_probe"]
     asked = json.dumps([list(files), sorted(wanted)])
     with subprocess.Popen(
         command,

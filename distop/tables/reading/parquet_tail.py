@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.files import METADATA_BYTES, open_filesystem, open_regular
-from distop_behaviors.reading.facts import Unreadable
+from distop.tables.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

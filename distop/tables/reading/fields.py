@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
-from distop_behaviors.reading.facts import Leaf, decimal_of, folded
+from distop.tables.reading.facts import Leaf, decimal_of, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distop_behaviors.reading.facts import SparkType
+    from distop.tables.reading.facts import SparkType
 
 Path = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What a Parquet footer says, as plain values: types, row counts, and the statistics of leaves.
+"""What is known of a file without a scan, as plain values: types, row counts, and the statistics of leaves.
 
 Types are strings (Spark's names) or tuples: ``("struct", ((name, type), …))``, ``("array", type)``,
 ``("map", key, value)``, and ``("unreadable", reason)`` for what Spark cannot read.
@@ -16,10 +16,13 @@ from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 SparkType = Any
 """str or tuple, as the module's text says."""
+
+PlannedFile = tuple[str, int, int]
+"""Path, size in bytes, modification time in ns (0: the format never changes a file that it has written)."""
 
 VOID = "void"
 """The type of a column that no file of a partition has."""
@@ -67,14 +70,15 @@ class FileFacts:
     """
 
     path: str
-    rows: int
+    rows: int | None
+    """None: nothing but a scan tells how many there are."""
     columns: Mapping[str, SparkType] = field(default_factory=dict)
     leaves: Mapping[tuple[str, ...], Leaf] = field(default_factory=dict)
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
     deleted: int | None = 0
     """So many of its rows are no longer the table's (None: some may be). Statistics speak of them as well."""
-    footer: FileFacts | None = None
-    """What its own footer says, where another source was asked first; with the same columns and paths."""
+    closer: FileFacts | None = None
+    """What the file itself says, where another source was asked first; with the same columns and paths."""
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
     contradiction: str = ""
@@ -85,11 +89,17 @@ class FileFacts:
     @property
     def left(self) -> int | None:
         """How many rows the table has of it; None where they must be counted."""
-        return None if self.deleted is None or self.contradiction else self.rows - self.deleted
+        if self.rows is None or self.deleted is None or self.contradiction:
+            return None
+        return self.rows - self.deleted
 
 
 class Unreadable(Exception):
     """A file cannot be read, is not what was planned, or does not fit the others; the text names it."""
+
+
+class Gone(Unreadable):
+    """What the plan was made of is no longer there."""
 
 
 class Ambiguous(Exception):
@@ -312,3 +322,21 @@ def problem(kind: SparkType) -> str | None:
         return str(kind[1])
     inner = [t for _, t in kind[1]] if kind[0] == "struct" else list(kind[1:])
     return next((p for p in map(problem, inner) if p), None)
+
+
+def widened(schemas: Iterable[Iterable[tuple[str, SparkType]]]) -> dict[str, SparkType]:
+    """All columns of some files, in the order in which they come up. Where types do not go together the first stays,
+    and Spark says what is wrong when it reads the others.
+    """
+    found: dict[str, SparkType] = {}
+    for schema in schemas:
+        for name, kind in schema:
+            try:
+                mine = match(name, found)
+            except Ambiguous:
+                mine = name if name in found else None
+            if mine is None:
+                found[name] = kind
+            elif found[mine] != kind:
+                found[mine] = widest(found[mine], kind) or found[mine]
+    return found

@@ -1,24 +1,23 @@
-"""What a lookup is to know of an Iceberg table's files to read their rows without Iceberg's reader."""
+"""The columns of an Iceberg table in its Parquet files, to read rows of them without Iceberg's reader."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
+from distop.files import for_arrow
 from distop.tables.iceberg import read_metadata
-from distop_behaviors.index.alike import Reading, Unfaithful, check_leaves, chosen_of, widens
-from distop_behaviors.index.local import Wanted
-from distop_behaviors.index.table import on_disk
-from distop_behaviors.reading import fields, footers, manifests
-from distop_behaviors.reading.facts import Unreadable, folded
+from distop.tables.reading import fields, footers, manifests
+from distop.tables.reading.arrow_rows import Wanted
+from distop.tables.reading.arrow_types import Reading, Unfaithful, check_leaves, chosen_of, widens
+from distop.tables.reading.facts import Unreadable, folded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from distop_behaviors.index.table import Listed
-    from distop_behaviors.index.values import Whole
-    from distop_behaviors.reading.facts import Chunk, SparkType
-    from distop_behaviors.reading.footers import PlannedFile
+    from distop.tables.reading.arrow_rows import Blocks
+    from distop.tables.reading.facts import Chunk, PlannedFile, SparkType
 
 _FIELD_ID = b"PARQUET:field_id"
 
@@ -87,21 +86,26 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
     return all(_id(field) == number and _agree(field.type, kind) for field, number, kind in pairs)
 
 
-def wanted(table: Listed, named: Sequence[PlannedFile], places: Sequence[Whole], columns: Columns) -> list[Wanted]:
-    """Rows of these files. Raises Unfaithful where rows of one may be deleted, or it cannot be read from a disk."""
+def wanted(
+    source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
+) -> list[Wanted]:
+    """Rows of these files, as they were planned. Raises Unfaithful where rows of one may be deleted, or it cannot be
+    read from a disk.
+    """
     try:
-        known = manifests.snapshot_of(table.source, frozenset(folded(name) for name in columns.partitions))
+        known = manifests.snapshot_of(source, frozenset(folded(name) for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
         raise Unfaithful(str(e)) from e
     found = []
-    for file, blocks in zip(named, places, strict=True):
-        facts = known.files.get(file[0])
+    for one in blocks:
+        path = one.file[0]
+        facts = known.files.get(path)
         if facts is None or facts.deleted != 0:
-            raise Unfaithful(f"rows of the file {file[0]} may be deleted")
-        if fields.local_path(file[0]) is None:
-            raise Unfaithful(f"the file {file[0]} is not on a disk")
+            raise Unfaithful(f"rows of the file {path} may be deleted")
+        if fields.local_path(path) is None:
+            raise Unfaithful(f"the file {path} is not on a disk")
         try:
-            disk = on_disk(file, table.source)
+            disk = on_disk(one.file)
         except OSError as e:
             raise Unfaithful(str(e)) from e
         fixed: dict[str, tuple[str, int, Chunk]] = {}
@@ -111,5 +115,14 @@ def wanted(table: Listed, named: Sequence[PlannedFile], places: Sequence[Whole],
                 raise Unfaithful(f"of the column {name!r} the metadata tell nothing")
             leaf = facts.leaves[(name,)]
             fixed[name] = leaf.kind, leaf.scale, chunks[0]
-        found.append(Wanted(disk, blocks, {}, fixed))
+        found.append(Wanted(replace(one, file=disk), {}, fixed))
     return found
+
+
+def names_in(path: str) -> dict[int, str]:
+    """What a file calls its top-level columns, by their ids. Raises OSError and Arrow's errors."""
+    import pyarrow.parquet as pq
+
+    with for_arrow(path) as file:
+        schema = pq.read_schema(file)
+    return {i: field.name for field in schema if (i := _id(field)) is not None}

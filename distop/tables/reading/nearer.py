@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import in_table, local_path
+from distop.tables.reading import footers
+from distop.tables.reading.facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.fields import in_table, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop_behaviors.reading.fields import Field, Path
+    from distop.tables.reading.fields import Field, Path
 
 
 def look(
@@ -30,7 +30,7 @@ def look(
     planned = [(local_path(facts.path) or facts.path, 0, 0) for facts in files]
     found = footers.read_all(planned, ids, check, immutable=True)
     return {
-        facts.path: replace(facts, footer=_in_table(facts, footer, wanted))
+        facts.path: replace(facts, closer=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
         if not isinstance(footer, Unreadable) and footer.ids and footer.left == facts.rows
     }
@@ -46,7 +46,7 @@ def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, Field])
             # A value of the partition, which Iceberg reads instead of the file's.
             chunks[path] = known
         elif theirs is None and len(path) == 1 and not field.defaulted:
-            chunks[path] = (Chunk(footer.rows, footer.rows),)
+            chunks[path] = (Chunk(footer.rows or 0, footer.rows),)
         elif theirs is not None and theirs in footer.leaves:
             leaves[path] = in_table(footer.leaves[theirs], field)
             chunks[path] = footer.chunks[theirs]

@@ -17,20 +17,19 @@ from distop.recent import Kept
 from distop.tables.iceberg import checked, files_of
 from distop.tables.manifest_list import manifests_of
 from distop.tables.metadata_file import read_anew
+from distop.tables.reading import deletes, fields
+from distop.tables.reading.facts import Chunk, FileFacts, Gone, Unreadable
+from distop.tables.reading.fields import local_path
+from distop.tables.reading.iceberg import check_length, file_gone, gone
 from distop.tables.vectors import check_vector
-from distop_behaviors.reading import deletes, fields
-from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import Gone, check_length, file_gone, gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distop.behavior import PartitionPlan
     from distop.confinement import TableFiles
     from distop.tables.avro import ManifestIO
-    from distop_behaviors.reading.facts import SparkType
-    from distop_behaviors.reading.fields import Field, Path
+    from distop.tables.reading.facts import PlannedFile, SparkType
+    from distop.tables.reading.fields import Field, Path
 
 _DATA, _DELETES = 0, 1
 """What a manifest lists."""
@@ -56,20 +55,18 @@ class Snapshot:
     fields: Mapping[Path, Field]
     files: Mapping[str, FileFacts]
 
-    def of(self, plan: PartitionPlan) -> list[FileFacts]:
-        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, or one on
-        a disk is not as long as its manifest says, and Gone where that is no longer there: what cannot be read is not
-        to be judged by what is kept of it. Of what is on no disk that would be a request for each file.
+    def of(self, file: PlannedFile) -> FileFacts:
+        """What is known of a planned file. Raises Unreadable where it is not in the snapshot, or lies on a disk and is
+        not as long as its manifest says, and Gone where it is no longer there: what cannot be read is not to be judged
+        by what is kept of it. Of what is on no disk that would be a request for each file.
         """
-        if not plan.files:
-            return [FileFacts(self.source, 0, self.columns)]
-        for path, size, _ in plan.files:
-            if path not in self.files:
-                raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
-            local = local_path(path)
-            if local is not None:
-                self._check_whole(path, size, local)
-        return [self.files[path] for path, _, _ in plan.files]
+        path, size, _ = file
+        if path not in self.files:
+            raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
+        local = local_path(path)
+        if local is not None:
+            self._check_whole(path, size, local)
+        return self.files[path]
 
     def _check_whole(self, path: str, size: int, local: str) -> None:
         try:

@@ -1,17 +1,17 @@
-"""Compares the number of rows that Spark has read with the counts in the footers, or in Iceberg's manifests.
+"""Compares the number of rows that Spark has read with the counts in the footers, or in manifests.
 
 A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
 has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
 
 The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
-for another. Each row group lies in one part at most, and ``validate.scan`` refuses a listing that has a file twice.
+for another. Each row group lies in one part at most, and ``parquet_rows`` refuses a listing that has a file twice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distop.core.frozen import frozen
 
@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from distop_behaviors.reading.facts import FileFacts
+    from distop.tables.reading.facts import FileFacts
 
 _log = logging.getLogger(__name__)
 
 _SCANS = ("FileSourceScanExec", "BatchScanExec")
 """Plan nodes that read files: Spark's own, and those of other sources."""
 _ROWS = "numOutputRows"
-_CAUSES = {
-    "footer": "the footer states wrong positions",
-    "manifest": "the footer states wrong positions, or the manifest a wrong count",
-}
+
+
+class CountedBy(NamedTuple):
+    """What says how many rows a file has, and what is wrong where Spark finds another number."""
+
+    name: str
+    fault: str
+
+
+FOOTER = CountedBy("footer", "the footer states wrong positions")
+MANIFEST = CountedBy("manifest", "the footer states wrong positions, or the manifest a wrong count")
 
 
 @frozen
@@ -92,7 +99,7 @@ def expected_rows(files: Sequence[FileFacts]) -> int | None:
 
 
 def _counted(facts: FileFacts) -> int:
-    return facts.rows + facts.missing - (facts.deleted or 0)
+    return (facts.rows or 0) + facts.missing - (facts.deleted or 0)
 
 
 def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list[FileFacts]:
@@ -102,8 +109,8 @@ def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list
     ]
 
 
-def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: str = "footer") -> dict[str, str]:
-    """Files whose row count differs from their footer's (or manifest's: ``counted_by``), each with an error message.
+def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: CountedBy) -> dict[str, str]:
+    """Files whose row count differs from what ``counted_by`` says, each with an error message.
 
     ``found``: rows by file, as a reader counted them, without deleted rows. Of each file the deletes are known
     (:func:`with_deletes`).
@@ -114,9 +121,9 @@ def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_
         most = _counted(facts)
         if rows == most:
             continue
-        why = facts.contradiction or _CAUSES[counted_by]
+        why = facts.contradiction or counted_by.fault
         wrong[facts.path] = (
-            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its {counted_by} counts {most} "
-            f"({why})"
+            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its {counted_by.name} counts "
+            f"{most} ({why})"
         )
     return wrong

@@ -11,8 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from distop.files import open_filesystem, open_regular
-from distop_behaviors.reading import parquet_tail
-from distop_behaviors.reading.facts import Unreadable, folded
+from distop.tables.reading import parquet_tail
+from distop.tables.reading.facts import Unreadable, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
