@@ -166,12 +166,6 @@ class _Look:
         return found
 
 
-def check_unchanged(files: Sequence[PlannedFile], check: Callable[[], None]) -> None:
-    """Raises Unreadable for the first file that is not as it was planned, and what :func:`changed` raises."""
-    for why in changed(files, check).values():
-        raise why
-
-
 def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable[[], None]) -> T:
     """What ``read`` returns, or raises. It runs in a thread, and calls its argument after each part that it has read.
 
