@@ -129,6 +129,8 @@ def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
     env["PATH"] = f"{venv / 'bin'}:{env['PATH']}"
     python = venv / "bin" / "python"
     if quick:
+        # Python before 3.12 brings a setuptools of its own, too old for the tutorial's package.
+        run(python, "-m", "pip", "uninstall", "--yes", "setuptools", env=env)
         # Behind what is installed here. The packages of a path that is added so may not add others, as the editable
         # installation of this clone would.
         site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", env=env).strip())
