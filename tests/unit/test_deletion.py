@@ -60,6 +60,8 @@ ALLOWED = {
     "distop/node/localjobs.py": "records of runs, by their own names, in a folder of the work directory",
     "distop/worker/logs.py": "logs of children, by their numbers, in the work directory",
     "distop/store/embedded.py": "the data folder that an embedded etcd has made for itself",
+    "distop/testing/in_process.py": "a temporary folder that it has made, for a test's Spark",
+    "distop/testing/operation.py": "a temporary folder that it has made, for a test's operation",
     "distop/testing/simulation/points.py": "what a transaction of etcd does, in words: no file",
     "distop/cli/page/writing.py": "the file that a person names with --html",
     "distop/cli/commands.py": "the name of a command",

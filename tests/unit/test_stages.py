@@ -17,6 +17,7 @@ from distop.core.model import TableRecord
 from distop.deletion import Place
 from distop.errors import UnsafePath
 from distop.places import Attempt, shared_of, stage_of
+from distop.tables import reader_of
 from distop.testing import MemoryProgress
 from distop.worker.context import Context
 from distop_behaviors.apply import rewriting
@@ -172,7 +173,8 @@ def test_hole_3_a_link_in_a_stage_is_not_written_through(tmp_path: Path, name: s
     stage.mkdir()
     (stage / name).symlink_to(victim)
     files = [(str(tmp_path / "a.parquet"), found.st_size, found.st_mtime_ns)]
-    result = Job(BuildArgument(name="i", columns=["a"]), files, Place(str(stage))).run(MemoryProgress())
+    reader = reader_of(TableRecord("t", "parquet", str(tmp_path)), [PartitionPlan(0, "all", files=tuple(files))])
+    result = Job(BuildArgument(name="i", columns=["a"]), files, Place(str(stage)), reader).run(MemoryProgress())
     assert (result.files, result.rows) == (1, 2)
     assert victim.read_text() == "precious"
     assert not (stage / name).is_symlink()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
-from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, select
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, over, select
 from distop.deletion import Place
 from distop.errors import DistopError, InvalidArgument, TableUnavailable, describe
 from distop.places import folder, operation_path
@@ -23,7 +23,6 @@ from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
 from distop.worker.model import Death, WorkerError
 from distop.worker.spark import SparkUnavailable, check_java, settings
-from distop_behaviors.validate.wide import _over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,16 +246,16 @@ def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> 
         PartitionPlan(n, f"k={n}", files=((f"/{'k=' if n % 2 else 'odd'}{n}/f", 1, 2),), values={"k": str(n)})
         for n in range(20_000)
     ]
-    over = _over("@table", partitions)
-    assert (len(over.files), len(over.folders), over.folders["/odd4"]) == (20_000, 10_000, "k=4")
-    beside = Pinned(TableRecord("u", "spark", "db.u"), "v", over.files, folders=over.folders)
-    (spilled,) = shared.spill([replace(over, beside=(beside,))], Place(str(tmp_path)), "t/sample/1")
+    whole = over("@table", partitions)
+    assert (len(whole.files), len(whole.folders), whole.folders["/odd4"]) == (20_000, 10_000, "k=4")
+    beside = Pinned(TableRecord("u", "spark", "db.u"), "v", whole.files, folders=whole.folders)
+    (spilled,) = shared.spill([replace(whole, beside=(beside,))], Place(str(tmp_path)), "t/sample/1")
     assert (spilled.files, spilled.folders, spilled.beside[0].folders) == ((), {}, {})
     read = PartitionPlan.from_json(json.loads(json.dumps(spilled.to_json())))
     came = shared.with_files(read, Place(str(tmp_path)), "t/sample/1")
-    assert (came.files, came.folders) == (over.files, over.folders)
-    assert (came.beside[0].files, came.beside[0].folders) == (over.files, over.folders)
-    small = replace(over, files=over.files[:3], folders={"/odd0": "k=0"})
+    assert (came.files, came.folders) == (whole.files, whole.folders)
+    assert (came.beside[0].files, came.beside[0].folders) == (whole.files, whole.folders)
+    small = replace(whole, files=whole.files[:3], folders={"/odd0": "k=0"})
     assert PartitionPlan.from_json(json.loads(json.dumps(small.to_json()))) == small
 
 
