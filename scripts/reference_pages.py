@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer.main
 
 import distop
-from distop import aio, behavior, errors
+from distop import aio, behavior, errors, testing
 from distop.cli.commands import commands
 from distop.config import DEFAULT_JOB_TIME_LIMIT, SETTINGS
 from distop.core import txn
@@ -149,6 +149,8 @@ AUTHORS: tuple[Any, ...] = (
     behavior.PartitionPlan,
 )
 
+TESTERS: tuple[Any, ...] = (testing.run_operation, testing.OperationRun, testing.FakeContext, testing.MemoryProgress)
+
 
 def python_api() -> Iterator[str]:
     """Everything that callers and authors of behaviors import, with its signature and docstring."""
@@ -164,12 +166,16 @@ def python_api() -> Iterator[str]:
     yield from ("## For authors of behaviors", "")
     for one in AUTHORS:
         yield from _documented(one)
+    yield from ("## For tests of behaviors", "")
+    for one in TESTERS:
+        yield from _documented(one)
 
 
 def _documented(one: Any) -> Iterator[str]:
     faces = (aio.Client, aio.Operation, aio.Worker, aio.Job)
     where = one.__module__ if one in CALLERS["Transactions"] else "distop.aio" if one in faces else "distop"
     where = "distop_behaviors.index" if one is lookup else "distop.behavior" if one in AUTHORS else where
+    where = "distop.testing" if one in TESTERS else where
     yield from (f"### {where}.{one.__name__}", "")
     if not isinstance(one, type):
         yield from _signature(one.__name__, one)
@@ -211,13 +217,16 @@ def _fields(one: type) -> Iterator[str]:
 
 
 def _members(one: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that have a docstring, in the order of the source."""
+    """The public methods and properties that have a docstring, in the order of the source. Those of a class that is
+    documented itself are left out of what derives from it.
+    """
+    told = {name for kind in one.__mro__[1:] if kind in AUTHORS for name in vars(kind)}
     for kind in reversed(one.__mro__):
         if kind.__module__.startswith("distop"):
             for name, member in vars(kind).items():
                 plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
                 documented = inspect.isfunction(plain) or isinstance(plain, property)
-                if documented and not name.startswith("_") and inspect.getdoc(plain):
+                if documented and not name.startswith("_") and name not in told and inspect.getdoc(plain):
                     yield name, plain
 
 
