@@ -413,7 +413,7 @@ class Behavior(ABC):
             completes=completes,
             reports_only=cls.reports_only,
             joins=cls.joins,
-            cleans=cls.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup,
+            cleans=cleans_up(cls),
             description=(cls.__doc__ or "").strip().partition("\n")[0],
             needs_table=cls.needs_table,
             id_fields=id_fields,
@@ -421,6 +421,11 @@ class Behavior(ABC):
             time_limit=float(cls.time_limit or 0.0),
             to_file=cls.large_results == "file",
         )
+
+
+def cleans_up(kind: type[Behavior]) -> bool:
+    """Whether it has a cleanup of its own."""
+    return kind.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
 
 
 def _id_fields(

@@ -251,12 +251,8 @@ def _signature(name: str, one: Callable[..., Any]) -> Iterator[str]:
             text += f"{equals}{'…' if value.startswith('<') else value}"
         shown.append(text)
     before = "async " if inspect.iscoroutinefunction(one) else ""
-    back = (
-        ""
-        if signature.return_annotation in (signature.empty, None)
-        else f" -> {_annotation(signature.return_annotation)}"
-    )
-    back = "" if isinstance(one, type) else back
+    returns = signature.return_annotation
+    back = "" if isinstance(one, type) or returns in (signature.empty, None) else f" -> {_annotation(returns)}"
     line = f"{before}{name}({', '.join(shown)}){back}"
     if len(line) <= WIDTH:
         yield from ("```python", line, "```", "")

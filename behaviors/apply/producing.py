@@ -64,10 +64,10 @@ class Production:
             current = self._made.current()
             self._made.commit(current, current.updateSchema(schema))
         for staged in rewrite.staged:
-            file, manifests = staged.metadata()
-            source = table_of(self._session, file)
+            metadata, manifests = staged.metadata()
+            source = table_of(self._session, metadata)
             if (snapshot := source.currentSnapshot()) is not None:
-                check_same(file.source, manifests, snapshot, source.io())
+                check_same(metadata.source, manifests, snapshot, source.io())
                 new = lists.newArrayList(snapshot.addedDataFiles(source.io()))
                 for file in new:
                     staged.check_file(str(file.location()))

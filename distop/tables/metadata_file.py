@@ -34,6 +34,8 @@ class MetadataFile:
 
     source: str
     text: str
+    digest: str
+    """Of the text."""
     content: Any
     io: BoundedIO
 
@@ -43,7 +45,7 @@ class MetadataFile:
 
     def key(self) -> tuple[str, str]:
         """What tells it from others, whatever stands at its path by now."""
-        return self.source, hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
+        return self.source, self.digest
 
 
 _read: Kept[MetadataFile] = Kept(4)
@@ -87,5 +89,7 @@ def read_anew(source: str) -> MetadataFile:
     io = BoundedIO()
     with io.new_input(source).open() as stream:
         data = stream.read()
-    text = (gzip.decompress(data) if is_compressed(source) else data).decode()
-    return MetadataFile(source, text, TableMetadataUtil.parse_raw(text), io)
+    if is_compressed(source):
+        data = gzip.decompress(data)
+    text, digest = data.decode(), hashlib.blake2b(data, digest_size=16).hexdigest()
+    return MetadataFile(source, text, digest, TableMetadataUtil.parse_raw(text), io)

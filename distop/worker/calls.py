@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distop import private
-from distop.behavior import Behavior, OutcomeRow, Summary
+from distop.behavior import OutcomeRow, Summary, cleans_up
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
@@ -32,6 +32,7 @@ from distop.worker.spark import SparkDied
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from distop.behavior import Behavior
     from distop.deletion import Place
 
 
@@ -240,7 +241,7 @@ class Call:
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> None:
         """All of them, whatever goes wrong with one; the first error is told."""
-        if type(behavior).cancel_job_and_cleanup is Behavior.cancel_job_and_cleanup:
+        if not cleans_up(type(behavior)):
             return  # no catalog is asked, and no Spark started, for nothing
         wrong: Exception | None = None
         for data, attempt, fence, progress in self._items:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distop import large, private
-from distop.behavior import Behavior
+from distop.behavior import cleans_up
 from distop.confinement import looked_once
 from distop.core.checkpoint import to_go_on_from
 from distop.core.codec import MAX_ERROR_TEXT
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
+
+    from distop.behavior import Behavior
 
 OUTCOME_MARGIN = 1024
 """What an outcome's other fields take at most, besides result and error."""
@@ -240,7 +242,7 @@ class Run:
         self._arg = validate(behavior, self._arg_json)
         self._declared = behavior.Result
         self._to_file = behavior.large_results == "file"
-        cleans = type(behavior).cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
+        cleans = cleans_up(type(behavior))
         if self._batch and behavior.run_batch is not None:
             self._run_batches(behavior, list(self._items), cleans)
             return

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
-from operator import gt, itemgetter
+from dataclasses import dataclass
+from operator import gt
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import TableUnavailable
@@ -110,7 +110,7 @@ def read_all(
                 page = unread[n : n + size]
                 reading = [(i, pool.submit(_read, files[i], schemas, immutable)) for i in page]
                 for i, one in reading:
-                    found[i] = _waited_for(partial(itemgetter(0), files[i]), one, check)
+                    found[i] = _waited_for(_At(files[i][0]), one, check)
                 if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
                     for i in unread[size:]:
                         found[i] = Unreadable(
@@ -135,35 +135,22 @@ def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str
             page = files[n : n + CHECKED_EVERY]
             # A store answers many at once; a disk has answered before another thread has begun.
             parts = [page] if local_path(page[0][0]) is not None else [[file] for file in page]
-            looks = [_Look(part) for part in parts]
-            for look, looking in [(look, pool.submit(look.look)) for look in looks]:
-                wrong: dict[str, Unreadable] = _waited_for(look.at, looking, check, look.last)
-                found.update(wrong)
+            looks = [(at, pool.submit(_changed, part, at)) for part in parts for at in (_At(part[0][0]),)]
+            for at, look in looks:
+                wrong: dict[str, Unreadable] = _waited_for(at, look, check)
+                found |= wrong
     return found
 
 
-class _Look:
-    """Whether files are as they were planned, one after the other; at which it is, and since when."""
-
-    def __init__(self, files: Sequence[PlannedFile]) -> None:
-        self._files = files
-        self._path, self._since = files[0][0], 0.0
-
-    def at(self) -> str:
-        return self._path
-
-    def last(self) -> float:
-        return self._since
-
-    def look(self) -> dict[str, Unreadable]:
-        found: dict[str, Unreadable] = {}
-        for file in self._files:
-            self._path, self._since = file[0], time.monotonic()
-            try:
-                unchanged(*file)
-            except Unreadable as e:
-                found[file[0]] = e
-        return found
+def _changed(files: Sequence[PlannedFile], at: _At) -> dict[str, Unreadable]:
+    found: dict[str, Unreadable] = {}
+    for file in files:
+        at.path, at.since = file[0], time.monotonic()
+        try:
+            unchanged(*file)
+        except Unreadable as e:
+            found[file[0]] = e
+    return found
 
 
 def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable[[], None]) -> T:
@@ -171,13 +158,13 @@ def answered(path: str, read: Callable[[Callable[[], None]], T], check: Callable
 
     Raises TableUnavailable where a part takes too long, and what ``check`` raises.
     """
-    last = [time.monotonic()]
+    at = _At(path)
 
     def progress() -> None:
-        last[0] = time.monotonic()
+        at.since = time.monotonic()
 
     with _pool(1) as pool:
-        return _waited_for(lambda: path, pool.submit(read, progress), check, lambda: last[0])
+        return _waited_for(at, pool.submit(read, progress), check)
 
 
 @contextmanager
@@ -192,22 +179,25 @@ def _pool(threads: int = THREADS) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def _waited_for(
-    path: Callable[[], str],
-    reading: Future[T],
-    check: Callable[[], None],
-    progress: Callable[[], float] = lambda: 0.0,
-) -> T:
-    """What comes of reading a file (``path``); ``progress``: when it last went on, by the monotonic clock.
+@dataclass(slots=True)
+class _At:
+    """At which file a thread is, and when it last went on, by the monotonic clock."""
+
+    path: str
+    since: float = 0.0
+
+
+def _waited_for(at: _At, reading: Future[T], check: Callable[[], None]) -> T:
+    """What comes of reading the file that a thread is ``at``.
 
     Raises TableUnavailable where nothing comes of it, and what ``check`` raises.
     """
     since = time.monotonic()
     while not reading.done() and not wait([reading], CHECKED_AFTER).done:
         check()
-        if time.monotonic() - max(since, progress()) >= LONGEST_READ:
+        if time.monotonic() - max(since, at.since) >= LONGEST_READ:
             raise TableUnavailable(
-                f"the file {path()} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
+                f"the file {at.path} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
             )
     return reading.result()
 
