@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import distop
 from distop.core.keys import OPEN, PENDING, Keys
 from distop.store.embedded import EmbeddedEtcd
+from tests.support.behaviors import python_path
 
 if TYPE_CHECKING:
     from distop.behavior import Behavior
@@ -253,7 +254,7 @@ def install(folder: Path, *behaviors: type[Behavior]) -> dict[str, str]:
         (info / "entry_points.txt").write_text(
             f"[distop.behaviors]\n{name} = {behavior.__module__}:{behavior.__qualname__}\n"
         )
-    return {"PYTHONPATH": f"{folder}:{ROOT / 'scripts'}"}
+    return python_path(folder, ROOT / "scripts", ROOT)
 
 
 @dataclass(slots=True)

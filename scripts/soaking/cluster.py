@@ -28,6 +28,7 @@ from soaking.memory import Memory
 from soaking.standstills import Standstills
 from soaking.tables import TABLES, make_table
 from soaking.workflows import BY_HAND, LIMITED
+from tests.support.behaviors import python_path
 from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
 from tests.support.etcd import EtcdCluster
@@ -115,7 +116,7 @@ class SoakCluster:
                 self.daemons[name] = self._spawn(name)
                 self._stack.callback(self.daemons[name].close)
             self.client.register_type(BY_HAND, retry=Retry(attempts=8, initial=0.1, maximum=1.0))
-            env = {"PYTHONPATH": str(PROJECT), "DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
+            env = python_path(PROJECT) | {"DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
             self.actor = self._stack.enter_context(Actor(self._proxied, (LIMITED, BY_HAND), self.folder, env))
             eventually(lambda: len(self.client.nodes()) == len(NAMES), "all executors are ready", seconds=60)
         except BaseException:
@@ -176,7 +177,7 @@ class SoakCluster:
         (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_PLAIN}{_SPARK if has_spark else ''}")
         options = ["--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m"]
         options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
-        env = {"PYTHONPATH": f"{site}:{PROJECT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
+        env = python_path(site, PROJECT) | {"DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
         env |= {"DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
         if name in STUMBLING:
             env["STUMBLES"] = "1"

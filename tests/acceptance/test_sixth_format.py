@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from distop.tables import check_table, plan_table
 from distop.tables.formats import ENTRY_POINTS, names
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
+from tests.support.behaviors import ROOT, python_path
 from tests.support.checked import between
 from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.daemons import SPARK, daemons
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
-ROOT = Path(__file__).parents[2]
 TYPES = {"id": "int", "price": "decimal(9,2)"}
 
 
@@ -141,7 +140,7 @@ def test_an_index_of_it_names_all_files(table: TableRecord, spark: SparkSession,
 
 def test_it_runs_from_its_registration_to_the_report(site: str, table: TableRecord, tmp_path: Path) -> None:
     """By etcd, an executor and the command line, which are told of the format by what is installed."""
-    env = {"PYTHONPATH": os.pathsep.join([site, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    env = python_path(site, ROOT)
     with EmbeddedEtcd(compaction=None) as etcd:
         with daemons(etcd.endpoint, tmp_path) as group:
             group.start("ann", ttl=10, options=SPARK, env=env)

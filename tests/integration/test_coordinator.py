@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import stumbling
-from tests.support.behaviors import ROOT
+from tests.support.behaviors import ROOT, python_path
 from tests.support.contract import dump
 from tests.support.replay import read_history
 
@@ -25,7 +24,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     site.mkdir()
     stumbling.install(site)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", python_path(site, ROOT)["PYTHONPATH"])
 
 
 def diary(tmp_path: Path) -> list[str]:

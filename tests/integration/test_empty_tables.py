@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distop.core.model import TableRecord
+from tests.support.behaviors import ROOT, python_path
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.contract import dump
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tests.support.command import Ran
     from tests.support.daemons import Daemons
 
-ROOT = Path(__file__).parents[2]
 CHECKS = {"checks": [{"not_null": "a"}], "statistics": "only"}
 EACH_ITS_OWN = "/proc/self/cwd/data"
 """A location at which each process has another folder, as each machine has its own at a mount point."""
@@ -62,7 +62,7 @@ def test_a_node_without_the_tables_disk_leaves_the_planning_to_another(group: Da
     group.client.add_table(TableRecord("d", "parquet", EACH_ITS_OWN), check=False)
 
     def start(name: str) -> None:
-        group.spawn(name, env={"PYTHONPATH": str(ROOT)}, through=("env", "-C", str(homes[name])))
+        group.spawn(name, env=python_path(ROOT), through=("env", "-C", str(homes[name])))
         group.await_ready(name)
 
     def coordinator() -> str:

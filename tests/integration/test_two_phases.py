@@ -14,6 +14,7 @@ import pytest
 from distop.errors import InvalidArgument, NotAllowed, NotFound
 from distop.submission.request import whoami
 from tests.support.answering import Server, answering, ok
+from tests.support.behaviors import ROOT, python_path
 from tests.support.command import distop_command
 from tests.support.daemons import distop_process
 
@@ -66,8 +67,7 @@ def verifiers(tmp_path: Path) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-verifiers\nVersion: 1\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (folder / "some_verifiers.py").write_text(VERIFIERS)
-    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
-    return {"PYTHONPATH": path, "ASKED": str(tmp_path / "asked")}
+    return python_path(folder, ROOT) | {"ASKED": str(tmp_path / "asked")}
 
 
 def prepare(group: Daemons, external_id: str = "tx-17", **options: object) -> Operation:

@@ -30,6 +30,12 @@ absent = tests.support.no_such_module:Absent
 """
 
 
+def python_path(*folders: Path | str) -> dict[str, str]:
+    """The environment of a child that imports from these folders first, then from where its parent does."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
+
+
 @pytest.fixture(scope="session")
 def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which ``sample`` and ``batches`` are installed, and ``absent`` is but cannot be loaded."""
@@ -38,4 +44,4 @@ def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-samples\nVersion: 1\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    return python_path(folder, ROOT)
