@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _DEV = re.compile(r"^distop dev\b.*$\s*\Z", re.MULTILINE)
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds for one fence, and for an executor to be ready."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.needs import need
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -32,6 +32,7 @@ def purging(group: Daemons, sample_env: dict[str, str]) -> Daemons:  # noqa: F81
     """With a daemon that has ``purge``."""
     group.start("e1", env=sample_env)
     group.eventually(lambda: any(one.type_name == "purge" for one in group.client.behaviors()), "purge is known", "e1")
+    group.await_ready("e1")
     return group
 
 
