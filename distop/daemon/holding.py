@@ -57,6 +57,7 @@ class HoldKeeper:
         now, holds = time.monotonic(), self._ctx.cluster.holds
         for id_ in self._seen.keys() | holds.keys() if ids is None else ids:
             hold = holds.get(id_)
+            self._verifying.changed(id_)
             if hold is None:
                 self._seen.pop(id_, None)
                 self._settle(id_)
@@ -127,6 +128,8 @@ class HoldKeeper:
         try:
             await write
         except MalformedRequest as error:
+            if id_ not in self._ctx.cluster.holds:
+                return  # it went meanwhile: nothing would take back what is told of it
             pause = self._ctx.rejected_writes.refused(hold_named(id_), _WRITE, error)
             self._aside[id_] = time.monotonic() + pause
         else:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 LIMIT = 60
+NARROW = 2_000
+"""Bytes of a request, which take all but a hold that is nearly as large as one may be."""
 
 
 def test_failing_chords_do_not_block_pending_operations(group: Daemons) -> None:
@@ -163,3 +165,43 @@ def _told_of_claims(server: EmbeddedEtcd, group: Daemons) -> None:
     server.restart()
     assert op.wait(LIMIT).state == "success"
     group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is told")
+
+
+def test_a_verification_that_etcd_rejects_is_told_and_holds_up_no_other(tmp_path: Path) -> None:
+    """It was a line in the executor's log, and the operation waited without a reason."""
+    with EmbeddedEtcd(compaction=None) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
+            (e1,) = group.start("e1")  # its types are published
+            e1.stop()
+            _told_of_verifications(server, group)
+        assert not violations(server.endpoint)
+
+
+def _told_of_verifications(server: EmbeddedEtcd, group: Daemons) -> None:
+    prepare = group.client.prepare_operation
+    # In the hold, and in its key, which each of its writes has three times.
+    large = prepare("noop", "t", external_id="x" * 200, verify="https://host/" + "y" * 980, verify_after=0.5)
+    small = prepare("noop", "t", external_id="small", verify_after=0.5)
+    server.kill()
+    server._arguments = ["--max-request-bytes", str(NARROW)]
+    server.restart()
+    group.start("e1", ttl=20)
+
+    def told() -> bool:
+        return any(reason.code == "refused-by-etcd" for reason in large.why().reasons)
+
+    group.eventually(told, "why tells that etcd refuses a verification", "e1")
+    hold = f"hold prepared:{'x' * 200}"
+    text = f"{hold}, which retries with back-off: verification: the"
+    assert f"etcd to accept a write of executor e1 about {text}" in distop_process(group, "why", large.ref).stdout
+    assert f"etcd rejects a write of {hold} (e1): verification: the" in distop_process(group, "doctor").stdout
+    assert small.wait(LIMIT).state == "cancelled"
+    assert group.client.start_operation("noop", "t", {}).wait(LIMIT).state == "success"
+    assert told()
+    server.kill()
+    server._arguments = []  # as somebody raises its limit
+    server.restart()
+    group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is told", "e1")
+    large.confirm()
+    assert large.wait(LIMIT).state == "success"

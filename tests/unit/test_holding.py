@@ -280,6 +280,31 @@ def test_a_hold_that_etcd_rejects_is_told_and_holds_up_no_other(monkeypatch: pyt
     asyncio.run(main())
 
 
+def test_nothing_is_told_of_a_hold_that_went_while_etcd_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told until the daemon ended: no later look saw the hold."""
+
+    async def main() -> None:
+        etcd, daemon = Etcd(), Daemon(monkeypatch)
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        told = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
+        daemon.cluster.holds["g"] = Seen(Hold("graph"), 5)
+        await daemon.keeper.look()
+
+        def goes(txn: Any) -> Any:
+            del daemon.cluster.holds["g"]
+            daemon.keeper.changed(["g"])
+            raise MalformedRequest("etcdserver: request is too large")
+
+        etcd.usual = goes
+        daemon.now = holding.GRAPH_LIMIT + 1
+        await daemon.keeper.look()
+        assert len(etcd.committed) == 1
+        assert told.told == {}
+        daemon.keeper.close()
+
+    asyncio.run(main())
+
+
 def test_a_hold_that_only_just_fits_into_a_request_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("g")

@@ -513,7 +513,7 @@ class Node:
 
     async def see_to(self, etcd: Etcd) -> None:
         terms, _, mod = hold(etcd)
-        await Verifying(self)._see_to(terms, mod)  # type: ignore[arg-type]
+        await Verifying(self)._see_to(p.hold_id(ID), terms, mod)  # type: ignore[arg-type]
 
 
 def test_C14_the_verifier_says_yes() -> None:
@@ -590,7 +590,8 @@ def test_C14_of_two_that_are_due_at_once_one_asks() -> None:
         await prepare(etcd, verify="orders")
         nodes = [Node(etcd, Verified(True)) for _ in range(3)]
         terms, _, mod = hold(etcd)
-        await asyncio.gather(*(Verifying(node)._see_to(terms, mod) for node in nodes))  # type: ignore[arg-type]
+        seen = p.hold_id(ID), terms, mod
+        await asyncio.gather(*(Verifying(node)._see_to(*seen) for node in nodes))  # type: ignore[arg-type]
         assert sum(len(node.asked) for node in nodes) == 1
 
     run(work)
