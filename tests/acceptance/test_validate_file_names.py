@@ -9,7 +9,8 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop.tables import plan_table
-from distop_behaviors.validate import Validate, scan
+from distop.tables.reading import parquet_rows
+from distop_behaviors.validate import Validate
 from tests.support.checked import Table, between
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import left_out
@@ -117,7 +118,7 @@ def test_a_file_that_spark_would_read_twice_is_an_error(table: Table, monkeypatc
     paths = [table.add("a.parquet", rows_of(0)), table.add("b.parquet", rows_of(ROWS))]
     left_out(paths[1])
     patterns = {str(paths[0]): str(paths[0]), str(paths[1]): str(paths[1].with_name("[ab].parquet"))}
-    monkeypatch.setattr(scan, "pattern_of", patterns.__getitem__)
+    monkeypatch.setattr(parquet_rows, "pattern_of", patterns.__getitem__)
     (check,) = table.run(between("id", 0), statistics="never").report["checks"]
     assert check["verdict"] == "error"
     assert "twice" in check["error"]

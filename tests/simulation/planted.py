@@ -17,71 +17,17 @@ from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.keys import Keys
-from distop.core.limits import DEFAULT
 from distop.core.states import Stage
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
 from distop.executor.checkpoints import Checkpoints
 from distop.store.session import Session
 from distop.submission import submit
-from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation import scenes
 from tests.simulation.planted_watches import BUGS
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
 
 ALWAYS = absent("no such key")
-
-
-def long_jobs(wanted: Scenario) -> Scenario:
-    """Jobs take longer than a session lasts without renewal, and there is room for all of them everywhere."""
-    wishes = tuple(
-        replace(wish, acts=(), arg={**wish.arg, "pace": 2.0, "trouble": 0.0}, type="check") for wish in wanted.wishes
-    )
-    hosts = tuple(replace(host, slots=60, types=("check",)) for host in wanted.hosts)
-    return replace(wanted, wishes=wishes, hosts=hosts, ttl=4)
-
-
-def many_steps(wanted: Scenario) -> Scenario:
-    """All jobs save on their way."""
-    wishes = tuple(
-        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index", id="", on_duplicate="join")
-        for wish in wanted.wishes
-    )
-    hosts = tuple(replace(host, types=("index", "check")) for host in wanted.hosts)
-    return replace(wanted, wishes=wishes, hosts=hosts)
-
-
-def planned_in_chunks(wanted: Scenario) -> Scenario:
-    """A plan of many chunks, written one by one while requests are late; it is interrupted, and begun anew under the
-    same election.
-    """
-    acts = tuple(Act(0.1, what) for _ in range(3) for what in ("pause", "resume"))
-    arg = {**wanted.wishes[0].arg, "partitions": 60, "chunk": 60, "calls": 0.05, "pace": 0.02, "trouble": 0.0}
-    wish = replace(wanted.wishes[0], after=1.0, type="check", table="a", names=None, acts=acts, arg=arg)
-    return replace(
-        wanted,
-        hosts=tuple(replace(host, types=("check",), unable=()) for host in wanted.hosts),
-        wishes=(wish,),
-        drains=(),
-        limits=replace(wanted.limits, plan_bytes=0),
-        faults=(replace(wanted.faults[0], at=1.02, lasts=12.0),),
-        calm=13.02,
-    )
-
-
-def many_at_once(wanted: Scenario) -> Scenario:
-    """One client wants many small operations at once, which take the same time; of some it has two callers, and some it
-    cancels when they are about to end.
-    """
-    model = replace(wanted.wishes[0], client=0, after=0.5, type="quick", table="a", names=None, rerun="", policy=None)
-    arg = {**model.arg, "partitions": 1, "pace": 0.1, "calls": 0.05, "trouble": 0.0, "chunk": 1000, "follows": False}
-    ends = 0.05 + 0.01 * (wanted.seed % 30)
-    wishes = [
-        replace(model, arg=arg, callers=1 + n % 2, acts=(Act(ends + 0.002 * n, "cancel"),) if n > 5 else ())
-        for n in range(12)
-    ]
-    hosts = tuple(replace(host, types=("quick", "check"), slots=12, unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=tuple(wishes), hosts=hosts, drains=(), limits=DEFAULT)
 
 
 CLAIMS = ((claiming, "claim"), (claiming, "claim_runs"), (together, "claim_together"), (together, "claim_apart"))
@@ -129,7 +75,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=97)
+@bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -223,7 +169,7 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks, first=16)
+@bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=16)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
     for name in ("write_chunk", "write_plan"):
@@ -242,7 +188,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug("stopped too late", "two at once", focus=("late-renewal",), shape=long_jobs, first=10)
+@bug("stopped too late", "two at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
     substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
@@ -272,7 +218,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # One of several that end at once has to be cancelled just then: so they wait for a moment before they are sent.
-@bug("invariant 5", "invariant 12", shape=many_at_once, first=13)
+@bug("invariant 5", "invariant 12", shape=scenes.many_at_once, first=13)
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     former = Finishes._run_ops
 

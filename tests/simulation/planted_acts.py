@@ -21,53 +21,9 @@ from distop.executor.role import Executor
 from distop.node.localjobs import LocalJobs
 from distop.node.openop import OpenOperation
 from distop.submission import rerun, submit
-from distop.testing.simulation import Scenario, run
-from distop.testing.simulation.scenario import Act, DrainAct
+from distop.testing.simulation import run, scenes
 from tests.simulation.planted import BUGS
 from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
-
-# --------------------------------------------------------------------- shapes
-
-
-def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
-    """Jobs that take minutes, to whose operations clients do this. As they are drawn, jobs end in time of themselves,
-    and it does not show that nobody stops them.
-    """
-    wishes = tuple(
-        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": 70.0, "name": "x", "trouble": 0.0})
-        for wish in wanted.wishes
-    )
-    hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=wishes, hosts=hosts, drains=())
-
-
-def few_jobs(wanted: Scenario) -> Scenario:
-    """Two in each operation, which save a few times on their way, minutes apart."""
-    long = minutes_long(wanted)
-    wishes = tuple(replace(w, names=None, rerun="", arg={**w.arg, "partitions": 2}) for w in long.wishes)
-    return replace(long, wishes=wishes)
-
-
-def paused_for_long(wanted: Scenario) -> Scenario:
-    """They are told to stop, and nobody resumes them."""
-    return minutes_long(wanted, Act(1.0, "pause-now"))
-
-
-def drained_for_long(wanted: Scenario) -> Scenario:
-    """An executor is drained that runs them."""
-    return replace(minutes_long(wanted), drains=(DrainAct(2.0, wanted.hosts[0].name, 100.0, False),))
-
-
-def some_cannot(wanted: Scenario) -> Scenario:
-    """All executors but the last one turn out not to be able to run anything. (As it is drawn, several try in turn for
-    ever what none of them can, and such a run takes a minute.)
-    """
-    everything = tuple(sorted({type_name for host in wanted.hosts for type_name in host.types}))
-    last = len(wanted.hosts) - 1
-    lack = [everything if n < last else () for n in range(len(wanted.hosts))]
-    hosts = (replace(h, types=everything, unable=lack[n], recovers=0.0) for n, h in enumerate(wanted.hosts))
-    return replace(wanted, hosts=tuple(hosts))
-
 
 # ---------------------------------------------------------------------- starts
 
@@ -100,7 +56,7 @@ def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     substitute(patch, Jobs, "_write", write)
 
 
-@bug("not stopped", shape=paused_for_long, slow=True)
+@bug("not stopped", shape=scenes.paused_for_long, slow=True)
 def a_pause_now_that_does_not_release(patch: Patch) -> None:
     """It is taken for a pause that lets running jobs end."""
     former = Executor._closed
@@ -131,7 +87,7 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
 # ------------------------------------------------------------------------ ends
 
 
-@bug("liveness: still at it", shape=few_jobs, slow=True)
+@bug("liveness: still at it", shape=scenes.few_jobs, slow=True)
 def a_job_that_is_done_begins_anew(patch: Patch) -> None:
     """It is let go of, without its checkpoint, and saves the next ones: something gets on for ever."""
     former = Jobs._write
@@ -205,7 +161,7 @@ def a_drain_that_cleans_up(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("not drained", shape=drained_for_long, slow=True)
+@bug("not drained", shape=scenes.drained_for_long, slow=True)
 def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -285,7 +241,7 @@ def blame_what_one_node_cannot_run_for_the_moment(patch: Patch) -> None:
     substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back, tables: False)
 
 
-@bug("liveness", shape=some_cannot, slow=True)
+@bug("liveness", shape=scenes.some_cannot, slow=True)
 def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
     """The work is left to others, and nobody is told."""
     substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: True)

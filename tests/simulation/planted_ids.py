@@ -14,72 +14,25 @@ from distop.core.user_transaction import CallerTransaction
 from distop.submission import duplicates, submit
 from distop.submission.duplicates import Asked
 from distop.submission.submit import OfType, Try
-from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation import scenes
 from tests.simulation.planted_limits import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
-
-# --------------------------------------------------------------------- shapes
-
-
-def of_one_id(wanted: Scenario) -> Scenario:
-    """Some are started of one id, one soon after the other, and combined; now and then one is cancelled."""
-    plain = replace(wanted.wishes[0], prepared="", verifier="", within=False, id="", on_duplicate="join")
-    model = replace(plain, client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
-    arg = {**model.arg, "partitions": 4, "trouble": 0.0, "objects": False, "follows": False}
-    wishes = [
-        replace(
-            model,
-            after=0.3 + 0.2 * n,
-            table=wanted.tables[0],
-            arg={**arg, "seed": wanted.seed * 10 + n},
-            acts=(Act(0.1, "cancel"),) if n == 1 + wanted.seed % 3 else (),
-            behind=(),
-            id="nightly",
-            on_duplicate="combine",
-        )
-        for n in range(4)
-    ]
-    return replace(wanted, wishes=tuple(wishes))
-
-
-def series_of_one_id(wanted: Scenario) -> Scenario:
-    """An operation comes again twice, soon after each end, and all have one id."""
-    model = of_one_id(wanted).wishes[0]
-    return replace(wanted, wishes=(replace(model, acts=(), on_duplicate="join", every=0.1, times=3),))
-
-
-def at_one_time(wanted: Scenario) -> Scenario:
-    """Several clients want to replace one operation that waits, at the same moment."""
-    model = replace(of_one_id(wanted).wishes[0], acts=(), after=0.5, delay=5.0, on_duplicate="replace")
-    wishes = tuple(replace(model, client=n % 3, after=0.5 + 0.3 * (n // 3)) for n in range(9))
-    return replace(wanted, wishes=wishes, clients=3, removals=(), drains=())
-
-
-def with_both_branches(wanted: Scenario) -> Scenario:
-    """Clients' transactions whose compares change, some of them ten times a second."""
-    model = replace(of_one_id(wanted).wishes[0], id="", acts=(), after=0.5, within=True)
-    wishes = tuple(
-        replace(model, after=0.5 * n, turns=tuple(0.5 * n + 0.1 * turn for turn in range(-1, 40))) for n in range(1, 5)
-    )
-    return replace(wanted, wishes=wishes, removals=(), drains=())
-
 
 # ----------------------------------------------------------------------- bugs
 
 
-@bug("invariant 18", shape=of_one_id)
+@bug("invariant 18", shape=scenes.of_one_id)
 def an_end_keeps_the_id(patch: Patch) -> None:
     for module in (f, w):
         substitute(patch, module, "freed", lambda keys, ref, history: ())
 
 
-@bug("invariant 18", shape=of_one_id)
+@bug("invariant 18", shape=scenes.of_one_id)
 def an_id_does_not_go_back_to_what_runs(patch: Patch) -> None:
     wrap(patch, Asked, "spec", lambda spec, _: replace(spec, follows=""))
 
 
-@bug("invariant 18", shape=of_one_id)
+@bug("invariant 18", shape=scenes.of_one_id)
 def what_shall_follow_begins_at_once(patch: Patch) -> None:
     def beside(asked: Asked, given: Any) -> Asked:
         return replace(asked, request=given.wanted)
@@ -87,7 +40,7 @@ def what_shall_follow_begins_at_once(patch: Patch) -> None:
     wrap(patch, duplicates, "_behind", beside)
 
 
-@bug("invariant 18", shape=series_of_one_id)
+@bug("invariant 18", shape=scenes.series_of_one_id)
 def the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along(patch: Patch) -> None:
     def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
         return (Delete(keys.unique(ref.table, ref.type, id_)),) if id_ else ()
@@ -95,7 +48,7 @@ def the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along(patch: Patch)
     substitute(patch, f, "released", released)
 
 
-@bug("progress", shape=at_one_time)
+@bug("progress", shape=scenes.at_one_time)
 def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     """Its number is the one that the counters still give away."""
     former = submit._by_id
@@ -107,7 +60,7 @@ def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     substitute(patch, submit, "_by_id", by_id)
 
 
-@bug("two branches", focus=("answers-lost", "requests-late"), shape=with_both_branches, first=8)
+@bug("two branches", focus=("answers-lost", "requests-late"), shape=scenes.with_both_branches, first=8)
 def a_failure_branch_refuses_no_other_copy(patch: Patch) -> None:
     """Of a caller's transaction: what it compares may have come to hold by then."""
     for name in ("writes_failure", "fences_failure"):

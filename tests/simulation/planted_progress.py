@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from distop.executor.checkpoints import Checkpoints
-from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation import scenes
 from tests.simulation.planted_ids import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute
-
-
-def saving_and_paused_twice(wanted: Scenario) -> Scenario:
-    """Few jobs that save on their way, whose operations are stopped and go on twice."""
-    acts = (Act(2.0, "pause-now"), Act(1.0, "resume"), Act(3.0, "pause-now"), Act(1.0, "resume"))
-    arg = {"partitions": 3, "pace": 1.5, "trouble": 0.0, "name": "x"}
-    wishes = tuple(
-        replace(wish, acts=acts, arg={**wish.arg, **arg}, type="index", id="", names=None, rerun="", graph=0)
-        for wish in wanted.wishes
-    )
-    hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=wishes, hosts=hosts, drains=())
 
 
 # As cockroachdb/cockroach#159930
@@ -37,7 +23,7 @@ def progress_that_is_resumed_short(patch: Patch) -> None:
 
 
 # As cockroachdb/cockroach#140358
-@bug("checkpoint lost", shape=saving_and_paused_twice)
+@bug("checkpoint lost", shape=scenes.saving_and_paused_twice)
 def a_second_pause_that_loses_progress(patch: Patch) -> None:
     """What the first attempt saved is found by the second one, and by no later one."""
     former = Checkpoints.load

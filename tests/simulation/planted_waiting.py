@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -14,8 +13,7 @@ from distop.coordinator.placing import Placing
 from distop.core import due, grouping
 from distop.core import finishing as f
 from distop.core import waiting as w
-from distop.core.limits import DEFAULT
-from distop.core.model import CLUSTER_TABLE, Cancel, State
+from distop.core.model import Cancel, State
 from distop.core.operationview import OperationView
 from distop.core.txn import Compare, KeyValue, Txn
 from distop.core.view import TypeView
@@ -23,97 +21,10 @@ from distop.daemon import holding
 from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
 from distop.node import reporter
-from distop.testing.simulation import Scenario
-from distop.testing.simulation.departures import with_departure
-from distop.testing.simulation.scenario import CROWD, LARGE_GRAPH, Act, Fault
+from distop.testing.simulation import scenes
 from tests.simulation.planted import without
 from tests.simulation.planted_opening import BUGS, Planted
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
-
-# --------------------------------------------------------------------- shapes
-
-
-def in_a_row(wanted: Scenario) -> Scenario:
-    """Each operation waits for the one before it; some are cancelled, some fail."""
-    plain = replace(wanted.wishes[0], within=False)
-    model = replace(plain, client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
-    arg = {**model.arg, "partitions": 4, "trouble": 1.0, "objects": False, "follows": False}
-    wishes = [
-        replace(
-            model,
-            after=0.2 * n,
-            table=wanted.tables[0],
-            arg={**arg, "seed": wanted.seed * 10 + n},
-            acts=(Act(1.0, "cancel"),) if n == wanted.seed % 5 else (),
-            behind=((n - 1, "success"),) if n else (),
-        )
-        for n in range(4)
-    ]
-    return replace(wanted, wishes=tuple(wishes))
-
-
-def chords(wanted: Scenario, **changes: Any) -> Scenario:
-    """Graphs of one type: their parts end on the coordinator that begins the last one."""
-    plain = replace(wanted.wishes[0], within=False, prepared="", verifier="", id="", on_duplicate="join", options={})
-    arg = {**plain.arg, "partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": 0.01, "objects": False}
-    arg.pop("follows", None)
-    model = replace(
-        plain, client=0, names=None, rerun="", delay=0.0, callers=1, behind=(), acts=(), arg=arg, alike=True,
-        hurried=False, **changes,
-    )  # fmt: skip
-    wishes = tuple(replace(model, after=0.2 + 0.05 * n) for n in range(3))
-    hosts = tuple(replace(host, types=(*host.types, model.type), unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=wishes, hosts=hosts, removals=())
-
-
-def that_fail(wanted: Scenario) -> Scenario:
-    return chords(wanted, type="noop", table=CLUSTER_TABLE, graph=2, failing=2)
-
-
-def that_end_at_once(wanted: Scenario) -> Scenario:
-    """More than one transaction finishes."""
-    crowd = chords(wanted, type="noop", table=CLUSTER_TABLE, graph=CROWD, failing=0)
-    (wish, *_) = crowd.wishes
-    wish = replace(wish, arg={**wish.arg, "pace": 0.0})
-    return replace(crowd, wishes=(wish,), limits=replace(DEFAULT, finish_room=20))
-
-
-def inserted_while_holds_are_late(wanted: Scenario) -> Scenario:
-    """A graph's first operation loses its dependency while the graph is inserted.
-
-    The dependency is cancelled. Its types are coordinated already, and no machine sees its hold until the cluster is
-    listed anew.
-    """
-    (one, *_) = in_a_row(wanted).wishes
-    failing = replace(one, delay=20.0, acts=(Act(1.15 + 0.1 * (wanted.seed % 10), "cancel"),))
-    coordinated = replace(failing, acts=(), type="noop", table=CLUSTER_TABLE, arg={**one.arg, "partitions": 1})
-    graph = replace(one, after=0.8, graph=LARGE_GRAPH, pause=0.6, behind=((0, "success"),), acts=())
-    count = len(wanted.hosts)
-    late = tuple(Fault("view-late", 0.78, 20.0, (n / count, 0.0, 0.0, 0.0)) for n in range(count))
-    hosts = tuple(replace(host, types=("check", "noop"), unable=(), skew=0.0) for host in wanted.hosts)
-    wishes = (failing, graph, coordinated)
-    return replace(wanted, wishes=wishes, faults=late, calm=25.0, hosts=hosts, drains=(), removals=())
-
-
-def inserted_for_long(wanted: Scenario) -> Scenario:
-    """A caller inserts a graph for over a minute, and lives all the time."""
-    (one, *_) = in_a_row(wanted).wishes
-    graph = replace(one, graph=LARGE_GRAPH, pause=20.0)
-    hosts = tuple(replace(host, types=("check", "noop"), unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=(graph,), faults=(), hosts=hosts, drains=(), removals=())
-
-
-def added_at_the_end(wanted: Scenario) -> Scenario:
-    """Operations get one more dependency, at about the time when that one ends."""
-    (one, *_) = in_a_row(wanted).wishes
-    brief = replace(one, acts=(), type="quick", arg={**one.arg, "partitions": 1, "trouble": 0.0, "pace": 0.1})
-    some = [
-        replace(brief, after=0.4, delay=6.0, acts=(Act(0.02 * n, "behind 0"),))
-        for n in range(wanted.seed % 5, wanted.seed % 5 + 20)
-    ]
-    hosts = tuple(replace(host, types=("quick",), unable=()) for host in wanted.hosts)
-    return replace(wanted, wishes=(brief, *some), faults=(), hosts=hosts, drains=(), removals=())
-
 
 # ----------------------------------------------------------------------- bugs
 
@@ -122,12 +33,12 @@ def _of_edges(compare: Compare) -> bool:
     return ".after." in compare.key or ".next." in compare.key
 
 
-@bug("invariant 15", shape=in_a_row)
+@bug("invariant 15", shape=scenes.in_a_row)
 def successors_go_on_however_it_ended(patch: Patch) -> None:
     give(patch, w, "signal", ended=State.SUCCESS)
 
 
-@bug("invariant 15", shape=in_a_row)
+@bug("invariant 15", shape=scenes.in_a_row)
 def what_waits_for_others_begins(patch: Patch) -> None:
     """Neither is an edge looked at, nor compared."""
 
@@ -138,7 +49,7 @@ def what_waits_for_others_begins(patch: Patch) -> None:
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("invariant 15", shape=in_a_row)
+@bug("invariant 15", shape=scenes.in_a_row)
 def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
     def too_soon(decided: due.Fate, given: Any) -> due.Fate:
         waits = isinstance(decided, due.Blocked) and not decided.hold
@@ -147,7 +58,7 @@ def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
     wrap(patch, waiters, "fate", too_soon)
 
 
-@bug("liveness", shape=in_a_row)
+@bug("liveness", shape=scenes.in_a_row)
 def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
     """All that is left of it goes, also what names those that wait for it."""
     fold = TypeView._fold_operation
@@ -160,13 +71,13 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
     wrap(patch, f, "end", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("progress", shape=that_fail)
+@bug("progress", shape=scenes.that_fail)
 def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
     for module in (grouping, reporter):
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
-@bug("liveness", shape=that_end_at_once, first=6)
+@bug("liveness", shape=scenes.that_end_at_once, first=6)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
     take = Finishes._take
 
@@ -182,14 +93,7 @@ def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
 # --------------------------------------------------------------------- series
 
 
-def in_series(wanted: Scenario) -> Scenario:
-    """Each operation comes again, and coordinators die."""
-    model = replace(wanted.wishes[0], rerun="", graph=0, prepared="", id="", within=False, callers=1, acts=())
-    model = replace(model, arg={**model.arg, "calls": 0.4})
-    return replace(wanted, wishes=(replace(model, every=0.2, times=6, behind=(), delay=0.0),), removals=(), drains=())
-
-
-@bug("invariant 19", shape=in_series, focus=("crash",), first=53)
+@bug("invariant 19", shape=scenes.in_series, focus=("crash",), first=53)
 def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
     """Only who has finished an operation starts its next one."""
     finish, again = Ending.finish, Ending._come_again
@@ -212,23 +116,17 @@ def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
 # ------------------------------------------------- cancels without an executor
 
 
-def executors_go(wanted: Scenario) -> Scenario:
-    """An executor goes for good, which alone offers a type, or alone has labels."""
-    wishes, hosts = with_departure(random.Random(wanted.seed), wanted.wishes, wanted.hosts, labels=wanted.seed % 2 == 0)
-    return replace(wanted, wishes=wishes, hosts=hosts)
-
-
-@bug("liveness", shape=executors_go, first=6)
+@bug("liveness", shape=scenes.executors_go, first=6)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
     substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
 
-@bug("liveness", shape=executors_go, first=5)
+@bug("liveness", shape=scenes.executors_go, first=5)
 def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
     substitute(patch, Elections, "_abandoned", lambda self: set())
 
 
-@bug("invariant 15", shape=inserted_while_holds_are_late)
+@bug("invariant 15", shape=scenes.inserted_while_holds_are_late)
 def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> None:
     """Others of its graph wait for it afterwards, and are never informed."""
 
@@ -238,7 +136,7 @@ def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> 
     wrap(patch, waiters, "fate", at_once)
 
 
-@bug("given up too early", shape=inserted_for_long, slow=True)
+@bug("given up too early", shape=scenes.inserted_for_long, slow=True)
 def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     """The age counts from the first sight of the hold, even after a refresh."""
     former = HoldKeeper.changed
@@ -252,13 +150,13 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     substitute(patch, HoldKeeper, "changed", changed)
 
 
-@bug("given up too early", shape=inserted_for_long)
+@bug("given up too early", shape=scenes.inserted_for_long)
 def a_graph_is_given_up_within_its_minute(patch: Patch) -> None:
     """The judge has a minute of its own: it does not follow what the executors think."""
     patch.setattr(holding, "GRAPH_LIMIT", 8.0)
 
 
-@bug("invariant 15", shape=added_at_the_end, first=16)
+@bug("invariant 15", shape=scenes.added_at_the_end, first=16)
 def predecessors_are_not_compared_when_they_are_added(patch: Patch) -> None:
     def of_others(txn: Txn, given: Any) -> Txn:
         runs = {given.keys.of(run.ref, "state") for _, run, _ in given.links}

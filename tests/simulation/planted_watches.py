@@ -9,7 +9,7 @@ from distop.core.keys import Keys
 from distop.store import watch
 from distop.store.identity import Identity
 from distop.store.position import Reopen, WatchPosition
-from distop.testing.simulation import Scenario
+from distop.testing.simulation import Scenario, scenes
 from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
 
 # --------------------------------------------------------------------- shapes
@@ -17,16 +17,6 @@ from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
 
 def three_members(wanted: Scenario) -> Scenario:
     return replace(wanted, members=3)
-
-
-def an_old_server_with_watches_behind(wanted: Scenario) -> Scenario:
-    """One that answers at once where its progress is asked for; and so many jobs end at a time that a watch which fell
-    behind takes seconds to catch up, while somebody waits for it.
-    """
-    arg = {"partitions": 60, "pace": 0.05, "trouble": 0.0, "calls": 0.05}
-    wishes = tuple(replace(wish, acts=(), names=None, type="check", arg={**wish.arg, **arg}) for wish in wanted.wishes)
-    hosts = tuple(replace(host, types=("check",), slots=4, unable=()) for host in wanted.hosts)
-    return replace(wanted, version="3.4.23", batch=1, wishes=wishes, hosts=hosts, drains=())
 
 
 # ----------------------------------------------------------------------- bugs
@@ -76,7 +66,7 @@ def take_old_events_for_new(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=an_old_server_with_watches_behind, first=64)
+@bug("liveness", focus=("slow-watches",), shape=scenes.an_old_server_with_watches_behind, first=64)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)

@@ -51,7 +51,7 @@ class Planted:
 
     def scenario(self, seed: int) -> Scenario:
         """The one of a seed in which it is looked for."""
-        drawn = scenario(seed, focus=self.focus)
+        drawn = scenario(seed, focus=self.focus, scenes=self.shape is None)
         return drawn if self.shape is None else self.shape(drawn)
 
 

@@ -12,6 +12,7 @@ from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import Report, quietly
 from distop.testing.simulation.scenario import CROWD, FORMS, Fault, Scenario, Wish, expected, plain
+from distop.testing.simulation.scenes import SCENES, Scene, plainly
 from distop.testing.simulation.slow_graphs import MINUTE
 
 SEEDS = range(1, 2001)
@@ -19,7 +20,8 @@ SEEDS = range(1, 2001)
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Scenario]:
-    return [scenario(seed) for seed in SEEDS]
+    """What is drawn piece by piece: without scenes."""
+    return [scenario(seed, scenes=False) for seed in SEEDS]
 
 
 def run(wanted: Scenario) -> Report:
@@ -144,3 +146,23 @@ def test_a_start_that_brings_its_own_plan() -> None:
     own = replace(wish(1), type="noop", table=CLUSTER_TABLE)
     report = run(replace(plain(1, 2, [own]), namespace="prod"))
     assert (report.ended, report.courses["own plan"], report.claimed) == (1, 1, 1)
+
+
+def test_a_seventh_of_the_seeds_are_scenes_and_each_scene_is_drawn(drawn: list[Scenario]) -> None:
+    arranged = [one for one in drawn if scenario(one.seed) != one]
+    assert 0.13 * len(drawn) < len(arranged) < 0.17 * len(drawn)
+    missing = [
+        scene.__name__ for scene in SCENES if not any(scenario(one.seed) == scene(plainly(one)) for one in arranged)
+    ]
+    assert missing == []
+
+
+def test_scenes_come_with_faults_that_nobody_chose_alone() -> None:
+    for seed in SEEDS[:200]:
+        assert scenario(seed, focus=("crash",)) == scenario(seed, focus=("crash",), scenes=False)
+        assert scenario(seed, faults=False) == scenario(seed, faults=False, scenes=False)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_a_scene_without_a_planted_bug_breaches_nothing(scene: Scene) -> None:
+    run(scene(plainly(scenario(3, scenes=False))))

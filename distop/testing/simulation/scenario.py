@@ -240,8 +240,18 @@ def plain(
     )
 
 
-def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
-    """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
+def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = (), scenes: bool = True) -> Scenario:
+    """The scenario of a seed; with faults of these kinds alone, if some are named, and then many.
+
+    Some seeds draw a scene, but not without faults, with chosen ones, or without ``scenes``.
+    """
+    from distop.testing.simulation.scenes import arranged
+
+    drawn = _drawn(seed, faults, focus)
+    return arranged(drawn) if scenes and faults and not focus else drawn
+
+
+def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     from distop.testing.simulation.actors import by_hand
     from distop.testing.simulation.bounds import draw_limits, limits_that_change, losses_within_a_limit
     from distop.testing.simulation.caller_transactions import with_branches
