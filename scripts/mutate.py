@@ -21,10 +21,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from mutating import source_mutants
+from mutating import source_mutants, transaction_mutants
 from mutating.catalogue import LAYERS, UNIT, Catalogue, Place, collected
 from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
-from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant
+from mutating.transaction_mutants import GUARD, GUARDS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
@@ -35,7 +35,7 @@ EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
-KINDS = (GUARD, WRITE, LAST, *source_mutants.MODES)
+KINDS = (*transaction_mutants.MODES, *source_mutants.MODES)
 LEFT_OUT = (
     "test_planted_bugs.py",
     "test_schedules.py",
@@ -142,20 +142,21 @@ class MutationRun:
         pairs = {
             str(pair): pair
             for one in survived
-            if opened[one.mutant].mode == GUARD
+            if opened[one.mutant].mode in GUARDS
             for pair in catalogue.pairs(opened[one.mutant])[:PAIRS]
         }
         hunts = [self.hunt(catalogue, pair, None, items) for pair in pairs.values()]
         killed = {one.mutant: one for one in hunt(hunts, items, self.wanted.jobs) if one.killed}
         alone = [
-            Hunt(replace(pair, what=kind), [Place.parse(killed[name].killer)], 1)
+            Hunt(half(pair, kind, catalogue.mutants), [Place.parse(killed[name].killer)], 1)
             for name, pair in pairs.items()
             if name in killed
             for kind in pair.kinds
         ]
         enough = {(one.mutant, one.killer) for one in hunt(alone, items, self.wanted.jobs) if one.killed}
         for name, pair in pairs.items():
-            if name in killed and any((str(replace(pair, what=k)), killed[name].killer) in enough for k in pair.kinds):
+            halves = [str(half(pair, kind, catalogue.mutants)) for kind in pair.kinds]
+            if name in killed and any((one, killed[name].killer) in enough for one in halves):
                 del killed[name]  # one of the two alone is killed there, so the pair proves nothing
         for one in survived:
             mutant = opened[one.mutant]
@@ -174,6 +175,12 @@ class MutationRun:
             if (not former.test or former.test in items) and known.killer not in catalogue.broken:
                 places = [former, *places]
         return Hunt(mutant, places, len(catalogue.decisive.get(mutant, ())))
+
+
+def half(pair: Mutant, kind: str, built: Collection[Mutant]) -> Mutant:
+    """One of the two guards of a pair; all compares of its kind where no transaction has several."""
+    alone = replace(pair, what=kind)
+    return alone if alone in built else replace(alone, mode=GUARD)
 
 
 def file_of(item: pytest.Item) -> str:
