@@ -254,7 +254,7 @@ def row(first: str, *cells: object) -> str:
 
 def kind(mutant: str) -> str:
     """What a mutant leaves out."""
-    return mutant.rpartition(": ")[2].partition(" ")[0]
+    return mutant.partition(": ")[2].partition(" ")[0]
 
 
 def fingerprint() -> str:

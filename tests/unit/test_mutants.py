@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutate import half, judged
+from mutate import half, judged, kind
 from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
@@ -253,6 +253,11 @@ def test_one_survivor_without_a_reason_is_reported_however_many_are_killed() -> 
     share, left = judged([*killed, backed, listed, Verdict("end: guard d")], {"end: guard c", "claim: guard 1"})
     assert left == ["end: guard d"]
     assert share == pytest.approx(0.995)
+
+
+def test_a_mutant_whose_source_has_a_colon_is_counted_with_its_kind() -> None:
+    assert kind("distop.claims.candidates.Candidates._look: slice sorted(due, key=lambda ref: ref)[:LOOKS]") == "slice"
+    assert kind("claim > each: guard-first claim is absent") == "guard-first"
 
 
 def test_times_that_share_an_assignment_and_limits_have_mutants() -> None:
