@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 from mutating import source_mutants, transaction_mutants
 from mutating.catalogue import LAYERS, UNIT, Catalogue, Place, collected
 from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
-from mutating.transaction_mutants import GUARD, GUARDS, Mutant
+from mutating.transaction_mutants import GUARD, GUARDS, WRITE, WRITES, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
@@ -36,6 +36,8 @@ EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
 KINDS = (*transaction_mutants.MODES, *source_mutants.MODES)
+WHOLE = {one: GUARD for one in GUARDS} | {one: WRITE for one in WRITES}
+"""Mode of a mutant of transactions → the mode that leaves out all of the kind."""
 LEFT_OUT = (
     "test_planted_bugs.py",
     "test_schedules.py",
@@ -73,7 +75,7 @@ class MutationRun:
         chosen = sorted(one for one in catalogue.mutants if one.place.startswith(tuple(wanted.only)))
         chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
         if wanted.sample:
-            chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and str(mutant) not in explained()]
+            chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and not reason(str(mutant), explained())]
             chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
         if wanted.list:
             for mutant in chosen:
@@ -168,7 +170,7 @@ class MutationRun:
     def hunt(self, catalogue: Catalogue, mutant: Mutant, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
         tried = self.wanted.tries
         # Of one with a reason it is looked cheaply whether its row can be removed: schedules take most of the time.
-        layers = (UNIT,) if str(mutant) in explained() else LAYERS
+        layers = (UNIT,) if reason(str(mutant), explained()) else LAYERS
         places = [place for layer in layers for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
         if known is not None and known.killed:
             former = Place.parse(known.killer)
@@ -216,12 +218,12 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
         share = f"{100 * sum(verdict.killed for verdict in alike) / max(1, len(alike)):.1f} %"
         backed = sum(bool(verdict.backed) for verdict in alike)
         others = [verdict for verdict in alike if not verdict.killed and not verdict.backed]
-        listed = sum(verdict.mutant in known for verdict in others)
+        listed = sum(bool(reason(verdict.mutant, known)) for verdict in others)
         counts = (layers[layer] for layer in LAYERS)
         yield row(one, len(alike), *counts, hangs, share, backed, listed, len(others) - listed)
     survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
     for verdict in survivors:
-        why = "explained in docs/internals/mutants.md: " if verdict.mutant in known else ""
+        why = "explained in docs/internals/mutants.md: " if reason(verdict.mutant, known) else ""
         yield f"{verdict.mutant}: {why}{told(verdict)}"
     for verdict in verdicts:
         if verdict.killed and verdict.mutant in known:
@@ -236,9 +238,19 @@ def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, 
 
     ``known``: the mutants that docs/internals/mutants.md gives a reason for.
     """
-    counted = [one for one in verdicts if one.killed or one.mutant not in known]
+    counted = [one for one in verdicts if one.killed or not reason(one.mutant, known)]
     left = sorted(one.mutant for one in counted if not (one.killed or one.backed))
     return 1 - len(left) / max(1, len(counted)), left
+
+
+def reason(mutant: str, known: Collection[str]) -> str:
+    """Which of the known mutants gives the reason why this one survives: itself, or the one that leaves out all of the
+    kind; "" where none does.
+    """
+    place, _, rest = mutant.partition(": ")
+    mode, _, what = rest.partition(" ")
+    named = (mutant, f"{place}: {WHOLE.get(mode, mode)} {what}")
+    return next((one for one in named if one in known), "")
 
 
 @functools.cache

@@ -255,6 +255,15 @@ def test_one_survivor_without_a_reason_is_reported_however_many_are_killed() -> 
     assert share == pytest.approx(0.995)
 
 
+def test_a_reason_for_a_guard_is_one_for_the_first_and_the_last_of_it() -> None:
+    rows = {"end: guard state is unchanged", "end: write delete unique", "end: last put a"}
+    survivors = [Verdict(f"end: {mode} state is unchanged") for mode in ("guard-first", "guard-last")]
+    survivors += [Verdict(f"end: {mode} delete unique") for mode in ("first", "last")]
+    assert judged(survivors, rows) == (1.0, [])
+    others = ["end: first put a", "end: first state is unchanged", "join: guard-first state is unchanged"]
+    assert judged([Verdict(one) for one in others], rows) == (0.0, others)
+
+
 def test_a_mutant_whose_source_has_a_colon_is_counted_with_its_kind() -> None:
     assert kind("distop.claims.candidates.Candidates._look: slice sorted(due, key=lambda ref: ref)[:LOOKS]") == "slice"
     assert kind("claim > each: guard-first claim is absent") == "guard-first"
