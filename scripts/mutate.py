@@ -36,7 +36,7 @@ EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
 KINDS = (*transaction_mutants.MODES, *source_mutants.MODES)
-WHOLE = {one: GUARD for one in GUARDS} | {one: WRITE for one in WRITES}
+WHOLE = dict.fromkeys(GUARDS, GUARD) | dict.fromkeys(WRITES, WRITE)
 """Mode of a mutant of transactions → the mode that leaves out all of the kind."""
 LEFT_OUT = (
     "test_planted_bugs.py",
@@ -75,7 +75,7 @@ class MutationRun:
         chosen = sorted(one for one in catalogue.mutants if one.place.startswith(tuple(wanted.only)))
         chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
         if wanted.sample:
-            chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and not reason(str(mutant), explained())]
+            chosen = [one for one in chosen if catalogue.decisive.get(one) and not reason(str(one), explained())]
             chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
         if wanted.list:
             for mutant in chosen:
