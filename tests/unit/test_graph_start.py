@@ -478,8 +478,8 @@ def test_L26_one_may_wait_for_more_than_one_transaction_compares(count: int, in_
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_each_operation_that_very_many_edges_lead_from_alone_refuses_a_page_of_them(inside: bool) -> None:
-    """``inside``: edges between operations of one graph."""
+def test_each_operation_that_very_many_edges_join_alone_refuses_a_page_of_them(inside: bool) -> None:
+    """``inside``: edges between operations of one graph. Of others, those that are waited for."""
 
     async def work(etcd: Etcd) -> None:
         pages = 0
@@ -489,11 +489,9 @@ def test_each_operation_that_very_many_edges_lead_from_alone_refuses_a_page_of_t
             if txn.label == "edges":
                 pages += 1
                 edges = [KEYS.parse(op.key) for op in txn.success if isinstance(op, Put)]
-                preds = [KEYS.of(edge.ref, "state") for edge in edges if edge.ref and edge.name == "next"]
-                assert len(preds) > 1
-                each_alone_refuses(etcd, txn, preds, b"success")
-                if not inside:
-                    each_alone_refuses(etcd, txn, preds)
+                ends = [KEYS.of(edge.ref, "state") for edge in edges if edge.ref and (inside or edge.name == "next")]
+                assert len(ends) > 1
+                each_alone_refuses(etcd, txn, ends, b"success" if inside else None)
             return etcd.store.apply(txn)
 
         before = [] if inside else await some(etcd, MANY)

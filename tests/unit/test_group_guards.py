@@ -163,6 +163,12 @@ def test_each_of_several_that_get_a_predecessor_is_compared_and_so_is_each_prede
 
     each_alone_refuses(world, build(world), written_again(world, refs))
     each_alone_refuses_anew(world, build, set_to(world, [first, second], State.RUNNING))
+    world.do(build(world))
+    assert {world.mod(ref, "state") for ref in (first, second)} == {world.store.revision}
+    for ref in (first, second):
+        found = [Edge.decode(kv.value).op for kv in world.store.range(*world.keys.edges_range(ref, "after"))]
+        assert sorted(found) == sorted(map(str, preds))
+    assert [len(world.store.range(*world.keys.edges_range(pred, "next"))) for pred in preds] == [2, 2]
 
 
 @pytest.mark.parametrize("how", ["start", "prepare", "transaction"])
