@@ -21,10 +21,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from mutating import source_mutants
+from mutating import source_mutants, transaction_mutants
 from mutating.catalogue import LAYERS, UNIT, Catalogue, Place, collected
 from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
-from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant
+from mutating.transaction_mutants import GUARD, GUARDS, WRITE, WRITES, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
@@ -35,7 +35,9 @@ EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
-KINDS = (GUARD, WRITE, LAST, *source_mutants.MODES)
+KINDS = (*transaction_mutants.MODES, *source_mutants.MODES)
+WHOLE = dict.fromkeys(GUARDS, GUARD) | dict.fromkeys(WRITES, WRITE)
+"""Mode of a mutant of transactions → the mode that leaves out all of the kind."""
 LEFT_OUT = (
     "test_planted_bugs.py",
     "test_schedules.py",
@@ -73,7 +75,7 @@ class MutationRun:
         chosen = sorted(one for one in catalogue.mutants if one.place.startswith(tuple(wanted.only)))
         chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
         if wanted.sample:
-            chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and str(mutant) not in explained()]
+            chosen = [one for one in chosen if catalogue.decisive.get(one) and not reason(str(one), explained())]
             chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
         if wanted.list:
             for mutant in chosen:
@@ -142,20 +144,21 @@ class MutationRun:
         pairs = {
             str(pair): pair
             for one in survived
-            if opened[one.mutant].mode == GUARD
+            if opened[one.mutant].mode in GUARDS
             for pair in catalogue.pairs(opened[one.mutant])[:PAIRS]
         }
         hunts = [self.hunt(catalogue, pair, None, items) for pair in pairs.values()]
         killed = {one.mutant: one for one in hunt(hunts, items, self.wanted.jobs) if one.killed}
         alone = [
-            Hunt(replace(pair, what=kind), [Place.parse(killed[name].killer)], 1)
+            Hunt(half(pair, kind, catalogue.mutants), [Place.parse(killed[name].killer)], 1)
             for name, pair in pairs.items()
             if name in killed
             for kind in pair.kinds
         ]
         enough = {(one.mutant, one.killer) for one in hunt(alone, items, self.wanted.jobs) if one.killed}
         for name, pair in pairs.items():
-            if name in killed and any((str(replace(pair, what=k)), killed[name].killer) in enough for k in pair.kinds):
+            halves = [str(half(pair, kind, catalogue.mutants)) for kind in pair.kinds]
+            if name in killed and any((one, killed[name].killer) in enough for one in halves):
                 del killed[name]  # one of the two alone is killed there, so the pair proves nothing
         for one in survived:
             mutant = opened[one.mutant]
@@ -167,13 +170,19 @@ class MutationRun:
     def hunt(self, catalogue: Catalogue, mutant: Mutant, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
         tried = self.wanted.tries
         # Of one with a reason it is looked cheaply whether its row can be removed: schedules take most of the time.
-        layers = (UNIT,) if str(mutant) in explained() else LAYERS
+        layers = (UNIT,) if reason(str(mutant), explained()) else LAYERS
         places = [place for layer in layers for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
         if known is not None and known.killed:
             former = Place.parse(known.killer)
             if (not former.test or former.test in items) and known.killer not in catalogue.broken:
                 places = [former, *places]
         return Hunt(mutant, places, len(catalogue.decisive.get(mutant, ())))
+
+
+def half(pair: Mutant, kind: str, built: Collection[Mutant]) -> Mutant:
+    """One of the two guards of a pair; all compares of its kind where no transaction has several."""
+    alone = replace(pair, what=kind)
+    return alone if alone in built else replace(alone, mode=GUARD)
 
 
 def file_of(item: pytest.Item) -> str:
@@ -209,12 +218,12 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
         share = f"{100 * sum(verdict.killed for verdict in alike) / max(1, len(alike)):.1f} %"
         backed = sum(bool(verdict.backed) for verdict in alike)
         others = [verdict for verdict in alike if not verdict.killed and not verdict.backed]
-        listed = sum(verdict.mutant in known for verdict in others)
+        listed = sum(bool(reason(verdict.mutant, known)) for verdict in others)
         counts = (layers[layer] for layer in LAYERS)
         yield row(one, len(alike), *counts, hangs, share, backed, listed, len(others) - listed)
     survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
     for verdict in survivors:
-        why = "explained in docs/internals/mutants.md: " if verdict.mutant in known else ""
+        why = "explained in docs/internals/mutants.md: " if reason(verdict.mutant, known) else ""
         yield f"{verdict.mutant}: {why}{told(verdict)}"
     for verdict in verdicts:
         if verdict.killed and verdict.mutant in known:
@@ -229,9 +238,19 @@ def judged(verdicts: Sequence[Verdict], known: Collection[str]) -> tuple[float, 
 
     ``known``: the mutants that docs/internals/mutants.md gives a reason for.
     """
-    counted = [one for one in verdicts if one.killed or one.mutant not in known]
+    counted = [one for one in verdicts if one.killed or not reason(one.mutant, known)]
     left = sorted(one.mutant for one in counted if not (one.killed or one.backed))
     return 1 - len(left) / max(1, len(counted)), left
+
+
+def reason(mutant: str, known: Collection[str]) -> str:
+    """Which of the known mutants gives the reason why this one survives: itself, or the one that leaves out all of the
+    kind; "" where none does.
+    """
+    place, _, rest = mutant.partition(": ")
+    mode, _, what = rest.partition(" ")
+    named = (mutant, f"{place}: {WHOLE.get(mode, mode)} {what}")
+    return next((one for one in named if one in known), "")
 
 
 @functools.cache
@@ -247,7 +266,7 @@ def row(first: str, *cells: object) -> str:
 
 def kind(mutant: str) -> str:
     """What a mutant leaves out."""
-    return mutant.rpartition(": ")[2].partition(" ")[0]
+    return mutant.partition(": ")[2].partition(" ")[0]
 
 
 def fingerprint() -> str:

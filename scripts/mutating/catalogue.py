@@ -28,7 +28,7 @@ from mutating.held_requests import VARIANTS, Held, Requests, hold
 from mutating.hooks import Observed, observing
 from mutating.late_copies import Copy, Late, watching
 from mutating.random_lives import live
-from mutating.transaction_mutants import GUARD, Mutant
+from mutating.transaction_mutants import GUARDS, Mutant
 
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100
@@ -139,10 +139,8 @@ class Catalogue:
 
     def pairs(self, mutant: Mutant) -> list[Mutant]:
         """Pairs of guards that contain this guard, most often decisive first."""
-        found = [
-            one for one in self.decisive if one.place == mutant.place and one.mode == GUARD and one.what != mutant.what
-        ]
-        found = [one for one in found if mutant.what in one.kinds]
+        alike = [one for one in self.decisive if (one.place, one.mode) == (mutant.place, mutant.mode)]
+        found = [one for one in alike if one.what != mutant.what and mutant.what in one.kinds]
         return sorted(found, key=lambda one: (-len(self.decisive[one]), one))
 
     def requests(self, most: int) -> list[Place]:
@@ -293,7 +291,7 @@ def _observe_held(places: Sequence[str], steps: Steps) -> Any:
             assert place.held is not None
             hold(sim, observed, place.held)
             breaches = sim.run().breaches
-            guards = [[*_told(mutant), count] for mutant, count in observed.decisive.items() if mutant.mode == GUARD]
+            guards = [[*_told(mutant), count] for mutant, count in observed.decisive.items() if mutant.mode in GUARDS]
             told.append([text, time.perf_counter() - began, guards, bool(breaches)])
     return [told, _listed(observed), []]
 

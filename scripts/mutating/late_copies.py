@@ -16,7 +16,7 @@ from distop.core.txn import Txn
 from distop.errors import EtcdRejected
 from distop.testing.simulation.etcd import SimEtcd
 from mutating.hooks import Observed, client
-from mutating.transaction_mutants import AND, GUARD, Holds, Mutant, kind_of_compare, place_within, without
+from mutating.transaction_mutants import AND, Holds, Mutant, failed, place_within, refusing, without
 
 MOST, MOST_OF_PAIRS = 6, 2
 """Maximum copies in one schedule for each guard, and for each pair of guards."""
@@ -57,15 +57,9 @@ class Late:
 
 def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Mutant]:
     """Guards that, alone or as a pair, refuse a transaction or a nested one."""
-    kinds: set[str] = set()
-    for compare in txn.compares:
-        if not holds(compare):
-            kinds.add(kind_of_compare(compare))
-            if len(kinds) > 2:
-                break
-    if 1 <= len(kinds) <= 2:
-        yield Mutant(place, GUARD, AND.join(sorted(kinds)))
-    for op in txn.failure if kinds else txn.success:
+    failing = failed(txn, holds)
+    yield from refusing(txn, failing, place)
+    for op in txn.failure if failing else txn.success:
         if isinstance(op, Txn):
             yield from _refused_alone(op, holds, place_within(place, op))
 

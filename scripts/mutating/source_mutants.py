@@ -21,11 +21,12 @@ from typing import Any
 from distop.core.limits import DEFAULT, Limits
 from mutating.transaction_mutants import Mutant
 
-AGE, NEVER, NOW, STEP, TASK, SLICE = "age", "never", "now", "step", "task", "slice"
+AGE, NEVER, NOW, STEP, TASK = "age", "never", "now", "step", "task"
+SLICE_FIRST, SLICE = "slice-first", "slice"
 """Kinds of changes: invert a comparison with a time; make a time 30 years, or 0; skip a step of a periodic loop; have a
-background task, or a timer, do nothing; drop a slice's last element.
+background task, or a timer, do nothing; drop a slice's first, or last, element.
 """
-MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE)
+MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE_FIRST, SLICE)
 FOREVER = 1e9
 LIMITS = "distop.core.limits"
 """The module whose times are the fields of ``Limits``."""
@@ -246,6 +247,7 @@ class _Finder(ast.NodeVisitor):
         if sliced and isinstance(node.slice, ast.Slice) and self.module not in TEXTS:
             bounds = [one for one in (node.slice.lower, node.slice.upper) if one is not None]
             if bounds and not all(isinstance(one, ast.Constant | ast.UnaryOp) for one in bounds):
+                self._add(node, SLICE_FIRST)
                 self._add(node, SLICE)
         self.generic_visit(node)
 
@@ -294,9 +296,11 @@ class _Changer(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        if self.site.mutant.mode == SLICE and self._is_it(node) and isinstance(node.slice, ast.Slice):
+        mode = self.site.mutant.mode
+        if mode in (SLICE_FIRST, SLICE) and self._is_it(node) and isinstance(node.slice, ast.Slice):
             self.changed += 1
-            shorter = ast.Slice(upper=ast.UnaryOp(ast.USub(), ast.Constant(1)))
+            last = ast.UnaryOp(ast.USub(), ast.Constant(1))
+            shorter = ast.Slice(lower=ast.Constant(1)) if mode == SLICE_FIRST else ast.Slice(upper=last)
             return ast.fix_missing_locations(ast.copy_location(ast.Subscript(node, shorter, ast.Load()), node))
         return self.generic_visit(node)
 

@@ -2,13 +2,14 @@
 
 A transaction is a value, so its mutants are generated. A mutant names a *place* (the transaction's label, and for a
 nested one the labels on the way to it) and a *kind* of compare or write (what it asks of which kind of key). All
-compares of that kind at that place are left out together. Some mutants leave out only the last of several writes, like
-code that drops the last element of a batch.
+compares of that kind at that place are left out together. Some mutants leave out only the first or the last of several
+compares or writes of a kind, like code that drops an element of a batch.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +17,11 @@ from itertools import groupby
 
 from distop.core.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn, exists, none_within
 
-GUARD, WRITE, LAST = "guard", "write", "last"
-"""What a mutant leaves out: the compares of a kind, the writes of a kind, the last of several writes of a kind."""
+GUARD, GUARD_FIRST, GUARD_LAST = GUARDS = ("guard", "guard-first", "guard-last")
+"""What a mutant leaves out: the compares of a kind; the first, or the last, of several compares of a kind."""
+WRITE, FIRST, LAST = WRITES = ("write", "first", "last")
+"""The writes of a kind; the first, or the last, of several writes of a kind or of several nested transactions."""
+MODES = (*GUARDS, *WRITES)
 
 AND = " + "
 """Between two kinds of compares that are left out together."""
@@ -45,7 +49,7 @@ _WORDS = {
 class Mutant:
     """What one mutant changes.
 
-    ``mode``: GUARD, WRITE or LAST for a transaction, else one of ``source_mutants.MODES``.
+    ``mode``: one of ``MODES`` for a transaction, else one of ``source_mutants.MODES``.
     """
 
     place: str
@@ -120,8 +124,9 @@ def all_mutants(txn: Txn) -> Iterator[Mutant]:
 
 
 def _mutants(txn: Txn, place: str) -> Iterator[Mutant]:
-    for compare in txn.compares:
-        yield Mutant(place, GUARD, kind_of_compare(compare))
+    for kind, count in Counter(map(kind_of_compare, txn.compares)).items():
+        for mode in GUARDS if count > 1 else (GUARD,):
+            yield Mutant(place, mode, kind)
     for branch in (txn.success, txn.failure):
         yield from _written(branch, place)
         for op in branch:
@@ -133,13 +138,13 @@ def _written(branch: Sequence[Operation], place: str) -> Iterator[Mutant]:
     """The writes of one branch that can be left out."""
     kinds = sorted(kind_of_write(op) for op in branch if isinstance(op, Put | Delete))
     for kind, alike in groupby(kinds):
-        yield Mutant(place, WRITE, kind)
-        if len(list(alike)) > 1:
-            yield Mutant(place, LAST, kind)
+        for mode in WRITES if len(list(alike)) > 1 else (WRITE,):
+            yield Mutant(place, mode, kind)
     inner = sorted(place_within(place, op) for op in branch if isinstance(op, Txn))
     for nested, several in groupby(inner):
         if nested != place and len(list(several)) > 1:
-            yield Mutant(nested, LAST, "of several")
+            for mode in (FIRST, LAST):
+                yield Mutant(nested, mode, "of several")
 
 
 def without(txn: Txn, mutant: Mutant) -> Txn:
@@ -148,15 +153,32 @@ def without(txn: Txn, mutant: Mutant) -> Txn:
 
 
 def _without(txn: Txn, mutant: Mutant, place: str) -> Txn:
-    compares = txn.compares
-    if place == mutant.place and mutant.mode == GUARD:
-        compares = tuple(one for one in compares if kind_of_compare(one) not in mutant.kinds)
     return replace(
         txn,
-        compares=compares,
+        compares=_compares(txn.compares, mutant) if place == mutant.place else txn.compares,
         success=_branch(txn.success, mutant, place),
         failure=_branch(txn.failure, mutant, place),
     )
+
+
+def _compares(compares: tuple[Compare, ...], mutant: Mutant) -> tuple[Compare, ...]:
+    if mutant.mode not in GUARDS:
+        return compares
+    positions = [_positions(compares, kind) for kind in mutant.kinds]
+    gone = {n for found in positions for n in found}
+    if mutant.mode != GUARD:
+        several = any(len(found) > 1 for found in positions)
+        gone = {_end(mutant.mode, found) for found in positions if found and several}
+    return tuple(one for n, one in enumerate(compares) if n not in gone)
+
+
+def _positions(compares: Sequence[Compare], kind: str) -> list[int]:
+    return [n for n, one in enumerate(compares) if kind_of_compare(one) == kind]
+
+
+def _end(mode: str, alike: Sequence[int]) -> int:
+    """The position of the first or the last, as the mode says."""
+    return alike[0] if mode in (GUARD_FIRST, FIRST) else alike[-1]
 
 
 def _branch(ops: tuple[Operation, ...], mutant: Mutant, place: str) -> tuple[Operation, ...]:
@@ -168,16 +190,17 @@ def _branch(ops: tuple[Operation, ...], mutant: Mutant, place: str) -> tuple[Ope
             kept.append(NOTHING if kind_of_write(op) == mutant.what else op)
         else:
             kept.append(op)
-    if mutant.mode == LAST:
+    if mutant.mode in (FIRST, LAST):
         matching = [n for n, op in enumerate(ops) if _is_one_of(op, mutant, place)]
         if len(matching) > 1:
-            last = ops[matching[-1]]
-            kept[matching[-1]] = _silenced(last) if isinstance(last, Txn) else NOTHING
+            n = _end(mutant.mode, matching)
+            one = ops[n]
+            kept[n] = _silenced(one) if isinstance(one, Txn) else NOTHING
     return tuple(kept)
 
 
 def _is_one_of(op: Operation, mutant: Mutant, place: str) -> bool:
-    """Whether this is one of the writes of which the mutant leaves out the last."""
+    """Whether this is one of the writes of which the mutant leaves out the first or the last."""
     if isinstance(op, Txn):
         return mutant.what == "of several" and place_within(place, op) == mutant.place and mutant.place != place
     return isinstance(op, Put | Delete) and place == mutant.place and kind_of_write(op) == mutant.what
@@ -194,27 +217,52 @@ Holds = Callable[[Compare], bool]
 def decisive(txn: Txn, holds: Holds) -> Iterator[Mutant]:
     """The mutants that would have changed what this transaction did.
 
-    Guards that alone refused it (all failed compares are of one kind, or of two: a pair), and writes that it did.
-    Deleting an absent key is no write. Nested transactions count where they are reached.
+    Guards that alone refused it (all failed compares are of one kind, or of two: a pair; the first or the last of
+    several where only that one failed), and writes that it did. Deleting an absent key is no write. Nested transactions
+    count where they are reached.
     """
     yield from _decisive(txn, holds, txn.label)
 
 
 def _decisive(txn: Txn, holds: Holds, place: str) -> Iterator[Mutant]:
-    failing = {kind_of_compare(one) for one in txn.compares if not holds(one)}
-    if 1 <= len(failing) <= 2:
-        yield Mutant(place, GUARD, AND.join(sorted(failing)))
+    failing = failed(txn, holds)
+    yield from refusing(txn, failing, place)
     branch = txn.failure if failing else txn.success
     idle = {id(op) for op in branch if isinstance(op, Delete) and not _deletes(op, holds)}
     written = {kind_of_write(op) for op in branch if isinstance(op, Put | Delete) and id(op) not in idle}
     last = {kind_of_write(op): id(op) not in idle for op in branch if isinstance(op, Put | Delete)}
+    first = {kind_of_write(op): id(op) not in idle for op in reversed(branch) if isinstance(op, Put | Delete)}
+    effective = {WRITE: written, FIRST: {one for one in first if first[one]}, LAST: {one for one in last if last[one]}}
     for mutant in _written(branch, place):
-        inner = mutant.place != place
-        if inner or (mutant.what in written if mutant.mode == WRITE else last[mutant.what]):
+        if mutant.place != place or mutant.what in effective[mutant.mode]:
             yield mutant
     for op in branch:
         if isinstance(op, Txn):
             yield from _decisive(op, holds, place_within(place, op))
+
+
+def failed(txn: Txn, holds: Holds) -> dict[str, list[int]]:
+    """The compares that fail: kind → positions. Those of more than two kinds need not be told apart: it ends there."""
+    found: dict[str, list[int]] = {}
+    for n, one in enumerate(txn.compares):
+        if not holds(one):
+            found.setdefault(kind_of_compare(one), []).append(n)
+            if len(found) > 2:
+                break
+    return found
+
+
+def refusing(txn: Txn, failing: dict[str, list[int]], place: str) -> Iterator[Mutant]:
+    """The guards that, alone or as a pair, refuse a transaction of which these compares fail."""
+    if not 1 <= len(failing) <= 2:
+        return
+    what = AND.join(sorted(failing))
+    yield Mutant(place, GUARD, what)
+    alike = {kind: _positions(txn.compares, kind) for kind in failing}
+    if any(len(positions) > 1 for positions in alike.values()):
+        for mode in (GUARD_FIRST, GUARD_LAST):
+            if all(failing[kind] == [_end(mode, positions)] for kind, positions in alike.items()):
+                yield Mutant(place, mode, what)
 
 
 def _deletes(op: Delete, holds: Holds) -> bool:

@@ -443,6 +443,7 @@ def test_a_story_is_bounded_in_count_and_in_bytes() -> None:
     story: tuple[Tried, ...] = ()
     for attempt in range(1, 40):
         story = told(story, Tried(attempt, "ex", "é" * 10_000))
+        assert [one.attempt for one in story] == sorted({1, *range(max(1, attempt - 3), attempt + 1)})
     assert [one.attempt for one in story] == [1, 36, 37, 38, 39]
     value = Claim("ex", "i", 40, 39, error="é" * 10_000, tried=story).encode()
     assert len(value) < 16_000

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,8 +25,12 @@ from distop.graphs import requests
 from distop.operation import Operation
 from distop.submission.request import After
 from distop.submission.starts import Starts
+from distop.testing import ModelStore
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 from tests.support.virtualtime import in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MANY = 100
 """Operations of more than one transaction."""
@@ -64,6 +68,14 @@ def lost(etcd: Etcd, meanwhile: Any = None) -> Any:
         return replace(etcd.store.apply(txn), repeated=True)
 
     return fate
+
+
+def each_alone_refuses(etcd: Etcd, txn: Txn, keys: Iterable[str], value: bytes | None = None) -> None:
+    """Each of these keys, if written anew, or with this value."""
+    for key in keys:
+        store = ModelStore.holding(etcd.store.revision, etcd.store.listing())
+        store.apply(Txn((), (Put(key, value if value is not None else etcd.value(key) or b"1"),)))
+        assert not store.apply(txn).succeeded, key
 
 
 def unknown(txn: Txn) -> TxnResult:
@@ -110,6 +122,44 @@ def test_a_graph_that_lost_its_numbers_to_another_start_is_started_with_the_next
         started = await etcd.client.start_operations([noop(), noop()], request_id="mine")
         assert [one.ref for one in started] == ["t/noop/1", "t/noop/2"]
         assert len(etcd.operations()) == 2
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["graph", "transaction"])
+def test_each_table_counter_and_predecessor_of_a_graph_alone_refuses_it(how: str) -> None:
+    async def work(etcd: Etcd) -> None:
+        tables = ("a", "b", "c")
+        for table in tables:
+            etcd.put(KEYS.table(table), etcd.value(KEYS.table(TABLE)) or b"")
+        before = await some(etcd, 3)
+        wanted = [Start("noop", table, {}, after=before) for table in tables]
+
+        def refused(txn: Txn) -> TxnResult:
+            for named in (KEYS.table, lambda table: KEYS.next_instance(table, "noop")):
+                each_alone_refuses(etcd, txn, map(named, tables))
+            each_alone_refuses(etcd, txn, (KEYS.of(OperationRef.parse(ref), "state") for ref in before))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(refused)
+        if how == "graph":
+            await etcd.client.start_operations(wanted)
+        else:
+            await etcd.client.transaction(start=wanted)
+        assert not etcd.fates
+
+    run(work)
+
+
+@pytest.mark.parametrize("many", [3, MANY])
+def test_each_edge_of_a_graph_is_written_at_both_ends(many: int) -> None:
+    async def work(etcd: Etcd) -> None:
+        *parts, last = await etcd.client.start_operations(chord([noop() for _ in range(many)], noop()))
+        found = [Edge.decode(kv.value).op for kv in etcd.store.range(*KEYS.edges_range(last.parts, "after"))]
+        assert sorted(found) == sorted(part.ref for part in parts)
+        for part in parts:
+            (edge,) = etcd.store.range(*KEYS.edges_range(part.parts, "next"))
+            assert Edge.decode(edge.value).op == last.ref
 
     run(work)
 
@@ -423,6 +473,34 @@ def test_L26_one_may_wait_for_more_than_one_transaction_compares(count: int, in_
         assert sorted(Edge.decode(kv.value).op for kv in edges) == sorted(before)
         assert all(etcd.store.range(*KEYS.edges_range(OperationRef.parse(ref), "next")) for ref in before)
         assert holds(etcd) == {}
+
+    run(work)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_each_operation_that_very_many_edges_join_alone_refuses_a_page_of_them(inside: bool) -> None:
+    """``inside``: edges between operations of one graph. Of others, those that are waited for."""
+
+    async def work(etcd: Etcd) -> None:
+        pages = 0
+
+        def looked_at(txn: Txn) -> TxnResult:
+            nonlocal pages
+            if txn.label == "edges":
+                pages += 1
+                edges = [KEYS.parse(op.key) for op in txn.success if isinstance(op, Put)]
+                ends = [KEYS.of(edge.ref, "state") for edge in edges if edge.ref and (inside or edge.name == "next")]
+                assert len(ends) > 1
+                each_alone_refuses(etcd, txn, ends, b"success" if inside else None)
+            return etcd.store.apply(txn)
+
+        before = [] if inside else await some(etcd, MANY)
+        etcd.usual = looked_at
+        if inside:
+            await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
+        else:
+            await etcd.client.start_operation("noop", TABLE, {}, after=before)
+        assert pages > 1
 
     run(work)
 

@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutate import judged
+from mutate import half, judged, kind
 from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
 from mutating.hooks import Observed, observing, plant
 from mutating.search import Verdict
-from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant, all_mutants, decisive, kind_of_key, without
+from mutating.transaction_mutants import (
+    FIRST,
+    GUARD,
+    GUARD_FIRST,
+    GUARD_LAST,
+    LAST,
+    WRITE,
+    Mutant,
+    all_mutants,
+    decisive,
+    kind_of_key,
+    without,
+)
 
 from distop.core import claiming, waiting
 from distop.core import finishing as f
@@ -69,6 +81,7 @@ def test_each_guard_and_each_write_of_a_transaction_has_a_mutant() -> None:
         "claim > each: guard claim is absent",
         "claim > each: guard job state is absent",
         "claim > each: write put claim",
+        "claim > each: first of several",
         "claim > each: last of several",
     }
 
@@ -81,12 +94,57 @@ def test_a_mutant_leaves_out_what_it_names_and_nothing_else() -> None:
     assert guard.compares == txn.compares
     last = without(txn, Mutant("both > each", LAST, "of several"))
     assert last.success[0] == first
+    assert without(txn, Mutant("both > each", FIRST, "of several")).success[1] == second
     assert ModelStore().apply(last).succeeded is False
     written = without(txn, Mutant("both > each", WRITE, "put a caller's key"))
     store = ModelStore()
     store.apply(Txn((), written.success))
     assert store.listing() == ()
     assert without(txn, Mutant("another", GUARD, "a caller's key is unchanged")) == txn
+
+
+def test_the_first_or_the_last_of_several_compares_or_writes_is_left_out() -> None:
+    a, b, c = compares = (absent("a"), absent("b"), absent("c"))
+    one, two, three = (Put(key, b"") for key in "abc")
+    txn = Txn((*compares, value_is("x", b"1")), (one, two, three, Delete("x")), (), "some")
+    absences, puts = "a caller's key is absent", "put a caller's key"
+    assert {str(mutant) for mutant in all_mutants(txn)} == {
+        "some: guard a caller's key is absent",
+        "some: guard-first a caller's key is absent",
+        "some: guard-last a caller's key is absent",
+        "some: guard a caller's key has this value",
+        "some: write put a caller's key",
+        "some: first put a caller's key",
+        "some: last put a caller's key",
+        "some: write delete a caller's key",
+    }
+    assert without(txn, Mutant("some", GUARD_FIRST, absences)).compares == (b, c, value_is("x", b"1"))
+    assert without(txn, Mutant("some", GUARD_LAST, absences)).compares == (a, b, value_is("x", b"1"))
+    assert [op for op in without(txn, Mutant("some", FIRST, puts)).success if isinstance(op, Put)] == [two, three]
+    assert [op for op in without(txn, Mutant("some", LAST, puts)).success if isinstance(op, Put)] == [one, two]
+    single = Mutant("some", GUARD_FIRST, "a caller's key has this value")
+    assert without(txn, single) == txn, "that it is needed, the mutant without all of them shows"
+
+
+def test_the_first_or_the_last_compare_is_decisive_where_it_alone_fails() -> None:
+    txn = Txn((*map(absent, "abc"), value_is("x", b"1")), (Delete("a"), Delete("b")), (), "some")
+    absences, value = "a caller's key is absent", "a caller's key has this value"
+
+    def refuse(*keys: str) -> set[Mutant]:
+        return {one for one in decisive(txn, lambda compare: compare.key not in keys) if one.mode.startswith(GUARD)}
+
+    guard = Mutant("some", GUARD, absences)
+    first, last = Mutant("some", GUARD_FIRST, absences), Mutant("some", GUARD_LAST, absences)
+    assert [refuse(*keys) for keys in ("a", "b", "c", "ac")] == [{guard, first}, {guard}, {guard, last}, {guard}]
+    pair = f"{value} + {absences}"
+    assert refuse("a", "x") == {Mutant("some", GUARD, pair), Mutant("some", GUARD_FIRST, pair)}
+    assert refuse("b", "x") == {Mutant("some", GUARD, pair)}
+    both = Mutant("some", GUARD_FIRST, pair)
+    assert [one.key for one in without(txn, both).compares] == ["b", "c"]
+    built = set(all_mutants(txn))
+    assert [half(both, kind, built) for kind in both.kinds] == [Mutant("some", GUARD, value), first]
+    deletions = {one.mode for one in decisive(txn, lambda compare: compare.key != "a" or compare == absent("a"))}
+    assert deletions == {WRITE, LAST}, "the first key is absent: its deletion does nothing"
 
 
 def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
@@ -143,6 +201,7 @@ def test_every_source_mutant_changes_one_live_function() -> None:
         "distop.daemon.holding.HoldKeeper.look: age age > GRAPH_LIMIT",
         "distop.daemon.incarnation.Incarnation._poll: step await self._settle_claims()",
         "distop.coordinator.finishes.Finishes._take: slice more[room:]",
+        "distop.coordinator.finishes.Finishes._take: slice-first more[room:]",
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
         "distop.coordinator.placing.Placing._look_soon: task asyncio.get_running_loop().call_later(pause, self._look)",
     ],
@@ -194,6 +253,20 @@ def test_one_survivor_without_a_reason_is_reported_however_many_are_killed() -> 
     share, left = judged([*killed, backed, listed, Verdict("end: guard d")], {"end: guard c", "claim: guard 1"})
     assert left == ["end: guard d"]
     assert share == pytest.approx(0.995)
+
+
+def test_a_reason_for_a_guard_is_one_for_the_first_and_the_last_of_it() -> None:
+    rows = {"end: guard state is unchanged", "end: write delete unique", "end: last put a"}
+    survivors = [Verdict(f"end: {mode} state is unchanged") for mode in ("guard-first", "guard-last")]
+    survivors += [Verdict(f"end: {mode} delete unique") for mode in ("first", "last")]
+    assert judged(survivors, rows) == (1.0, [])
+    others = ["end: first put a", "end: first state is unchanged", "join: guard-first state is unchanged"]
+    assert judged([Verdict(one) for one in others], rows) == (0.0, others)
+
+
+def test_a_mutant_whose_source_has_a_colon_is_counted_with_its_kind() -> None:
+    assert kind("distop.claims.candidates.Candidates._look: slice sorted(due, key=lambda ref: ref)[:LOOKS]") == "slice"
+    assert kind("claim > each: guard-first claim is absent") == "guard-first"
 
 
 def test_times_that_share_an_assignment_and_limits_have_mutants() -> None:

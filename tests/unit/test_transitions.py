@@ -708,6 +708,16 @@ def test_all_lost_claims_of_a_page_are_set_to_waiting_and_by_no_executor_without
     assert not world.store.apply(revoke).succeeded
 
 
+def test_all_lost_claims_of_a_cancelled_operation_are_revoked_together() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.do(world.cancel(ref))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.revoke(ref, 0, 1))
+    assert [seen.value.waiting for _, seen in sorted(world.op(ref).claims.items())] == [True, True]
+
+
 @pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel", "give_up"])
 def test_a_write_refused_by_a_pause_stays_refused(what: str) -> None:
     """Its sender was told so, and has done something else since (T9)."""
