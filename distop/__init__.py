@@ -17,9 +17,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from distop import aio, compat, errors
-    from distop.blocking import Client, Operation, Worker, connect, start_operation
-    from distop.claims.model import Abort, Complete, OwnedJob, Release, Retry
-    from distop.core.model import OperationRef, TableRecord
+    from distop.client.blocking_client import Client, Operation, Worker, connect, start_operation
+    from distop.client.graphs import Ended, Graph, Start, chain, chord, group
     from distop.errors import (
         DistopError,
         EtcdUnavailable,
@@ -37,10 +36,11 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
-    from distop.graphs import Ended, Graph, Start, chain, chord, group
-    from distop.results import OperationResult, OperationStatus
+    from distop.protocol.records import OperationRef, TableRecord
+    from distop.services.claims.owned_jobs import Abort, Complete, OwnedJob, Release, Retry
+    from distop.services.operation_results import OperationResult, OperationStatus
+    from distop.services.submission.start_request import After, Every
     from distop.store.embedded import EmbeddedEtcd
-    from distop.submission.request import After, Every
 
 _ERRORS = (
     "DistopError",
@@ -63,18 +63,18 @@ _CLAIMS = ("Abort", "Complete", "OwnedJob", "Release", "Retry")
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
-    **dict.fromkeys(_CLAIMS, "distop.claims.model"),
-    **dict.fromkeys(("After", "Every"), "distop.submission.request"),
-    **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
+    **dict.fromkeys(_CLAIMS, "distop.services.claims.owned_jobs"),
+    **dict.fromkeys(("After", "Every"), "distop.services.submission.start_request"),
+    **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.client.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
     "Worker": "distop.blocking",
     "connect": "distop.blocking",
     "start_operation": "distop.blocking",
-    "OperationRef": "distop.core.model",
-    "TableRecord": "distop.core.model",
-    "OperationResult": "distop.results",
-    "OperationStatus": "distop.results",
+    "OperationRef": "distop.protocol.records",
+    "TableRecord": "distop.protocol.records",
+    "OperationResult": "distop.services.operation_results",
+    "OperationStatus": "distop.services.operation_results",
     "EmbeddedEtcd": "distop.store.embedded",
 }
 _MODULES = ("aio", "compat", "errors")

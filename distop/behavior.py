@@ -12,11 +12,6 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from distop.core.declaration import Declaration, Retry, check_time_limit
-from distop.core.ids import RULES
-from distop.core.keys import check_type_name
-from distop.core.model import TableRecord
-from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -27,8 +22,13 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
-from distop.schema import out_of_order
-from distop.schema_bounds import BadSchema, check_schema
+from distop.protocol.behavior_declaration import Declaration, Retry, check_time_limit
+from distop.protocol.identity import RULES
+from distop.protocol.keys import check_type_name
+from distop.protocol.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
+from distop.protocol.records import TableRecord
+from distop.schemas.argument_schema import out_of_order
+from distop.schemas.schema_bounds import BadSchema, check_schema
 
 if TYPE_CHECKING:
     import logging
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pyspark.sql import DataFrame, SparkSession
 
-    from distop.deletion import Place
+    from distop.storage.deletion import Place
     from distop.tables.reader import Reader
 
 __all__ = [
@@ -141,7 +141,7 @@ class JobContext(ABC):
     alone.
     """
     shared: Place | None
-    """The same for :mod:`distop.deletion`; None where there is none."""
+    """The same for :mod:`distop.storage.deletion`; None where there is none."""
     space: str
     """What tells this namespace of this etcd from others that write into the same folder, as a part of a name."""
     log: logging.LoggerAdapter[logging.Logger]
@@ -164,7 +164,7 @@ class JobContext(ABC):
 
     @property
     def stage_place(self) -> Place:
-        """The stage for :mod:`distop.deletion`; not made by being asked for."""
+        """The stage for :mod:`distop.storage.deletion`; not made by being asked for."""
         raise NotImplementedError("there is no stage outside a job")
 
     def stage_of(self, partition: PartitionPlan) -> str:
@@ -204,7 +204,7 @@ class JobContext(ABC):
 
     def rows(self, partition: PartitionPlan | Pinned) -> DataFrame:
         """The rows that the table has in a partition (or another table has), with all columns and without rows that
-        were deleted. Raises ``distop.tables.reading.facts.Unreadable`` where a file is not what was planned,
+        were deleted. Raises ``distop.tables.reading.file_facts.Unreadable`` where a file is not what was planned,
         InvalidArgument as :meth:`reader` does, and what Spark raises.
         """
         return self.reader(partition).all_rows(self.spark, partition.files)

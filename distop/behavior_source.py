@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior
-from distop.core.frozen import frozen
-from distop.core.texts import shown
 from distop.errors import InvalidArgument, describe
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

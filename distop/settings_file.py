@@ -12,8 +12,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
+from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,7 +31,7 @@ from benchmarks import (
 )
 from benchmarks.common import Result, document, machine, show
 
-from distop import logs
+from distop.runtime import logs
 
 RUNS = {
     "coordination": coordination.run,

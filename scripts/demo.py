@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import distop  # noqa: E402
-from distop.core.keys import Keys  # noqa: E402
+from distop.protocol.keys import Keys  # noqa: E402
 from tests.support.tables import FLIGHTS_DAYS, lay_out_flights  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from distop.core.model import OperationRef
+    from distop.protocol.records import OperationRef
 
 TABLE = "nyc.flights"
 TTL = 4

@@ -48,7 +48,7 @@ LEFT_OUT = (
     "test_within_copies.py",
 )
 """Test files that run many schedules themselves, or that are about mutants."""
-SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/support", "scripts/mutating")
+SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/simulator", "tests/support", "scripts/mutating")
 
 
 class MutationRun:
@@ -339,7 +339,7 @@ def main(args: Sequence[str] | None = None) -> int:
     os.chdir(ROOT)
     folders = list(FOLDERS)
     if wanted.sample:
-        files = sorted(Path("tests/unit").glob("*.py"))
+        files = sorted(Path("tests/unit").rglob("*.py"))
         folders = [str(path) for path in files if ON_THE_STORE.search(path.read_text())]
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0", "--hypothesis-seed=0"]
     code = pytest.main([*options, *folders], plugins=[plugin])

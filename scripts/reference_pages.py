@@ -13,9 +13,9 @@ import typer.main
 import distop
 from distop import aio, behavior, errors, testing
 from distop.cli.commands import commands
-from distop.config import DEFAULT_JOB_TIME_LIMIT, SETTINGS
-from distop.core import txn
-from distop.store.config import DEFAULT_ENDPOINT
+from distop.protocol import txn
+from distop.settings import DEFAULT_JOB_TIME_LIMIT, SETTINGS
+from distop.store.connection_settings import DEFAULT_ENDPOINT
 from distop_behaviors.index import lookup
 
 if TYPE_CHECKING:

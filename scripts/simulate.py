@@ -12,13 +12,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.simulation, for --planted
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.simulator, and tests.simulation for --planted
 
-from distop.testing.simulation.many import Tally, many
-from distop.testing.simulation.scenario import scenario
-from distop.testing.simulation.shrinking import TRIES, TRIES_AT_ONCE, smallest
-from distop.testing.simulation.strikes import checked, one_strike, strikes
-from distop.testing.simulation.strikes import tell as tell_strike
+from tests.simulator.many_seeds import Tally, many
+from tests.simulator.scenario import scenario
+from tests.simulator.shrinking import TRIES, TRIES_AT_ONCE, smallest
+from tests.simulator.strikes import checked, one_strike, strikes
+from tests.simulator.strikes import tell as tell_strike
 
 
 def main(args: Sequence[str] | None = None) -> int:

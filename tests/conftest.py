@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from distop import garbage
+from distop.runtime import gc_tuning
 from tests.support import servers
 from tests.support.daemons import OPENED
 from tests.support.distributing import TURNS, Turned, Units, has_turn, rank, share
@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A third of what collecting takes is looks for garbage, of which there is hardly any.
-garbage.begin()
+gc_tuning.begin()
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
 # At each change, and with --slow.
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    garbage.settle(look=False)
+    gc_tuning.settle(look=False)
 
 
 @pytest.hookimpl(optionalhook=True)

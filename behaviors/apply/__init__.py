@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned, TableUnavailable
 from distop.errors import InvalidArgument
-from distop_behaviors.apply.report import Argument, Outcome, Report, report_of, request_of
+from distop_behaviors.apply.apply_report import Argument, Outcome, Report, report_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.behavior import JobContext, Summary, TableRecord
-    from distop_behaviors.apply.applying import Applying
-    from distop_behaviors.apply.publishing import Narrowing
+    from distop_behaviors.apply.apply_loop import Applying
+    from distop_behaviors.apply.rewrite_publication import Narrowing
 
 TABLE = "table"
 """The name of the one job."""
@@ -39,9 +39,9 @@ class Apply(Behavior):
         """
         from distop.tables import changes_of
         from distop_behaviors.apply.constraints import wanted
-        from distop_behaviors.apply.narrowing import needed
-        from distop_behaviors.apply.target import target_of
-        from distop_behaviors.validate.certify import check_table
+        from distop_behaviors.apply.schema_target import target_of
+        from distop_behaviors.apply.type_narrowing import needed
+        from distop_behaviors.validate.certification import check_table
 
         changes_of(table)
         certificate = request_of(arg, ctx).certificate
@@ -51,7 +51,7 @@ class Apply(Behavior):
         if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
         planned = super().partitions(table, arg, ctx)
-        from distop.tables.iceberg import read_metadata
+        from distop.tables.iceberg.iceberg_format import read_metadata
 
         self._narrowing(arg, ctx).check(*read_metadata(planned.partitions[0].source))
         return planned
@@ -71,7 +71,7 @@ class Apply(Behavior):
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """See Applying.run, and Narrowing.stage. Raises InvalidArgument where the plan is not of this argument."""
         from distop_behaviors.apply.constraints import wanted
-        from distop_behaviors.apply.narrowing import needed
+        from distop_behaviors.apply.type_narrowing import needed
 
         if _rewrites(partition):
             return self._narrowing(arg, ctx).stage(partition)
@@ -125,16 +125,16 @@ class Apply(Behavior):
 
     @staticmethod
     def _applying(arg: Any, ctx: JobContext, *, stoppable: bool = True) -> Applying:
-        from distop_behaviors.apply.applying import Applying
-        from distop_behaviors.apply.target import target_of
+        from distop_behaviors.apply.apply_loop import Applying
+        from distop_behaviors.apply.schema_target import target_of
 
         assert ctx.table is not None
         return Applying(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx, stoppable=stoppable), ctx)
 
     @staticmethod
     def _narrowing(arg: Any, ctx: JobContext) -> Narrowing:
-        from distop_behaviors.apply.publishing import Narrowing
-        from distop_behaviors.apply.target import target_of
+        from distop_behaviors.apply.rewrite_publication import Narrowing
+        from distop_behaviors.apply.schema_target import target_of
 
         assert ctx.table is not None
         return Narrowing(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx), ctx)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
-from distop.tables.reading.facts import Ambiguous, decimal_of, match, quote, split_path
-from distop_behaviors.validate.argument import Check
-from distop_behaviors.validate.bounds import canonical
+from distop.protocol.frozen import frozen
+from distop.tables.reading.file_facts import Ambiguous, decimal_of, match, quote, split_path
 from distop_behaviors.validate.certificate import named_in
+from distop_behaviors.validate.typed_bounds import canonical
+from distop_behaviors.validate.validate_argument import Check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

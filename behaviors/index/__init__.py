@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, PartitionPlan, Planned
-from distop.core.model import OperationRef
-from distop.deletion import delete, delete_or_log, names
 from distop.errors import InvalidArgument
-from distop.places import STAGE, operation_path, remove_stages, series_of
-from distop_behaviors.index.argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
+from distop.protocol.records import OperationRef
+from distop.storage.deletion import delete, delete_or_log, names
+from distop.storage.places import STAGE, operation_path, remove_stages, series_of
+from distop_behaviors.index.index_argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord
-    from distop.deletion import Place
-    from distop_behaviors.index.finding import lookup
+    from distop.storage.deletion import Place
+    from distop_behaviors.index.key_lookup import lookup
 
 __all__ = ["BuildIndex", "DropIndex", "lookup"]
 
@@ -30,9 +30,9 @@ BUILDS = "builds"
 def __getattr__(name: str) -> Any:
     """``lookup``, loaded on first use: whoever has the behaviors declared needs nothing of what reads files."""
     if name == "lookup":
-        from distop_behaviors.index import finding
+        from distop_behaviors.index import key_lookup
 
-        return finding.lookup
+        return key_lookup.lookup
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -54,7 +54,7 @@ class BuildIndex(Behavior):
         """The partitions that have files to be indexed, with these alone. Raises InvalidArgument where no retry mends
         it, TableUnavailable where the table is not to be reached from here.
         """
-        from distop_behaviors.index.planning import plan
+        from distop_behaviors.index.build_plan import plan
 
         return plan(_argument(arg, ctx), table, ctx)
 
@@ -63,7 +63,7 @@ class BuildIndex(Behavior):
         TableUnavailable where files are missing because nothing of the table is to be seen from here.
         """
         from distop_behaviors.index.segments import Job
-        from distop_behaviors.index.table import identities
+        from distop_behaviors.index.table_files import identities
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
@@ -89,7 +89,7 @@ class BuildIndex(Behavior):
         """Merge what the jobs have made, and make it the current generation; then remove what was staged. Of an
         operation that was cancelled nothing is published.
         """
-        from distop_behaviors.index.building import Completion
+        from distop_behaviors.index.generation_build import Completion
 
         if table is None:
             raise InvalidArgument(NO_TABLE)
@@ -116,7 +116,7 @@ class DropIndex(Behavior):
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
-        from distop_behaviors.index.folder import Folder
+        from distop_behaviors.index.index_folder import Folder
 
         folder = Folder(_root(table, ctx), _name(arg), ctx.space)
         folder.check_unlinked()
@@ -126,7 +126,7 @@ class DropIndex(Behavior):
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
-        from distop_behaviors.index.folder import Folder
+        from distop_behaviors.index.index_folder import Folder
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
@@ -152,7 +152,7 @@ class DropIndex(Behavior):
 
 def made(ctx: JobContext) -> Place:
     """The attempt's stage, which is there now. Raises InvalidArgument where it is not on a disk."""
-    from distop.files import local_path
+    from distop.storage.files import local_path
 
     if local_path(ctx.stage) is None:
         raise InvalidArgument(f"an index is built with a shared directory on a disk, and this one is {ctx.stage}")
@@ -160,7 +160,7 @@ def made(ctx: JobContext) -> Place:
 
 
 def _root(table: TableRecord, ctx: JobContext) -> str:
-    from distop_behaviors.index.table import root_of
+    from distop_behaviors.index.table_files import root_of
 
     return root_of(table, ctx.check_cancelled, lambda: ctx.spark)
 

@@ -1,7 +1,7 @@
 """Postings: for each key, the file and where in it. Collected in segments, merged into sorted runs, asked.
 
-A posting is three numbers: what stands for the key (:mod:`distop_behaviors.index.values`), the file by its number in
-the generation, and the block of rows in the file: the index of the row, divided by :data:`BLOCK`. Whoever reads the
+A posting is three numbers: what stands for the key (:mod:`distop_behaviors.index.key_values`), the file by its number
+in the generation, and the block of rows in the file: the index of the row, divided by :data:`BLOCK`. Whoever reads the
 block compares keys anyhow, since several may share a number, and rows are decoded by thousands; but of what a posting
 of a unique text takes, most is where the row is. Sorted by key, neighbours differ by little, and the encoding of
 differences makes a few bytes of each. Rows with a NULL among their keys have none: how many there are stands with the
@@ -14,11 +14,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from distop.core.frozen import frozen
-from distop.files import open_regular
-from distop.recent import Kept
-from distop_behaviors.index.folder import write_parquet
-from distop_behaviors.index.values import numbers, together
+from distop.protocol.frozen import frozen
+from distop.runtime.lru_cache import Kept
+from distop.storage.files import open_regular
+from distop_behaviors.index.index_folder import write_parquet
+from distop_behaviors.index.key_values import numbers, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from distop_behaviors.index.folder import Folder
-    from distop_behaviors.index.source import Piece, Source
-    from distop_behaviors.index.values import Numbers, Whole
+    from distop_behaviors.index.index_folder import Folder
+    from distop_behaviors.index.key_columns import Piece, Source
+    from distop_behaviors.index.key_values import Numbers, Whole
 
     Part = tuple[Numbers, Whole, Whole]
     Places = tuple[Whole, Whole]

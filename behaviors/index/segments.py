@@ -19,26 +19,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from distop import deletion
-from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, UnsafePath
-from distop.files import open_regular
-from distop.tables.reading.facts import Unreadable
-from distop_behaviors.index import postings, summaries
-from distop_behaviors.index.argument import BuildResult
-from distop_behaviors.index.folder import digest_of
-from distop_behaviors.index.source import open_file, pieces
-from distop_behaviors.index.table import escaped
-from distop_behaviors.index.values import Unindexable
+from distop.protocol.frozen import frozen
+from distop.storage import deletion
+from distop.storage.files import open_regular
+from distop.tables.reading.file_facts import Unreadable
+from distop_behaviors.index import file_summaries, postings
+from distop_behaviors.index.index_argument import BuildResult
+from distop_behaviors.index.index_folder import digest_of
+from distop_behaviors.index.key_columns import open_file, pieces
+from distop_behaviors.index.key_values import Unindexable
+from distop_behaviors.index.table_files import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import Progress
-    from distop.deletion import Place
+    from distop.storage.deletion import Place
     from distop.tables.reader import Reader
-    from distop.tables.reading.facts import PlannedFile
-    from distop_behaviors.index.argument import BuildArgument
+    from distop.tables.reading.file_facts import PlannedFile
+    from distop_behaviors.index.index_argument import BuildArgument
 
 log = logging.getLogger("distop.index")
 
@@ -146,7 +146,7 @@ class Job:
         self._writer = (
             postings.Postings()
             if argument.kind == "posting"
-            else summaries.Summaries(argument.columns, argument.distinct, argument.bloom)
+            else file_summaries.Summaries(argument.columns, argument.distinct, argument.bloom)
         )
         self._done: list[FileEntry] = []
         self._open_rows = 0
@@ -241,7 +241,7 @@ class Job:
                     postings.write(table, file, 1)
                     sample = postings.sample_of(table)
                 else:
-                    summaries.write(table, file)
+                    file_summaries.write(table, file)
         except BaseException:
             deletion.delete_or_log(self._place, path.name, log)
             raise

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobFailed, OperationFailed, is_wide
 from distop.errors import InvalidArgument
-from distop_behaviors.validate import wide
-from distop_behaviors.validate.argument import Argument
-from distop_behaviors.validate.report import Answer, Report, combine, sentence
+from distop_behaviors.validate import table_checks
+from distop_behaviors.validate.validate_argument import Argument
+from distop_behaviors.validate.validate_report import Answer, Report, combine, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
-    from distop_behaviors.validate.report import Result
+    from distop_behaviors.validate.validate_report import Result
 
 
 NO_TABLE = "validate needs a table: start it on one (@cluster has no rows)"
@@ -37,7 +37,7 @@ class Validate(Behavior):
         if argument.since is None:
             return super().partitions(table, arg, ctx)
         from distop_behaviors.validate.certificate import certificate_of
-        from distop_behaviors.validate.certify import check_covered, check_table, what_is_new
+        from distop_behaviors.validate.certification import check_covered, check_table, what_is_new
 
         since = certificate_of(argument.since, table.name, ctx)
         check_table(since, table)
@@ -48,7 +48,7 @@ class Validate(Behavior):
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
     ) -> Sequence[PartitionPlan]:
         """One for each partition, and one for what is to be known of the whole table."""
-        return wide.jobs(_argument(arg), partitions, names, ctx)
+        return table_checks.jobs(_argument(arg), partitions, names, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's result; raises JobFailed with it where a check is violated or errs."""
@@ -96,7 +96,7 @@ class Validate(Behavior):
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
         if report.verdict == "valid" and table is not None:
-            from distop_behaviors.validate.certify import certify
+            from distop_behaviors.validate.certification import certify
 
             certify(argument, report, table, summary, ctx, by_executors=by_executors)
         if report.verdict == "valid" or summary.verdict == "cancelled":
@@ -108,17 +108,17 @@ def _results(
     argument: Argument, partitions: Sequence[PartitionPlan], ctx: JobContext
 ) -> Iterator[tuple[PartitionPlan, Result | Exception]]:
     from distop_behaviors.validate.batch import Batch
-    from distop_behaviors.validate.keys import KeyChecks
+    from distop_behaviors.validate.key_job import KeyChecks
 
     narrow = [plan for plan in partitions if not is_wide(plan.name)]
-    rows = wide.of_rows(argument)
+    rows = table_checks.of_rows(argument)
     if rows is not None and narrow:
         for plan, result in Batch(rows, ctx).run(narrow):
-            yield plan, result if isinstance(result, Exception) else wide.spread(argument, result, wide=False)
+            yield plan, result if isinstance(result, Exception) else table_checks.spread(argument, result, wide=False)
     for plan in partitions:
         if is_wide(plan.name):
             found = KeyChecks(argument, plan, ctx).run()
-            yield plan, found if isinstance(found, Exception) else wide.spread(argument, found, wide=True)
+            yield plan, found if isinstance(found, Exception) else table_checks.spread(argument, found, wide=True)
 
 
 def _argument(arg: Any) -> Argument:

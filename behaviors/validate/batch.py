@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
 from distop.tables import readers_of
-from distop.tables.reading.facts import VOID, Unreadable, match, may_match
-from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import failures, scan
-from distop_behaviors.validate.bounds import Unfit
-from distop_behaviors.validate.expressions import bad_pattern, chosen, condition, references
-from distop_behaviors.validate.isolate import Isolated
-from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally, counted, undecided
-from distop_behaviors.validate.report import Sample
-from distop_behaviors.validate.samples import Wish, fetch
+from distop.tables.reading.file_facts import VOID, Unreadable, match, may_match
+from distop_behaviors.reading.check_session import session_of
+from distop_behaviors.validate import scan, spark_errors
+from distop_behaviors.validate.error_isolation import Isolated
+from distop_behaviors.validate.partition_checks import WHERE, Names, Part, Preparation, Tally, counted, undecided
+from distop_behaviors.validate.row_samples import Wish, fetch
 from distop_behaviors.validate.scan import Group
+from distop_behaviors.validate.typed_bounds import Unfit
+from distop_behaviors.validate.validate_report import Sample
+from distop_behaviors.validate.violation_columns import bad_pattern, chosen, condition, references
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan
     from distop.tables.reader import Reader
-    from distop.tables.reading.facts import FileFacts, PlannedFile
-    from distop_behaviors.validate.argument import Argument
-    from distop_behaviors.validate.report import Result
+    from distop.tables.reading.file_facts import FileFacts, PlannedFile
+    from distop_behaviors.validate.validate_argument import Argument
+    from distop_behaviors.validate.validate_report import Result
 
 
 class Batch:
@@ -229,10 +229,10 @@ class _Planned:
             try:
                 checks[n] = self._column(n, owner)
             except Exception as e:
-                if failures.is_unexpected(e):
+                if spark_errors.is_unexpected(e):
                     raise
                 for part in parts:
-                    part.tallies[n].fail(failures.sentence_of(e))
+                    part.tallies[n].fail(spark_errors.sentence_of(e))
         pending = list(checks)
         written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
         if self._argument.where is not None:

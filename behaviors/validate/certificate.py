@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from distop.core.texts import shown
 from distop.errors import InvalidArgument
-from distop.tables.reading.facts import folded
+from distop.protocol.texts import shown
+from distop.tables.reading.file_facts import folded
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext

@@ -2,6 +2,12 @@
 
 A group's files share one schema. Rows that violate nothing are filtered out before they are aggregated, so that the
 aggregation by file costs next to nothing, and the query is no slower than a hand-written count over the table.
+
+Counts by file in one stage: what each task has counted is fetched as it is, and added up here.
+
+Spark adds up in a second stage, for which it plans a query anew whenever it runs. Here there is nothing to plan: a row
+for each file that a task met is all that comes, and a file is in as many tasks as it has splits. So the first stage is
+kept as Spark has planned it, and run again.
 """
 
 from __future__ import annotations
@@ -11,15 +17,15 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
-from distop.recent import Kept
-from distop.tables.reading import rows_read
-from distop.tables.reading.facts import ddl, may_match, quote
-from distop_behaviors.reading.row_expressions import parsed
-from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import onestage
-from distop_behaviors.validate.expressions import attempted, unpushed, where_true
-from distop_behaviors.validate.failures import is_internal, is_unexpected, sentence_of
+from distop.protocol.frozen import frozen
+from distop.runtime.java import active
+from distop.runtime.lru_cache import Kept
+from distop.tables.reading import row_counts
+from distop.tables.reading.file_facts import ddl, may_match, quote
+from distop_behaviors.reading.check_session import session_of
+from distop_behaviors.reading.spark_expressions import parsed
+from distop_behaviors.validate.spark_errors import is_internal, is_unexpected, sentence_of
+from distop_behaviors.validate.violation_columns import attempted, unpushed, where_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from distop.tables.reader import Reader
-    from distop.tables.reading.facts import FileFacts, PlannedFile
-    from distop.tables.reading.rows_read import RowsRead
+    from distop.tables.reading.file_facts import FileFacts, PlannedFile
+    from distop.tables.reading.row_counts import RowsRead
+
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +173,7 @@ def count(
         planned = _planned(session, query) if lasting else None
         if planned is None:
             return _Counting(query, False, None, held)
-        return _Counting(planned[0], True, rows_read.of_plan(planned[1]), held)
+        return _Counting(planned[0], True, row_counts.of_plan(planned[1]), held)
 
     rows, read = _run(_counting.get(key, made))
     counts: dict[str, Counts] = {}
@@ -185,7 +192,7 @@ def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
     if not counting.planned:
         # Selected from: a query that was run once would find what it shuffled then.
         query = counting.query.select("*")
-        return query.collect(), rows_read.of_frame(query)
+        return query.collect(), row_counts.of_frame(query)
     if counting.rows is None:
         return counting.query.collect(), None
     with counting.running:
@@ -216,14 +223,14 @@ def misread_files(
         return {}
     if any(facts.deleted is None for facts in files):
         counts = reader.count_rows(session, group.files)
-        files, found = rows_read.with_deletes(files, counts.deleted), counts.kept
-    return rows_read.misread_files(files, rows_by_file(session, group) if found is None else found, reader.counted_by)
+        files, found = row_counts.with_deletes(files, counts.deleted), counts.kept
+    return row_counts.misread_files(files, rows_by_file(session, group) if found is None else found, reader.counted_by)
 
 
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
     try:
-        return onestage.of_tasks(session, query)
+        return of_tasks(session, query)
     except Exception:
         _log.warning("a count is planned anew whenever it is run", exc_info=True)
         return None
@@ -265,7 +272,7 @@ def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Col
         for i, n in enumerate(checks):
             counts.violations[n], counts.threw[n] = row[3 + 2 * i], row[4 + 2 * i]
         out[group.reader.planned_path(row[0])] = counts
-    return Scanned(out, rows_read.of_frame(query))
+    return Scanned(out, row_counts.of_frame(query))
 
 
 def refused(session: SparkSession, group: Group, text: str) -> str | None:
@@ -311,3 +318,35 @@ def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
             raise
         return sentence_of(e) if is_internal(e) else None
     return None
+
+
+_AGGREGATION = "HashAggregate"
+
+
+def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
+    """The partial counts that each task makes, to be added up by key, and the plan.
+
+    They are computed anew whenever they are collected. None where Spark plans the query in another way, or reads more
+    than the files for it. Raises what Spark raises.
+
+    Functions that read the clock keep the answer of now: such a query must not be kept.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+    # Before Spark has put a shuffle between what its tasks count and what adds that up.
+    whole = query._jdf.queryExecution().sparkPlan()
+    if str(whole.nodeName()) != _AGGREGATION:
+        return None
+    partial = whole.child()
+    if str(partial.nodeName()) != _AGGREGATION:
+        return None
+    if partial.output().length() != len(query.columns):
+        return None  # what is always 0, or counted twice, is not made, and comes back in what adds them up
+    if partial.collectLeaves().length() != 1:
+        return None  # what else is read beside the files would be read before each run
+    jvm: Any = session._jvm
+    jsession: Any = session._jsparkSession
+    with active(session):
+        stage = jvm.org.apache.spark.sql.execution.QueryExecution.prepareExecutedPlan(jsession, partial)
+        frame = Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+        return frame, stage

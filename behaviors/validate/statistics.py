@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
-from distop.tables.reading.facts import Ambiguous, Chunk, decimal_of, resolve
-from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
+from distop.protocol.frozen import frozen
+from distop.tables.reading.file_facts import Ambiguous, Chunk, decimal_of, resolve
+from distop_behaviors.validate.typed_bounds import Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop.tables.reading.facts import FileFacts, Leaf
-    from distop_behaviors.validate.argument import Check
+    from distop.tables.reading.file_facts import FileFacts, Leaf
+    from distop_behaviors.validate.validate_argument import Check
 
 
 @frozen

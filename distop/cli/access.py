@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import current
+from distop.cli.command_context import current
 
 if TYPE_CHECKING:
-    from distop.client import Client
-    from distop.core.access import Role
-    from distop.store.access import Change
+    from distop.client.async_client import Client
+    from distop.protocol.etcd_roles import Role
+    from distop.store.role_grants import Change
 
 
 def access(
@@ -22,8 +22,8 @@ def access(
     apply: Annotated[bool, typer.Option("--apply", help="Make the roles so in etcd, as its root.")] = False,
 ) -> None:
     """Print the etcd roles of viewers, executors and submitters, or create them."""
-    from distop.core.access import roles
-    from distop.core.keys import Keys
+    from distop.protocol.etcd_roles import roles
+    from distop.protocol.keys import Keys
 
     found = roles(Keys(current.settings().get("namespace")), tables or ())
     if not apply:
@@ -31,7 +31,7 @@ def access(
         return
 
     async def work(client: Client) -> tuple[list[Change], bool]:
-        from distop.store import access as store
+        from distop.store import role_grants as store
 
         return await store.apply(client.etcd, found), await store.enabled(client.etcd)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distop.cli import output
-from distop.cli.context import Interrupted, current
+from distop.cli.command_context import Interrupted, current
 from distop.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from distop.audit import Audit
-    from distop.client import Client
+    from distop.client.async_client import Client
+    from distop.services.audit import Audit
     from distop.store.history import Step
 
 
@@ -25,9 +25,9 @@ def audit(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with each new revision.")] = False,
 ) -> None:
     """Hold etcd's history against the invariants. Exits with 1 at the first violation, and tells its story."""
-    from distop.audit import Audit, history
-    from distop.core.keys import Keys
-    from distop.operation import parse_ref
+    from distop.client.async_operation import parse_ref
+    from distop.protocol.keys import Keys
+    from distop.services.audit import Audit, history
 
     if op is not None and everything:
         raise UsageError("name an operation, or give --all: not both")

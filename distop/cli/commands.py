@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import access, audit, catalog, daemons, doctor, operations, preparing, starting
-from distop.cli.reading import Command, Group
+from distop.cli import access, audit, daemons, doctor, operations, prepare, registry, start
+from distop.cli.option_parsing import Command, Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 EVERYWHERE = "The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else a file."
 MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
 DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
-OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
+OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registry.rm)
 OTHERS: tuple[Callable[..., None], ...] = (
-    *(starting.start, starting.apply, starting.rerun, preparing.prepare, preparing.confirm, preparing.abandon),
+    *(start.start, start.apply, start.rerun, prepare.prepare, prepare.confirm, prepare.abandon),
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.alter, operations.history),
-    *(catalog.nodes, catalog.drain, catalog.behaviors),
+    *(registry.nodes, registry.drain, registry.behaviors),
     *(access.access, audit.audit, doctor.doctor),
 )
 TABLE = "table"

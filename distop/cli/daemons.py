@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from distop.cli.context import Context, current
+from distop.cli.command_context import Context, current
 from distop.errors import DistopError, InvalidArgument, describe
 
 SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="Shared by all executors (<location>/_distop).")]
@@ -95,8 +95,8 @@ def executor(
     import asyncio
     from dataclasses import replace
 
-    from distop import logs
-    from distop.config import executor_config
+    from distop.runtime import logs
+    from distop.settings import executor_config
 
     config = executor_config(
         current.settings(
@@ -172,9 +172,9 @@ def dev(
     from pathlib import Path
 
     from distop.cli.dev import Dev, behaviors_of
-    from distop.config import executor_config
-    from distop.core.serving import refusal
-    from distop.store.config import DEFAULT_ENDPOINT
+    from distop.protocol.executor_nodes import refusal
+    from distop.settings import executor_config
+    from distop.store.connection_settings import DEFAULT_ENDPOINT
 
     options: dict[str, Any] = {
         "shared_dir": shared_dir,

@@ -14,15 +14,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from distop import private
 from distop.behavior_source import BehaviorSource
 from distop.cli import output
-from distop.cli.context import current
+from distop.cli.command_context import current
 from distop.cli.main import NONE
 from distop.daemon.process import ending_signals, locked
-from distop.disk import open_fixed
 from distop.errors import DistopError, InvalidArgument, NotAllowed, UnsafePath
-from distop.ownership import make_own
+from distop.runtime import secret_settings
+from distop.storage.files import open_fixed
+from distop.storage.folder_ownership import make_own
 from distop.store.embedded import EmbeddedEtcd
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ def behaviors_of(named: Sequence[str]) -> dict[str, str]:
         command = [sys.executable, "-P", "-m", "distop.behavior_source", text]
         # -P and no more: what is installed for this user counts, the current folder does not.
         loading = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=private.environment(os.environ), check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=secret_settings.environment(os.environ),
+            check=False,
         )
         try:
             told = json.loads(loading.stdout)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from distop.cli import output
-from distop.cli.context import current
+from distop.cli.command_context import current
 from distop.clock import time as clock
-from distop.core.frozen import frozen
 from distop.errors import DistopError, EtcdRejected, describe
+from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.client import Client
+    from distop.client.async_client import Client
 
 _CLOCK_TOLERANCE = 5.0
 _SHOWN = 5
@@ -80,7 +80,7 @@ def _boot_clock() -> Finding:
 
 
 def _java() -> Finding:
-    from distop.java import judge
+    from distop.runtime.java import judge
 
     judged = judge(os.environ)
     if judged.level == "error":
@@ -161,7 +161,7 @@ def judge_space(size: int, quota: int) -> Finding:
 
 
 async def _authentication(client: Client) -> list[Finding]:
-    from distop.store.config import password_in_plain
+    from distop.store.connection_settings import password_in_plain
 
     etcd = client.config.etcd
     user = etcd.username
@@ -183,7 +183,7 @@ async def _authentication(client: Client) -> list[Finding]:
 
 async def _clock(client: Client) -> Finding:
     """Compared with the clock of the member in use, and with what executors have written by theirs."""
-    from distop.core.codec import parse_time
+    from distop.protocol.json_codec import parse_time
     from distop.store import server_clock
 
     ahead, unknown = None, ""
@@ -218,7 +218,7 @@ def _side(ahead: float) -> str:
 
 
 async def _nodes(client: Client) -> Finding:
-    from distop.core.serving import named, refusal
+    from distop.protocol.executor_nodes import named, refusal
 
     live = await client.nodes()
     if not live:
@@ -245,7 +245,7 @@ async def _nodes(client: Client) -> Finding:
 
 async def _writes(client: Client) -> Finding:
     """Writes that etcd rejects as invalid, and that executors keep retrying."""
-    from distop.inspection.reasons import LIMITS
+    from distop.services.inspection.reasons import LIMITS
 
     live = sorted((await client.nodes()).values(), key=lambda node: node.executor)
     refused = [f"{op} ({node.executor}): {text}" for node in live for op, text in sorted(node.refused.items())]
@@ -256,16 +256,16 @@ async def _writes(client: Client) -> Finding:
 
 
 async def _keys(client: Client) -> list[Finding]:
-    from distop.core import records
-    from distop.core.orphans import orphans
-    from distop.core.txn import Get
+    from distop.decide.orphan_keys import orphans
+    from distop.protocol import record_reading
+    from distop.protocol.txn import Get
 
     listing = await client.etcd.list(*client.keys.everything(), keys_only=True)
     found = [kv.key for kv in listing.kvs]
-    wanted, unreadable = records.to_check(client.keys, found), []
+    wanted, unreadable = record_reading.to_check(client.keys, found), []
     for n in range(0, len(wanted), _AT_ONCE):
         answers = await client.etcd.read(*(Get(key) for key in wanted[n : n + _AT_ONCE]))
-        unreadable += records.unreadable(client.keys, [a.kv for a in answers if a.kv is not None])
+        unreadable += record_reading.unreadable(client.keys, [a.kv for a in answers if a.kv is not None])
     return [
         _wrong("keys", orphans(client.keys, found), f"{len(found)} keys, none orphaned"),
         _wrong("records", unreadable, f"{len(wanted)} records, all readable"),

@@ -7,11 +7,12 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from distop import garbage, private, settings_file
-from distop.cli.context import Context, Interrupted, current, take_globals, use
+from distop import settings_file
+from distop.cli.command_context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import note
-from distop.core.texts import one_line
 from distop.errors import DistopError, describe
+from distop.protocol.texts import one_line
+from distop.runtime import gc_tuning, secret_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,8 +74,8 @@ def _fail(error: Exception, code: int, text: str) -> int:
         import traceback
 
         for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-            note(private.redact(line))
-    note(f"error: {private.shortened(one_line(text), LONGEST_ERROR)}")  # escapes count, too
+            note(secret_settings.redact(line))
+    note(f"error: {secret_settings.shortened(one_line(text), LONGEST_ERROR)}")  # escapes count, too
     return code
 
 
@@ -84,7 +85,7 @@ def _configure_logs() -> None:
         # Before gRPC is loaded: it writes what it does to stderr by itself, a line for each handshake that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     level = settings.get("log_level") if _chosen("log_level") else "warning"
-    from distop import logs
+    from distop.runtime import logs
 
     logs.configure("debug" if current.debug else level, settings.get("log_format"))
     log = logs.get("distop.settings")
@@ -101,5 +102,5 @@ def _chosen(name: str) -> bool:
 
 def main(behaviors: Mapping[str, str] = NONE) -> None:
     """The console script. ``behaviors``: what ``distop dev`` gives its executor (``ExecutorConfig.behaviors``)."""
-    garbage.begin()
+    gc_tuning.begin()
     sys.exit(run(sys.argv[1:], behaviors))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import Interrupted, current
-from distop.cli.following import ended, follow
-from distop.cli.options import (
+from distop.cli.command_context import Interrupted, current
+from distop.cli.command_options import (
     MAX_FAILED,
     MAX_JOBS,
     MAX_JOBS_PER_EXECUTOR,
@@ -25,24 +24,25 @@ from distop.cli.options import (
     labels,
     parse,
 )
+from distop.cli.wait_for_end import ended, follow
 from distop.errors import UsageError
-from distop.suggest import goes_on
+from distop.services.suggested_commands import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.cli.page.model import Page
-    from distop.client import Client
-    from distop.core.model import OperationRef
+    from distop.cli.page.content import Page
+    from distop.client.async_client import Client
+    from distop.client.async_operation import Operation
     from distop.errors import WaitTimeout
-    from distop.inspection.history import HistoryPage
-    from distop.inspection.why import Why
-    from distop.operation import Operation
-    from distop.results import OperationResult, OperationStatus
+    from distop.protocol.records import OperationRef
+    from distop.services.inspection.history_pages import HistoryPage
+    from distop.services.inspection.why import Why
+    from distop.services.operation_results import OperationResult, OperationStatus
 
 
 def _check_table(table: str | None) -> None:
-    from distop.core.keys import encode
+    from distop.protocol.keys import encode
 
     if table is not None:
         encode(table)
@@ -50,9 +50,9 @@ def _check_table(table: str | None) -> None:
 
 async def _nothing(client: Client, table: str | None) -> list[Any]:
     """No operation of a table was found. Raises NotFound where there is no such table and there never was one."""
-    from distop.core.model import CLUSTER_TABLE
-    from distop.core.txn import Get
     from distop.errors import NotFound
+    from distop.protocol.records import CLUSTER_TABLE
+    from distop.protocol.txn import Get
 
     if table is not None and table != CLUSTER_TABLE:
         found, ever = await client.etcd.read(Get(client.keys.table(table)), Get(client.keys.run_ops(table)))
@@ -83,8 +83,8 @@ def ls(
     count: Annotated[bool, typer.Option("--count", help="How many, by type and state; the oldest waiting.")] = False,
 ) -> None:
     """List the operations that have not ended, or count them."""
-    from distop.inspection.asking import type_of
-    from distop.inspection.survey import open_states
+    from distop.services.inspection.filters import type_of
+    from distop.services.inspection.survey import open_states
 
     table = _table(table, of_table)
     type_of(of_type)
@@ -147,7 +147,7 @@ def why(op: OP) -> None:
     if current.json:
         output.write_json(found.to_json())
         return
-    from distop.cli.report import state_of
+    from distop.cli.operation_text import state_of
 
     seen = found.status
     if seen.result is not None:
@@ -186,7 +186,7 @@ def show(
     if current.json:
         output.write_json(seen.to_json())
         return
-    from distop.cli.report import show_result, show_status
+    from distop.cli.operation_text import show_result, show_status
 
     if seen.result is not None:
         show_result(seen.result)
@@ -195,18 +195,18 @@ def show(
 
 
 def _show_page(ref: OperationRef, file: str) -> None:
-    from distop.cli.page import writing
+    from distop.cli.page import page_file
 
-    writing.check(file, json=current.json)
+    page_file.check(file, json=current.json)
 
     async def work(client: Client) -> tuple[OperationStatus, Page]:
-        return await writing.gather(client, ref)
+        return await page_file.gather(client, ref)
 
     seen, page = current.with_client(work)
-    writing.write(page, file)
+    page_file.write(page, file)
     if current.json:
         output.write_json(seen.to_json())
-    elif file != writing.STDOUT:
+    elif file != page_file.STDOUT:
         output.say(f"{ref}: its page is in {file}")
 
 
@@ -291,7 +291,7 @@ def pause(
             {"op": seen.op, "state": seen.state, "stage": seen.stage, "running": seen.jobs.get("running") or 0}
         )
     elif late is None:
-        from distop.cli.report import state_of
+        from distop.cli.operation_text import state_of
 
         output.say(f"{seen.op} is {state_of(seen)}")
     if late is not None:
@@ -310,10 +310,10 @@ def _list_actions(
     """What was done to the operations that ``ask`` finds, or to ``op``, which may go on; and (``others``) to tables and
     executors; the newest first.
     """
-    from distop.cli.report import action_rows
-    from distop.core.actions import of_operation
-    from distop.core.codec import parse_time
+    from distop.cli.operation_text import action_rows
     from distop.errors import NotFound
+    from distop.protocol.json_codec import parse_time
+    from distop.protocol.user_actions import of_operation
 
     async def work(client: Client) -> list[dict[str, Any]]:
         found = await client.actions(table) if others else []
@@ -370,7 +370,7 @@ def alter(
     max_failed: MAX_FAILED = None,
 ) -> None:
     """Change how urgent an operation is, and what limits it, while it runs."""
-    from distop.submission.options import changes
+    from distop.services.submission.option_checks import changes
 
     ref = parse(op)
     wanted = changes(
@@ -430,8 +430,8 @@ def history(
         "labels": labels(label),
         "request_id": request_id,
     }
-    from distop.core.keys import Keys
-    from distop.inspection.history import query
+    from distop.protocol.keys import Keys
+    from distop.services.inspection.history_pages import query
 
     # What is wrong whatever etcd holds is said before it is asked.
     query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)

@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from distop.core.texts import one_line, one_line_json
+from distop.protocol.texts import one_line, one_line_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

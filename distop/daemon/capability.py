@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core.frozen import frozen
-from distop.core.options import fits
-from distop.core.serving import refusal
+from distop.protocol.executor_nodes import refusal
+from distop.protocol.frozen import frozen
+from distop.protocol.operation_options import fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from distop.core.model import Node
-    from distop.core.view import ClusterView
-    from distop.logs import ContextLogger
+    from distop.decide.view import ClusterView
+    from distop.protocol.records import Node
+    from distop.runtime.logs import ContextLogger
 
 PAUSE, LONGEST_PAUSE = 30.0, 600.0
 """Seconds before the node offers such a type again, at first and at most; they double until a job of it succeeds."""

@@ -12,24 +12,24 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
-from distop.coordinator.placing import ABSENT
-from distop.coordinator.role import Coordinator
-from distop.core import coordinator_ranking, decide
-from distop.core import transitions as t
-from distop.core.codec import UNREADABLE
-from distop.core.declaration import Declaration
-from distop.core.model import Phase
-from distop.core.serving import refusal
-from distop.core.txn import Get, GetResult
-from distop.core.view import ENDING_PHASES
+from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.label_routing import ABSENT
+from distop.decide import coordinator_ranking, next_steps
+from distop.decide.view import ENDING_PHASES
 from distop.errors import DistopError, SessionLost, describe
+from distop.protocol import operation_transitions as t
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.executor_nodes import refusal
+from distop.protocol.json_codec import UNREADABLE
+from distop.protocol.records import Phase
+from distop.protocol.txn import Get, GetResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Sequence
 
-    from distop.core.model import Node
-    from distop.core.seen import Seen
-    from distop.node.context import Context
+    from distop.daemon.incarnation_context import Context
+    from distop.protocol.records import Node
+    from distop.protocol.revisioned import Seen
 
 RACE_DELAY = 0.05
 """Seconds between the attempts of two candidates: each has its turn, so that the first need not wait."""
@@ -278,7 +278,7 @@ class Elections:
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
         capable = ctx.cluster.capable(type_name, tables=(table,)) or sorted(ctx.cluster.nodes)
-        turn = min(decide.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
+        turn = min(next_steps.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
         lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
         if subject in self._handed_over or lately:
             turn += min(len(capable), 20)  # whoever has not tried goes first

@@ -10,8 +10,8 @@ import ctypes
 import logging
 import os
 
-from distop import private
 from distop.errors import describe
+from distop.runtime import secret_settings
 
 log = logging.getLogger("distop.executor")
 
@@ -33,5 +33,5 @@ def shut() -> None:
 
 def forget_credentials() -> None:
     """Take credentials, once they have been read, out of this process's variables: nothing started here has them."""
-    for name in private.CREDENTIALS:
+    for name in secret_settings.CREDENTIALS:
         os.environ.pop(name, None)

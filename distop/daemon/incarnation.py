@@ -16,49 +16,48 @@ from typing import TYPE_CHECKING, Any
 
 from distop import __version__
 from distop.clock import time, uuid
-from distop.config import ALL_TYPES, ExecutorConfig
-from distop.core import keys as K
-from distop.core.actions import NO_ACTIONS, entries
-from distop.core.draining import node_state
-from distop.core.jobs import Claim
-from distop.core.keys import Keys
-from distop.core.model import History, Node, OperationRef, TableRecord
-from distop.core.record_signature import why_refused
-from distop.core.records import read
-from distop.core.serving import refusal
-from distop.core.txn import Get, Put, Txn, unchanged
-from distop.core.view import ClusterView
+from distop.daemon import action_log
 from distop.daemon.capability import Capability
+from distop.daemon.clock_check import ClockCheck
 from distop.daemon.elections import Elections
-from distop.daemon.holding import HoldKeeper
-from distop.daemon.pruning import HistoryPruner
-from distop.daemon.sweeping import ResultSweeper
+from distop.daemon.executor.executor_role import Executor
+from distop.daemon.executor.reconciliation import Reconciler
+from distop.daemon.incarnation_context import Context
+from distop.daemon.job_progress import Doing
+from distop.daemon.job_reports import Reporter
+from distop.daemon.local_jobs import LocalJobs, RunFiles
+from distop.daemon.meter import NO_METER, Gauges, Meter
+from distop.daemon.rejected_writes import RejectedWrites
+from distop.daemon.upkeep.abandoned_holds import HoldKeeper
+from distop.daemon.upkeep.history_pruning import HistoryPruner
+from distop.daemon.upkeep.result_sweeping import ResultSweeper
+from distop.decide.view import ClusterView
 from distop.errors import DistopError, EtcdRejected, InvalidArgument, SessionLost, UnreadableRecord, describe
-from distop.executor.reconciling import Reconciler
-from distop.executor.role import Executor
-from distop.node import actionlog
-from distop.node.clockcheck import ClockCheck
-from distop.node.context import Context
-from distop.node.doing import Doing
-from distop.node.localjobs import LocalJobs, RunFiles
-from distop.node.meter import NO_METER, Gauges, Meter
-from distop.node.rejected_writes import RejectedWrites
-from distop.node.reporter import Reporter
+from distop.protocol import keys as K
+from distop.protocol.executor_nodes import node_state, refusal
+from distop.protocol.jobs import Claim
+from distop.protocol.keys import Keys
+from distop.protocol.record_reading import read
+from distop.protocol.record_signature import why_refused
+from distop.protocol.records import History, Node, OperationRef, TableRecord
+from distop.protocol.txn import Get, Put, Txn, unchanged
+from distop.protocol.user_actions import NO_ACTIONS, entries
+from distop.settings import ALL_TYPES, ExecutorConfig
 from distop.store.session import Session
 from distop.store.watch import Feed
+from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.requests import WorkerConfig
 from distop.worker.guardian import boottime
-from distop.worker.host import Worker
-from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from distop.core.declaration import Declaration
-    from distop.core.keys import ParsedKey
-    from distop.core.txn import TxnResult
-    from distop.logs import ContextLogger
-    from distop.node.openop import OpenOperation
+    from distop.protocol.behavior_declaration import Declaration
+    from distop.protocol.keys import ParsedKey
+    from distop.protocol.txn import TxnResult
+    from distop.runtime.logs import ContextLogger
+    from distop.services.open_operation import OpenOperation
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
@@ -215,8 +214,8 @@ class Incarnation(Context):
             feed = Feed(self.client, first, after, fold, relist_every=every, name=name, gather=gather)
             self._feeds.append(feed)
             await feed.start()
-        if actionlog.wanted():
-            tables, told = self.keys.family(K.TABLE_ACTIONS), actionlog.TableActions(self.keys, self.log)
+        if action_log.wanted():
+            tables, told = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
             watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
             try:
                 await watch.start()  # what is done from "ready" on is written
@@ -288,7 +287,7 @@ class Incarnation(Context):
                 changed = self.cluster.apply(batch.events)
             if self._caught_up:
                 now = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS)
-                actionlog.write(self.log, entries("executor", self.executor_id, replace(now, kept=now.since(drained))))
+                action_log.write(self.log, entries("executor", self.executor_id, replace(now, kept=now.since(drained))))
             if self._caught_up and (changed or batch.listing):
                 self._changed(changed, before, batch.listing)
 

@@ -19,8 +19,8 @@ import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from distop import __version__
+from distop.daemon.meter import Gauges, Meter
 from distop.errors import InvalidArgument
-from distop.node.meter import Gauges, Meter
 from distop.worker.guardian import session_members
 
 if TYPE_CHECKING:

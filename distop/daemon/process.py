@@ -17,14 +17,11 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from distop import garbage, logs, private
-from distop.backoff import Backoff
 from distop.clock import time, uuid
-from distop.core import keys as K
-from distop.core.keys import Keys
-from distop.daemon.binding import Binding, BindingFile
+from distop.daemon.cluster_binding import Binding, BindingFile
 from distop.daemon.incarnation import Incarnation
-from distop.disk import open_fixed, write_whole
+from distop.daemon.local_jobs import RunFiles
+from distop.daemon.meter import NO_METER
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -36,21 +33,24 @@ from distop.errors import (
     UnsafePath,
     UsageError,
 )
-from distop.node.localjobs import RunFiles
-from distop.node.meter import NO_METER
-from distop.ownership import make_own
+from distop.protocol import keys as K
+from distop.protocol.keys import Keys
+from distop.runtime import gc_tuning, logs, secret_settings
+from distop.runtime.backoff import Backoff
+from distop.storage.files import open_fixed, write_whole
+from distop.storage.folder_ownership import make_own
 from distop.store import certificates
 from distop.store.client import EtcdClient
-from distop.store.spaces import made_space
-from distop.worker.host import Worker
+from distop.store.cluster_identity import made_space
+from distop.worker.daemon_side.host import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from distop.config import ExecutorConfig
     from distop.daemon.incarnation import MakeFiles, MakeWorker
     from distop.daemon.metrics import Metrics
+    from distop.settings import ExecutorConfig
 
     FindSpace = Callable[[EtcdClient, Keys], Awaitable[str]]
 
@@ -74,7 +74,7 @@ def check_system(platform: str = sys.platform) -> None:
 
 def make_work_dir(work_dir: Path) -> None:
     """Make it where it is missing. Raises InvalidArgument where it cannot be made, or others can change it
-    (:mod:`distop.ownership`).
+    (:mod:`distop.storage.folder_ownership`).
     """
     try:
         make_own(work_dir, "--work-dir")
@@ -152,15 +152,15 @@ async def run_executor(config: ExecutorConfig) -> int:
     for signum in ending_signals():
         loop.add_signal_handler(signum, stop.set)
     certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
-    private.hide([config.etcd.password or ""])
-    private.hide_settings(config.spark_conf)
-    private.hide_variables(os.environ, config.spark_conf.get(private.PATTERN_SETTING, ""))
+    secret_settings.hide([config.etcd.password or ""])
+    secret_settings.hide_settings(config.spark_conf)
+    secret_settings.hide_variables(os.environ, config.spark_conf.get(secret_settings.PATTERN_SETTING, ""))
     with locked(config.work_dir) as lock:
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
-        garbage.settle(look=False)
+        gc_tuning.settle(look=False)
         metrics = _metrics(config, executor_id, log)
         looking = asyncio.ensure_future(_look_at_lock(config.work_dir, lock, stop, log))
         try:

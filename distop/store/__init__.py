@@ -1,8 +1,8 @@
 """The only code that talks to etcd; it keeps the rules of docs/internals/etcd-rules.md.
 
-``config`` where etcd is · ``client`` transactions, reads, leases · ``watch`` list + watch · ``session`` the lease
-keeper with the self-fencing deadline · ``embedded`` a private server.
-Pure parts: ``codec``, ``failures``, ``position``.
+``connection_settings`` where etcd is · ``client`` transactions, reads, leases · ``watch`` list + watch · ``session``
+the lease keeper with the self-fencing deadline · ``embedded`` a private server.
+Pure parts: ``etcd_messages``, ``grpc_failures``, ``watch_position``.
 """
 
 import os

@@ -8,11 +8,11 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
+from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
-    from distop.store.config import EtcdConfig
+    from distop.store.connection_settings import EtcdConfig
 
 
 @frozen

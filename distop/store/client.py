@@ -9,11 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from distop.backoff import Backoff
 from distop.clock import time
-from distop.core.frozen import frozen
-from distop.core.txn import flaw, largest_value, operations, request_bytes
-from distop.core.versions import Judgement, judge_etcd, parse_version
 from distop.errors import (
     Compacted,
     EtcdRejected,
@@ -23,21 +19,25 @@ from distop.errors import (
     OutcomeUnknown,
     PermissionDenied,
 )
-from distop.store import diagnose
+from distop.protocol.frozen import frozen
+from distop.protocol.supported_versions import Judgement, judge_etcd, parse_version
+from distop.protocol.txn import flaw, largest_value, operations, request_bytes
+from distop.runtime.backoff import Backoff
+from distop.store import endpoint_diagnosis
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
-from distop.store.config import EtcdConfig
-from distop.store.failures import Failure, Fate
-from distop.store.repeat import Attempts, Repeater
+from distop.store.connection_settings import EtcdConfig
+from distop.store.etcd_messages import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
+from distop.store.grpc_failures import Failure, Fate
+from distop.store.request_retry import Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
-    from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
-    from distop.store.identity import Identity
+    from distop.protocol.txn import Get, GetResult, KeyValue, Txn, TxnResult
+    from distop.store.cluster_identity import Identity
 
 
 log = logging.getLogger("distop.store")
@@ -160,13 +160,13 @@ class EtcdClient:
         are not accepted, InvalidArgument for unreadable certificates.
         """
         self.transport.open()
-        looking = diagnose.Looking(self.config.members, self.config.secure, self.config.connect_timeout)
+        looking = endpoint_diagnosis.Looking(self.config.members, self.config.secure, self.config.connect_timeout)
         try:
             await self._connect(looking)
         finally:
             looking.stop()
 
-    async def _connect(self, looking: diagnose.Looking) -> None:
+    async def _connect(self, looking: endpoint_diagnosis.Looking) -> None:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()

@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from distop import private
-from distop.disk import open_fixed
 from distop.errors import DistopError, InvalidArgument, UnsafePath
-from distop.ownership import make_own
+from distop.runtime import secret_settings
+from distop.storage.files import open_fixed
+from distop.storage.folder_ownership import make_own
 from distop.store import ports
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class EmbeddedEtcd:
     ``arguments`` are added to etcd's command line and win over ours. Use it as a (sync or async) context manager, or
     call ``start`` and ``stop``.
 
-    Raises InvalidArgument for a folder that somebody else can change (:mod:`distop.ownership`), DistopError when there
-    is no etcd, or it ends or stays silent while starting: with the end of its log.
+    Raises InvalidArgument for a folder that somebody else can change (:mod:`distop.storage.folder_ownership`),
+    DistopError when there is no etcd, or it ends or stays silent while starting: with the end of its log.
     """
 
     def __init__(
@@ -296,7 +296,9 @@ class EmbeddedEtcd:
         command += self._arguments
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         environment = {
-            name: value for name, value in private.environment(os.environ).items() if not name.startswith("ETCD_")
+            name: value
+            for name, value in secret_settings.environment(os.environ).items()
+            if not name.startswith("ETCD_")
         }
         with self._new_log() as output:
             starting = _launching_thread().submit(

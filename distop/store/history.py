@@ -12,20 +12,20 @@ from contextlib import aclosing
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.backoff import Backoff
 from distop.clock import time
-from distop.core.frozen import frozen
-from distop.core.versions import orders_requested_progress
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, describe
-from distop.store.position import Batch, Reopen, WatchPosition
+from distop.protocol.frozen import frozen
+from distop.protocol.supported_versions import orders_requested_progress
+from distop.runtime.backoff import Backoff
 from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream, decode_response
+from distop.store.watch_position import Batch, Reopen, WatchPosition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from distop.core.seen import Change
-    from distop.core.txn import KeyValue
+    from distop.protocol.revisioned import Change
+    from distop.protocol.txn import KeyValue
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.store")

@@ -14,7 +14,7 @@ from distop.clock import time
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.store.config import Endpoint, EtcdConfig
+    from distop.store.connection_settings import Endpoint, EtcdConfig
 
 LIMIT = 2.0
 """Seconds for each step of the request."""

@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 
 from distop.clock import secrets, time
-from distop.core.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -26,6 +25,7 @@ from distop.errors import (
     SessionLost,
     describe,
 )
+from distop.protocol.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.transport import RequestFailed, being_cancelled

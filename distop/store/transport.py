@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from distop.core.frozen import frozen
-from distop.core.keys import OP
 from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, PermissionDenied
+from distop.protocol.frozen import frozen
+from distop.protocol.keys import OP
 from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.config import password_in_plain
-from distop.store.failures import Failure, Fate, classify, rejection
-from distop.store.identity import Identity
+from distop.store.cluster_identity import Identity
+from distop.store.connection_settings import password_in_plain
+from distop.store.grpc_failures import Failure, Fate, classify, rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
 
-    from distop.store.config import EtcdConfig
+    from distop.store.connection_settings import EtcdConfig
 
 log = logging.getLogger("distop.store")
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
-from distop.backoff import Backoff
 from distop.clock import random
-from distop.core.seen import Change
-from distop.core.versions import orders_requested_progress
 from distop.errors import ClusterChanged, Compacted, EtcdRejected, EtcdUnavailable, describe
+from distop.protocol.revisioned import Change
+from distop.protocol.supported_versions import orders_requested_progress
+from distop.runtime.backoff import Backoff
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.codec import key_value, to_bytes
-from distop.store.failures import Failure, Fate
-from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
+from distop.store.etcd_messages import key_value, to_bytes
+from distop.store.grpc_failures import Failure, Fate
 from distop.store.transport import RequestFailed, being_cancelled
+from distop.store.watch_position import Batch, Event, Relist, Reopen, Response, WatchPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import TableRecord
-from distop.core.texts import shown
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.storage_urls import check_paths, check_place
+from distop.protocol.records import TableRecord
+from distop.protocol.texts import shown
+from distop.storage.storage_urls import check_paths, check_place
 from distop.tables.formats import OWN, format_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from distop.core.plan import PartitionPlan, Pinned, Planned
-    from distop.tables.changing import Changes
+    from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.tables.formats import Changes
     from distop.tables.reader import Reader
 
 __all__ = [
@@ -69,8 +69,8 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
 
     Raises InvalidArgument as :func:`check_table` does, and where the location does not answer.
     """
-    from distop import time_limit
-    from distop.tables.catalogs import PATIENCE
+    from distop.runtime import time_limit
+    from distop.tables.iceberg.iceberg_catalogs import PATIENCE
 
     check_place("the location of a table", record.location)
     # A catalog has a time limit of its own, after which its error names it.
@@ -123,7 +123,7 @@ def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
     """
     import asyncio
 
-    from distop import time_limit
+    from distop.runtime import time_limit
 
     check_place("the location of a table", table.location)
     try:
@@ -188,7 +188,7 @@ def readers_of(table: TableRecord, plans: Sequence[PartitionPlan]) -> Iterator[t
 
 def record_at(text: str) -> TableRecord:
     """A record for the table in a folder, of the format that the folder shows. Raises as registering it would."""
-    from distop.tables.location import Location
+    from distop.storage.location import Location
 
     location = Location.of(text)
     name = next((one for one in OWN if format_of(TableRecord("table", one, text)).lies_at(location)), "parquet")

@@ -3,6 +3,10 @@
 A format is code, and so it is chosen by what is installed: those of distop are listed here, and others come as entry
 points of the group ``distop.formats``, each an instance of :class:`Format` under the format's name. A table's record
 names one of them, and nothing in it is imported. What is listed here cannot be replaced by an entry point.
+
+A format whose tables have a schema of their own offers to ``apply`` how that is changed: by a swap of the table's
+metadata. Who performs it, a new file in the table's own folder or a commit
+to its catalog, is what :class:`Changes` tells.
 """
 
 from __future__ import annotations
@@ -11,17 +15,18 @@ from abc import ABC, abstractmethod
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from distop.core.texts import shown
 from distop.errors import InvalidArgument, UsageError
-from distop.recent import Kept
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
+from distop.runtime.lru_cache import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distop.core.model import TableRecord
-    from distop.core.plan import PartitionPlan, Pinned, Planned
-    from distop.tables.changing import Changes
-    from distop.tables.location import Location
+    from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.protocol.records import TableRecord
+    from distop.storage.location import Location
+    from distop.tables.iceberg.iceberg_catalogs import Catalog
     from distop.tables.reader import Reader
 
     Spark = Callable[[], Any]
@@ -29,9 +34,9 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "distop.formats"
 OWN = {
-    "parquet": "distop.tables.parquet",
-    "iceberg": "distop.tables.iceberg",
-    "spark": "distop.tables.spark",
+    "parquet": "distop.tables.parquet.parquet_format",
+    "iceberg": "distop.tables.iceberg.iceberg_format",
+    "spark": "distop.tables.spark.spark_format",
 }
 """The modules of distop's own formats, each with its ``FORMAT``."""
 
@@ -63,7 +68,7 @@ class Format(ABC):
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None:
         """Raises TableUnavailable where nothing of the table can be seen from here."""
-        from distop.tables.location import Location
+        from distop.storage.location import Location
 
         Location.of(table.location).check()
 
@@ -77,7 +82,7 @@ class Format(ABC):
         """The folders that the files of a plan lie in, or what names these files; ``elsewhere``: with those of
         partitions that a catalog has elsewhere. Raises as planning does.
         """
-        from distop.tables.location import root_of
+        from distop.storage.location import root_of
 
         return (root_of(table.location),)
 
@@ -133,3 +138,17 @@ def _loaded(record: TableRecord) -> Format:
     if not isinstance(made, Format):
         raise UsageError(f"the entry point {found.name!r} of {ENTRY_POINTS} is {found.value!r}, which is no Format")
     return made
+
+
+@frozen
+class Changes:
+    """``catalog``: the one that the table was registered with; None: its folder is all there is."""
+
+    catalog: Catalog | None
+
+    @property
+    def by_catalog(self) -> bool:
+        """Commits are made to the catalog; otherwise they are files in the table's folder, the first of which wins.
+        Raises TableUnavailable where the catalog is not configured here.
+        """
+        return self.catalog is not None and self.catalog.warehouse() is None

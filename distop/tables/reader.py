@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from distop.core.frozen import frozen
-from distop.tables.reading.facts import Unreadable, ddl, may_match, problem, quote, widened
+from distop.protocol.frozen import frozen
+from distop.tables.reading.file_facts import Unreadable, ddl, may_match, problem, quote, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from distop.core.model import TableRecord
-    from distop.core.plan import PartitionPlan, Pinned
+    from distop.protocol.plan import PartitionPlan, Pinned
+    from distop.protocol.records import TableRecord
     from distop.tables.reading.arrow_rows import Blocks
-    from distop.tables.reading.facts import FileFacts, PlannedFile, SparkType
-    from distop.tables.reading.rows_read import CountedBy
-    from distop.tables.versions import TableVersion
+    from distop.tables.reading.file_facts import FileFacts, PlannedFile, SparkType
+    from distop.tables.reading.row_counts import CountedBy
+    from distop.tables.table_version import TableVersion
 
 
 @frozen

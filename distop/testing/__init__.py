@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distop.testing.context import FakeContext, MemoryProgress
+from distop.testing.fake_context import FakeContext, MemoryProgress
 from distop.testing.model_store import ModelStore
-from distop.testing.operation import OperationRun, run_operation
+from distop.testing.operation_run import OperationRun, run_operation
 
 __all__ = ["FakeContext", "MemoryProgress", "ModelStore", "OperationRun", "run_operation"]

@@ -1,7 +1,7 @@
 """One operation from its start to its history record: an executor and its coordinator in turns, on a model of etcd.
 
-Nothing is decided here: ``core.decide`` tells each step, ``core`` builds each transaction, and the code of an
-executor's child plans, runs jobs and completes (:mod:`distop.testing.in_process`).
+Nothing is decided here: ``decide.next_steps`` tells each step, ``protocol`` builds each transaction, and the code of an
+executor's child plans, runs jobs and completes (:mod:`distop.testing.in_process_child`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
-from distop.core import claiming, decide
-from distop.core import finishing as f
-from distop.core import transitions as t
-from distop.core.checkpoint import given_up
-from distop.core.codec import dumps, from_ranges, loads, rfc3339
-from distop.core.digest import plan_digest
-from distop.core.due import ERRORS_KEPT, error_of, final_record
-from distop.core.jobs import Claim, JobState, Outcome
-from distop.core.keys import Keys
-from distop.core.model import CLUSTER_TABLE, Decision, History, Node, OperationRef, State, TableRecord
-from distop.core.plan import Plan, whole_plan
-from distop.core.seen import Seen
-from distop.core.states import Stage
-from distop.core.txn import Put, Txn
-from distop.core.view import TypeView
+from distop.decide import next_steps
+from distop.decide.due_operations import ERRORS_KEPT, error_of, final_record
+from distop.decide.view import TypeView
 from distop.errors import InvalidArgument
-from distop.inspection.outcomes import JobResult, job_results
-from distop.large import resolve
-from distop.places import shared_of
-from distop.submission.request import request, whoami
-from distop.submission.submit import make_spec, object_of
-from distop.testing.in_process import EXECUTOR, InProcessChild
-from distop.worker.model import WorkerError
+from distop.protocol import job_transitions
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol.identity import plan_digest
+from distop.protocol.jobs import Claim, JobState, Outcome, given_up
+from distop.protocol.json_codec import dumps, from_ranges, loads, rfc3339
+from distop.protocol.keys import Keys
+from distop.protocol.plan import Plan, whole_plan
+from distop.protocol.records import CLUSTER_TABLE, Decision, History, Node, OperationRef, State, TableRecord
+from distop.protocol.revisioned import Seen
+from distop.protocol.state_tables import Stage
+from distop.protocol.txn import Put, Txn
+from distop.services.inspection.outcomes import JobResult, job_results
+from distop.services.submission.start_request import request, whoami
+from distop.services.submission.submit import make_spec, object_of
+from distop.storage.places import shared_of
+from distop.storage.result_files import resolve
+from distop.testing.in_process_child import EXECUTOR, InProcessChild
+from distop.worker.daemon_side.requests import WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import Behavior
-    from distop.core.model import Attempts
-    from distop.core.operationview import OperationView
-    from distop.core.txn import TxnResult
+    from distop.decide.operation_view import OperationView
+    from distop.protocol.records import Attempts
+    from distop.protocol.txn import TxnResult
     from distop.testing.model_store import ModelStore
 
 INCARNATION = "test"
@@ -168,25 +168,25 @@ class LoneExecutor:
 
     def _step(self) -> None:
         step = self._next_step()
-        if isinstance(step, decide.WakeAt):
+        if isinstance(step, next_steps.WakeAt):
             self._now = max(self._now, step.time)
-        elif isinstance(step, decide.MakePlan):
+        elif isinstance(step, next_steps.MakePlan):
             self._plan()
-        elif isinstance(step, decide.Commit):
+        elif isinstance(step, next_steps.Commit):
             self._commit(step.txn)
-        elif isinstance(step, decide.Reap):
+        elif isinstance(step, next_steps.Reap):
             self._reap(step.claims)
-        elif isinstance(step, decide.CompleteFirst | decide.Complete):
+        elif isinstance(step, next_steps.CompleteFirst | next_steps.Complete):
             self._complete(step.decision)
-        elif isinstance(step, decide.Finish):
+        elif isinstance(step, next_steps.Finish):
             self._finish(step.decision)
         elif step is None and self._op.stage is Stage.OPEN:
             self._work()
         else:
             raise AssertionError(f"{self._ref} cannot go on ({step}): this is a defect of distop")
 
-    def _next_step(self) -> decide.Step:
-        return decide.next_step(self._keys, self._op, {INCARNATION}, self._election, self._now, POLL)
+    def _next_step(self) -> next_steps.Step:
+        return next_steps.next_step(self._keys, self._op, {INCARNATION}, self._election, self._now, POLL)
 
     def _message(self, kind: str) -> dict[str, Any]:
         """What messages to the child have in common."""
@@ -229,7 +229,9 @@ class LoneExecutor:
         op = self._op
         assert op.spec is not None
         final = error.kind in ("fatal", "unable")
-        return decide.failed_attempt(op.spec.rules, before, f"{what} failed: {error}", self._now, final=final, jitter=1)
+        return next_steps.failed_attempt(
+            op.spec.rules, before, f"{what} failed: {error}", self._now, final=final, jitter=1
+        )
 
     # ------------------------------------------------------------------- jobs
 
@@ -239,7 +241,7 @@ class LoneExecutor:
         assert op.spec is not None
         assert op.plan is not None
         rules, claims = op.spec.rules, {p: Seen(one.value, one.mod) for p, one in op.claims.items()}
-        found = decide.claimable(
+        found = next_steps.claimable(
             *(op.plan.count, self._ended, claims, {INCARNATION}, EXECUTOR, False, self._now, {}),
             patience=max(POLL, rules.retry.maximum),
         )
@@ -248,12 +250,12 @@ class LoneExecutor:
             assert found.next_due is not None
             self._now = max(self._now, found.next_due)
             return
-        for n in range(0, len(todo), claiming.CLAIMS_PER_TXN):
-            page = todo[n : n + claiming.CLAIMS_PER_TXN]
-            wanted = [(p, *decide.claim_for(claims.get(p), EXECUTOR, INCARNATION, False, rules)) for p in page]
-            wants = [claiming.Want(p, claim, mod) for p, claim, mod, _ in wanted]
+        for n in range(0, len(todo), job_transitions.CLAIMS_PER_TXN):
+            page = todo[n : n + job_transitions.CLAIMS_PER_TXN]
+            wanted = [(p, *next_steps.claim_for(claims.get(p), EXECUTOR, INCARNATION, False, rules)) for p in page]
+            wants = [job_transitions.Want(p, claim, mod) for p, claim, mod, _ in wanted]
             gate = self._store.mod(keys.gate(self._ref))
-            fence = self._commit(claiming.claim(keys, self._ref, gate, INCARNATION, wants)).revision
+            fence = self._commit(job_transitions.claim(keys, self._ref, gate, INCARNATION, wants)).revision
             self._held.update({p: (claim, fence) for p, claim, _, _ in wanted})
         run = self._child.run(
             {
@@ -285,35 +287,35 @@ class LoneExecutor:
         if kind == "unable":
             kind = "fatal"  # there is no other executor that could do it
         end = (kind, result, error, rfc3339(started), rfc3339(finished))
-        step = decide.after_end(kind, claim, rules)
+        step = next_steps.after_end(kind, claim, rules)
         if step == "fail":
             self._to_fail.append((partition, claim, fence, (kind, None, error, *end[3:])))
         elif step == "report":
             self._report(partition, claim, fence, end)
         else:
-            waiting = decide.released(claim, EXECUTOR)
+            waiting = next_steps.released(claim, EXECUTOR)
             if step == "retry":
                 if claim.attempt >= MOST_ATTEMPTS:
                     name = self._rows[partition]["name"]
                     raise AssertionError(f"{name} has failed {claim.attempt} times, and can_fail is False: {error}")
                 due = self._now + rules.retry.delay(claim.failures + 1)
-                waiting = decide.retried(claim, EXECUTOR, error, rfc3339(due))
-            self._write(claiming.wait_again(keys, self._ref, partition, fence, waiting, claim))
-        if self._held and self._stop is not None and isinstance(step_now := self._next_step(), decide.Commit):
+                waiting = next_steps.retried(claim, EXECUTOR, error, rfc3339(due))
+            self._write(job_transitions.wait_again(keys, self._ref, partition, fence, waiting, claim))
+        if self._held and self._stop is not None and isinstance(step_now := self._next_step(), next_steps.Commit):
             self._commit(step_now.txn)  # jobs of the same batch are to stop, since too many have failed
             self._stop()
 
     def _report(self, partition: int, claim: Claim, fence: int, end: tuple[Any, ...]) -> None:
         state = JobState.SUCCESS if end[0] == "success" else JobState.FAILED
-        outcome = decide.outcome(claim, fence, self._rows[partition]["name"], *end)
+        outcome = next_steps.outcome(claim, fence, self._rows[partition]["name"], *end)
         try:
-            self._write(claiming.report(self._keys, self._ref, partition, fence, state, outcome, claim))
+            self._write(job_transitions.report(self._keys, self._ref, partition, fence, state, outcome, claim))
         except InvalidArgument as error:  # it is too large to be stored
             self._report(partition, claim, fence, ("fatal", None, str(error), *end[3:]))
         self._ended.add(partition)
 
-    def _write(self, write: claiming.Guarded) -> None:
-        self._commit(claiming.alone(write))
+    def _write(self, write: job_transitions.Guarded) -> None:
+        self._commit(job_transitions.alone(write))
 
     def _fail_after_cleanup(self) -> None:
         while self._to_fail:
@@ -331,13 +333,13 @@ class LoneExecutor:
     def _reap(self, claims: Sequence[tuple[int, int]]) -> None:
         op = self._op
         self._clean_up([self._item(p, op.claims[p].value, mod) for p, mod in claims])
-        for n in range(0, len(claims), claiming.CLAIMS_PER_REAP):
-            page = claims[n : n + claiming.CLAIMS_PER_REAP]
-            self._commit(claiming.reap(self._keys, self._ref, self._election, op.state_mod, page))
+        for n in range(0, len(claims), job_transitions.CLAIMS_PER_REAP):
+            page = claims[n : n + job_transitions.CLAIMS_PER_REAP]
+            self._commit(job_transitions.reap(self._keys, self._ref, self._election, op.state_mod, page))
 
     def _save(self, partition: int, fence: int, value: Any) -> None:
         seen = self._store.mod(self._keys.job(self._ref, partition, "progress"))
-        self._write(claiming.checkpoint(self._keys, self._ref, partition, fence, dumps(value), seen))
+        self._write(job_transitions.checkpoint(self._keys, self._ref, partition, fence, dumps(value), seen))
 
     # ------------------------------------------------------------------- end
 
@@ -359,7 +361,7 @@ class LoneExecutor:
             done, _ = self._child.call(message)
         except WorkerError as error:
             attempts, last = self._failed("completion", decision.attempts, error)
-            after = decide.after_failed_completion(decision, op.spec.rules, attempts, last=last)
+            after = next_steps.after_failed_completion(decision, op.spec.rules, attempts, last=last)
             if op.decision is not None:
                 self._commit(f.complete_attempt(keys, self._ref, self._election, op.decision.mod, after))
             else:

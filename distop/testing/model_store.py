@@ -1,8 +1,8 @@
 """etcd's key-value semantics as a value in memory: no I/O, no clock, no threads.
 
-What distop relies on is exact: one revision for each transaction that wrote, compares of missing keys, range
-compares (T5), nested transactions whose compares all see the store as it was *before* the outer one. What etcd refuses
-by its form (T1, T2, T3) each transaction says of itself (``core.txn.flaw``). The conformance tests hold both against a
+What distop relies on is exact: one revision for each transaction that wrote, compares of missing keys, range compares
+(T5), nested transactions whose compares all see the store as it was *before* the outer one. What etcd refuses by its
+form (T1, T2, T3) each transaction says of itself (``protocol.txn.flaw``). The conformance tests hold both against a
 real etcd.
 """
 
@@ -14,8 +14,9 @@ from bisect import bisect_left, insort
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.core.seen import Change
-from distop.core.txn import (
+from distop.errors import EtcdRejected, LeaseNotFound, MalformedRequest
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import (
     Compare,
     Delete,
     DeleteResult,
@@ -30,13 +31,12 @@ from distop.core.txn import (
     TxnResult,
     flaw,
 )
-from distop.errors import EtcdRejected, LeaseNotFound, MalformedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
-    from distop.core.txn import Flaw, Result
+    from distop.protocol.txn import Flaw, Result
 
 log = logging.getLogger("distop.malformed")
 

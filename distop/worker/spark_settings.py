@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from distop import deletion
-from distop.deletion import Place
+from distop.storage import deletion
+from distop.storage.deletion import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import distop
-from distop.core.keys import OPEN, PENDING, Keys
+from distop.protocol.keys import OPEN, PENDING, Keys
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.behaviors import python_path
 
@@ -305,7 +305,7 @@ class Look:
         import asyncio
 
         from distop.store.client import EtcdClient
-        from distop.store.config import EtcdConfig
+        from distop.store.connection_settings import EtcdConfig
 
         async def ask() -> Any:
             async with EtcdClient(EtcdConfig((self._endpoint,))) as client:

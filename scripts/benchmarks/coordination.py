@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.common import Cluster, Look, Result, Row, cluster, median, say
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop.store._proto import rpc_pb2 as rpc
 
 TABLE = "bench.noop"

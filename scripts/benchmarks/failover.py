@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import holding, surviving
 from benchmarks.common import Cluster, Executor, Look, Result, Row, cluster, install, median, say
-from distop.audit import Audit, history
-from distop.core import keys as K
-from distop.core.keys import Keys
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol import keys as K
+from distop.protocol.keys import Keys
+from distop.protocol.records import OperationRef, TableRecord
+from distop.services.audit import Audit, history
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.history import Revision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.core.seen import Change
-    from distop.operation import Operation
+    from distop.client.async_operation import Operation
+    from distop.protocol.revisioned import Change
 
 EXECUTORS = 6
 SLOTS = 16

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import Cluster, Result, Row, cluster, median, peak, say
 from benchmarks.validate import table
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop_behaviors.index import lookup
 
 TABLE = "tpch.lineitem"

@@ -7,8 +7,8 @@ import time
 
 import distop
 from benchmarks.common import Look, Result, Row, cluster, median, percentile, say
-from distop.core.model import TableRecord
-from distop.core.txn import Put, Txn
+from distop.protocol.records import TableRecord
+from distop.protocol.txn import Put, Txn
 
 WARM = 20
 

@@ -18,7 +18,7 @@ from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, instal
 from benchmarks.planned import Planned
 from benchmarks.statement import Statement
 from benchmarks.validate import REST, TABLE, Case, Subject
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 
 WARM = 15
 """Rounds before those that count."""

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import distop
 from benchmarks import celerytasks, coordination
 from benchmarks.common import Cluster, Look, Result, Row, cluster, median, say
-from distop.core import keys as K
-from distop.core.keys import Keys
+from distop.protocol import keys as K
+from distop.protocol.keys import Keys
 
 CALLERS = 64
 """Starts that each client has under way."""

@@ -8,7 +8,7 @@ import sys
 import time
 
 from benchmarks.common import PROGRAM, Look, Result, Row, cluster, median, say
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 
 TABLE = "bench.large"
 HEAVY = ("pyspark", "pyarrow", "grpc", "pydantic")

@@ -26,8 +26,8 @@ from benchmarks import many, validate
 from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
 from benchmarks.planned import Planned
 from benchmarks.statement import VIEW, Statement
-from distop.core.draining import NodeState
-from distop.core.model import TableRecord
+from distop.protocol.executor_nodes import NodeState
+from distop.protocol.records import TableRecord
 
 REST = 0.2
 """Seconds before each timing: a JVM goes on compiling for a while after a query."""

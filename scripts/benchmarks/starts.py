@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack
 
 import distop
 from benchmarks.common import Look, Result, Row, median, say
-from distop.core.declaration import Declaration
-from distop.core.model import TableRecord
-from distop.core.txn import Put, Txn
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.records import TableRecord
+from distop.protocol.txn import Put, Txn
+from distop.services.submission.start_request import request
+from distop.services.submission.submit import submit
 from distop.store.embedded import EmbeddedEtcd
-from distop.submission.request import request
-from distop.submission.submit import submit
 
 CALLERS = 16
 CLIENTS = 4

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from distop.behavior import Behavior, PartitionPlan, Planned
-from distop_behaviors.reading.session import session_of
+from distop_behaviors.reading.check_session import session_of
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import Row, say
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.session import Session, new_lease_id
 from tests.support.etcd import EtcdCluster
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
 from benchmarks.statement import VIEW, Statement
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 
 TABLE = "tpch.lineitem"
 REST = 0.2

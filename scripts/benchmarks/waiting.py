@@ -11,7 +11,7 @@ from pathlib import Path
 import distop
 from benchmarks.common import Cluster, Look, Result, Row, cluster, percentile, say
 from distop import Start
-from distop.core import keys as K
+from distop.protocol import keys as K
 from distop.store.watch import Batch, Feed
 
 AHEAD = 3_600.0

@@ -20,8 +20,6 @@ from zlib import crc32
 import pytest
 from _pytest.runner import runtestprotocol
 
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.run import quietly
 from mutating import source_mutants
 from mutating.child_processes import Ended, Steps, in_children
 from mutating.held_requests import VARIANTS, Held, Requests, hold
@@ -29,6 +27,8 @@ from mutating.hooks import Observed, observing
 from mutating.late_copies import Copy, Late, watching
 from mutating.random_lives import live
 from mutating.transaction_mutants import GUARDS, Mutant
+from tests.simulator import Simulation, scenario
+from tests.simulator.run import quietly
 
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100

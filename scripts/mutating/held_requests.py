@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from distop.core.txn import Txn
-from distop.testing.simulation import Simulation
-from distop.testing.simulation.loop import Process
+from distop.protocol.txn import Txn
 from mutating.hooks import Observed
+from tests.simulator import Simulation
+from tests.simulator.virtual_loop import Process
 
 AWAY = 12.0
 """Seconds until a killed daemon, or actor, is started again."""

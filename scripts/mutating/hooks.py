@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from distop.core.txn import Txn, TxnResult
+from distop.protocol.txn import Txn, TxnResult
 from distop.store import client as _client
 from distop.testing.model_store import ModelStore
 from mutating import source_mutants

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from distop.core.txn import Txn
 from distop.errors import EtcdRejected
-from distop.testing.simulation.etcd import SimEtcd
+from distop.protocol.txn import Txn
 from mutating.hooks import Observed, client
 from mutating.transaction_mutants import AND, Holds, Mutant, failed, place_within, refusing, without
+from tests.simulator.sim_etcd import SimEtcd
 
 MOST, MOST_OF_PAIRS = 6, 2
 """Maximum copies in one schedule for each guard, and for each pair of guards."""
@@ -100,7 +100,7 @@ _PATH = "/etcdserverpb.KV/Txn"
 
 
 def _answers() -> Any:
-    from distop.testing.simulation import etcd
+    from tests.simulator import sim_etcd as etcd
 
     return etcd._ANSWERS
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from distop.core.invariants import check
-from distop.core.txn import Txn
+from distop.invariants.checker import check
+from distop.protocol.txn import Txn
 from tests.support import lives
 from tests.support.world import World
 
@@ -21,7 +21,7 @@ DRAWS = 4
 PREFERRED = 5
 """Kinds of events that one life prefers."""
 MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress", "begin", "join"})
-"""Transactions that may apply after they were refused (tests/unit/test_transitions.py says why)."""
+"""Transactions that may apply after they were refused (tests/unit/protocol/test_operation_transitions.py says why)."""
 
 
 class _Chance(random.Random):

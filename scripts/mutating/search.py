@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.run import quietly
 from mutating.catalogue import COPIES, HELD, LIVES, SCENARIOS, SCHEDULES, UNIT, Place, layer_of
 from mutating.child_processes import Steps, in_children
 from mutating.held_requests import hold
@@ -23,6 +21,8 @@ from mutating.hooks import plant
 from mutating.late_copies import arriving, labelling
 from mutating.random_lives import live
 from mutating.transaction_mutants import Mutant
+from tests.simulator import Simulation, scenario
+from tests.simulator.run import quietly
 
 TRIED = {UNIT: 60, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
 """Places of each layer in which a mutant is run before it counts as a survivor."""

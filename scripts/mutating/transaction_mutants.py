@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from distop.core.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn, exists, none_within
+from distop.protocol.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn, exists, none_within
 
 GUARD, GUARD_FIRST, GUARD_LAST = GUARDS = ("guard", "guard-first", "guard-last")
 """What a mutant leaves out: the compares of a kind; the first, or the last, of several compares of a kind."""

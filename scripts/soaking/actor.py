@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from distop.blocking import Client
-    from distop.claims.model import Outcome, OwnedJob
+    from distop.services.claims.owned_jobs import Outcome, OwnedJob
 
 NAME = "act"
 BROKEN = "an actor's attempt failed"

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop import After, Every, Start, chain, chord
-from distop.core.model import OperationRef
-from distop.core.txn import Delete, Get, Put, Txn, absent, exists
 from distop.errors import (
     DistopError,
     EtcdUnavailable,
@@ -29,6 +27,8 @@ from distop.errors import (
     OutcomeUnknown,
     PermissionDenied,
 )
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import Delete, Get, Put, Txn, absent, exists
 from distop.store.client import EtcdClient
 from soaking.judging import CALLERS, History, gate, judge, missing, next_of, ran
 from soaking.workflows import AT_ONCE, RACERS, TIMES, draw

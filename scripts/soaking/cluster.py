@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from auditing.follower import SecondFollower
 
 from distop.blocking import Client, connect
-from distop.core import keys as K
-from distop.core.declaration import Retry
-from distop.core.keys import Keys
-from distop.core.model import TableRecord
-from distop.core.orphans import orphans
+from distop.daemon.local_jobs import RunFiles
+from distop.decide.orphan_keys import orphans
 from distop.errors import EtcdUnavailable
-from distop.node.localjobs import RunFiles
+from distop.protocol import keys as K
+from distop.protocol.behavior_declaration import Retry
+from distop.protocol.keys import Keys
+from distop.protocol.records import TableRecord
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from soaking.actor import Actor
 from soaking.follower import Follower
 from soaking.judging import CALLERS

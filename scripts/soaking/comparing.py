@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import from_rfc3339
+from distop.protocol.json_codec import from_rfc3339
 from soaking.operations import TRIPS
 from soaking.tables import misjudged
 from tests.support.stumbling import NO_PLAN, NO_REPORT, Tripping
@@ -16,7 +16,7 @@ from tests.support.writing import misstated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from distop.core.model import OperationRef
+    from distop.protocol.records import OperationRef
     from soaking.follower import Counted
     from soaking.operations import Wish
     from soaking.standstills import Allowed

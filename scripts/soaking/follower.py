@@ -10,18 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distop.audit import Audit, history
-from distop.core import keys as K
-from distop.core.jobs import Claim
-from distop.core.keys import Keys
-from distop.core.model import Attempts, Decision
+from distop.protocol import keys as K
+from distop.protocol.jobs import Claim
+from distop.protocol.keys import Keys
+from distop.protocol.records import Attempts, Decision
+from distop.services.audit import Audit, history
 from distop.store.client import EtcdClient
 from distop.store.history import Revision
 
 if TYPE_CHECKING:
-    from distop.core.model import OperationRef
-    from distop.core.seen import Change
-    from distop.store.config import EtcdConfig
+    from distop.protocol.records import OperationRef
+    from distop.protocol.revisioned import Change
+    from distop.store.connection_settings import EtcdConfig
     from distop.store.history import Step
 
 FOLLOWING = "following"

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from soaking.actor import BROKEN
 from soaking.comparing import failed_by_itself
 from soaking.workflows import LIMITED, TIMES

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.core.versions import judge_etcd, parse_version
 from distop.errors import DistopError
+from distop.protocol.supported_versions import judge_etcd, parse_version
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient

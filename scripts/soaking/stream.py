@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import OperationRef
 from distop.errors import DistopError, Incompatible, NotAllowed, NotFound
+from distop.protocol.records import OperationRef
 from soaking.cluster import NAMES
 from soaking.comparing import compare, recovered, successes, uncleaned
 from soaking.operations import OF_JVM, ROUGH, draw

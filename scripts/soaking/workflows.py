@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import CLUSTER_TABLE
+from distop.protocol.records import CLUSTER_TABLE
 from soaking.tables import TABLES
 
 if TYPE_CHECKING:

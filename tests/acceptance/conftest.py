@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.worker.spark import FATAL_DEPTH, ignore_checksum_files
-from distop_behaviors.reading.session import session_of
+from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
+from distop_behaviors.reading.check_session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar

@@ -10,14 +10,14 @@ import pytest
 
 from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, TableUnavailable
 from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.location import Location
 from distop.tables import plan_table
-from distop.tables.iceberg import metadata_file, read_metadata
-from distop.tables.location import Location
+from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
-from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
-from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.apply.target import Unsure
+from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
+from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from distop_behaviors.apply.schema_target import Unsure
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.support.applying import At, after_the_change, before_the_change, crashes

@@ -15,10 +15,10 @@ from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from distop.behavior import JobCancelled, PartitionPlan, TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, UnsafePath
-from distop.tables.catalogs import CatalogTable
+from distop.tables.iceberg.iceberg_catalogs import CatalogTable
 from distop_behaviors.apply import Apply
-from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
-from distop_behaviors.apply.catalog import CatalogTarget, lost
+from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
+from distop_behaviors.apply.catalog_commit import CatalogTarget, lost
 from distop_behaviors.validate import Validate
 from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, Ran, presented, run_operation

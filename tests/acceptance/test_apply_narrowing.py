@@ -13,13 +13,13 @@ import pytest
 
 from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
-from distop.tables.iceberg import metadata_file, plan_table, read_metadata
-from distop.tables.location import Location
-from distop_behaviors.apply import Apply, producing
-from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
-from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.apply.publishing import Narrowing
-from distop_behaviors.apply.target import Unsure
+from distop.storage.location import Location
+from distop.tables.iceberg.iceberg_format import metadata_file, plan_table, read_metadata
+from distop_behaviors.apply import Apply, new_metadata
+from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
+from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from distop_behaviors.apply.rewrite_publication import Narrowing
+from distop_behaviors.apply.schema_target import Unsure
 from distop_behaviors.validate import Validate
 from tests.support.applying import At
 from tests.support.applying import Staging as Context
@@ -675,8 +675,8 @@ def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
         told["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
         metadata.write_text(json.dumps(told))
 
-    real = producing.uri
-    monkeypatch.setattr(producing, "uri", lambda path: (opened.append(path), real(path))[1])
+    real = new_metadata.uri
+    monkeypatch.setattr(new_metadata, "uri", lambda path: (opened.append(path), real(path))[1])
     monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "before", forge).wrapped)
     message = bench.apply(bench.certificate()).message
     assert re.search("names the host|which is writable by its group or by others", message)

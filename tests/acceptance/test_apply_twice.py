@@ -17,7 +17,7 @@ from distop.behavior import TableRecord
 from distop.errors import InvalidArgument
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
-from distop_behaviors.apply.applying import MARK
+from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
 from tests.support.applying import Staging
 from tests.support.context import run_operation

@@ -15,8 +15,8 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.behavior import TableRecord
 from distop.tables import plan_table
-from distop.tables.reading import iceberg
-from distop.worker.model import JobItem, RunRequest
+from distop.tables.iceberg import iceberg_rows
+from distop.worker.daemon_side.requests import JobItem, RunRequest
 from tests.integration.test_worker_runs import run, sample_env, started
 from tests.support.lake import Folder
 
@@ -74,7 +74,7 @@ def test_hole_9_no_checksum_file_of_an_iceberg_table_is_opened(spark: SparkSessi
     conf = session._jsparkSession.sessionState().newHadoopConf()
     tables = session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf)
     assert ends(lambda: tables.load(str(tmp_path)).currentSnapshot().snapshotId(), opened)
-    rows = ends(lambda: iceberg.read(spark, planned.source, planned.files).collect(), opened)
+    rows = ends(lambda: iceberg_rows.read(spark, planned.source, planned.files).collect(), opened)
     assert sorted(row.id for row in rows) == [1, 2]
 
 

@@ -17,8 +17,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from distop.core.model import TableRecord
 from distop.errors import InvalidArgument
+from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.daemons import SPARK, Daemons, daemons

@@ -13,7 +13,7 @@ from distop.behavior import PartitionPlan, TableRecord
 from distop.behavior_source import BehaviorSource
 from distop.errors import InvalidArgument
 from distop.tables import plan_table
-from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.file_facts import Unreadable
 from distop.testing import run_operation
 from tests.support.context import FakeContext
 from tests.support.lake import MAVEN, jar

@@ -12,7 +12,7 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop.tables import plan_table
-from distop.worker.model import JobItem, RunRequest
+from distop.worker.daemon_side.requests import JobItem, RunRequest
 from tests.integration.test_worker_runs import child_pid, diary, kinds, request, run, sample_env, started, until
 
 if TYPE_CHECKING:

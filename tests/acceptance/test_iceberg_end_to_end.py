@@ -20,11 +20,11 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
-from distop.core.model import TableRecord
 from distop.errors import InvalidArgument
+from distop.protocol.records import TableRecord
+from distop.storage.location import Location
 from distop.store.embedded import EmbeddedEtcd
-from distop.tables.iceberg import metadata_file, read_metadata
-from distop.tables.location import Location
+from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
 from tests.support.daemons import SPARK, Daemons, daemons, distop_process
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from distop.errors import InvalidArgument
-from distop.files import local_path
+from distop.storage.files import local_path
+from distop.storage.location import Location
 from distop.tables import plan_table, reader_of
-from distop.tables.iceberg import metadata_file, read_metadata
-from distop.tables.location import Location
-from distop.tables.reading import iceberg, manifests
-from distop_behaviors.reading.session import session_of
+from distop.tables.iceberg import iceberg_rows, manifest_facts
+from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.support.context import run_operation
 from tests.support.evolving import evolve
@@ -107,8 +107,8 @@ def _delete(made: Evolved, lake: Lake, name: str, seed: int) -> None:
 def _suspects(lake: Lake, name: str) -> None:
     """No file to which Iceberg's own reader applies a delete is taken for whole."""
     source = plan_table(lake.record(name)).partitions[0].source
-    known = manifests.snapshot_of(source, frozenset({"id"})).files
-    tasks = iceberg._snapshot(lake.spark, source).tasks.some(known)
+    known = manifest_facts.snapshot_of(source, frozenset({"id"})).files
+    tasks = iceberg_rows._snapshot(lake.spark, source).tasks.some(known)
     applied = {str(task.file().location()): not task.deletes().isEmpty() for task in tasks}
     assert applied.keys() == known.keys()
     assert not [path for path, some in applied.items() if some and known[path].deleted == 0]
@@ -227,7 +227,7 @@ def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, 
         group = scan.Group(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
         found = scan.count(session, group, {0: is_null}, None, lasting=True)
         counted = sum(file.rows or 0 for file in found.counts.values())
-        assert counted == iceberg.read(session, source, planned.files).count()
+        assert counted == iceberg_rows.read(session, source, planned.files).count()
         return counted
 
     source, listed = metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")

@@ -14,8 +14,8 @@ from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, NotFound
 from distop.tables import place_of
 from distop_behaviors.index import lookup
-from distop_behaviors.index.finding import find
-from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.index_folder import Folder
+from distop_behaviors.index.key_lookup import find
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar

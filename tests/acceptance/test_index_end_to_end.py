@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop_behaviors.index import lookup
-from distop_behaviors.index.finding import find
+from distop_behaviors.index.key_lookup import find
 from tests.support.daemons import Daemons, daemons
 from tests.support.daemons import distop_process as distop
 from tests.support.replay import violations

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord
 from distop.tables.reading import arrow_rows
-from distop_behaviors.index import local, lookup
+from distop_behaviors.index import lookup, row_lookup
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -238,7 +238,7 @@ def test_many_bytes_or_rows_are_left_to_spark(
     for most in (100, 0):
         frame = lookup(spark, str(table), "i", [7], local_bytes=most)
         assert (is_local(frame), frame.count()) == (False, 50)
-    monkeypatch.setattr(local, "LOCAL_ROWS", 49)
+    monkeypatch.setattr(row_lookup, "LOCAL_ROWS", 49)
     assert not is_local(lookup(spark, str(table), "i", [7]))
 
 

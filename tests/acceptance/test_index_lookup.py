@@ -15,7 +15,7 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop_behaviors.index import lookup
-from distop_behaviors.index.finding import find
+from distop_behaviors.index.key_lookup import find
 from tests.support.generated import VALUES, generate
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar

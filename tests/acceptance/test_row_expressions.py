@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import ParseException
 
-from distop_behaviors.reading.row_expressions import Refused, java_class, parsed
+from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
-from distop_behaviors.reading.session import session_of
+from distop_behaviors.reading.spark_expressions import Refused, java_class, parsed
 from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def why_refused(spark: SparkSession, text: str) -> str | None:
 @pytest.fixture
 def only_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is refused by its words: what hides from them must be found in the tree."""
-    monkeypatch.setattr("distop_behaviors.reading.row_expressions.refusal", lambda text, functions: None)
+    monkeypatch.setattr("distop_behaviors.reading.spark_expressions.refusal", lambda text, functions: None)
 
 
 def test_hole_1_a_check_runs_no_shell_command(table: Table, tmp_path: Path, only_the_tree: None) -> None:

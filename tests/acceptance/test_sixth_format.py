@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.core.model import TableRecord
 from distop.errors import InvalidArgument
+from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.tables import check_table, plan_table
 from distop.tables.formats import ENTRY_POINTS, names

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.worker import probing
-from distop.worker.stalling import known_to_master
+from distop.worker.child_side import spark_probe
+from distop.worker.child_side.spark_stall import known_to_master
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def test_a_probe_that_waits_for_the_tasks_of_others_leaves_no_job_behind(spark: 
     waiting = threading.Thread(target=wait)
     waiting.start()
     try:
-        assert probing.trouble(spark, 60.0) == ""
+        assert spark_probe.trouble(spark, 60.0) == ""
         tracker = spark.sparkContext.statusTracker()
         left = set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(others))
         assert left == set()

@@ -21,7 +21,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from standalone import Size, options
 
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol.records import OperationRef, TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.worker.guardian import session_members
 from distop_behaviors.validate import Validate

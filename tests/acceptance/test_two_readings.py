@@ -14,21 +14,21 @@ from pyiceberg.manifest import read_manifest_list
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from distop import confinement
-from distop.core.model import TableRecord
 from distop.errors import InvalidArgument
+from distop.protocol.records import TableRecord
+from distop.storage import confinement
 from distop.tables import plan_table
-from distop.tables.iceberg import check_files, read_metadata
-from distop.tables.metadata_file import read_file
-from distop.tables.reading import iceberg
-from distop_behaviors.apply.producing import Production, detached
+from distop.tables.iceberg import iceberg_rows
+from distop.tables.iceberg.iceberg_format import check_files, read_metadata
+from distop.tables.iceberg.metadata_file import read_file
+from distop_behaviors.apply.new_metadata import Production, detached
 from tests.support.lake import Folder
 from tests.support.two_readings import exchange_for_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from distop.tables.metadata_file import MetadataFile
+    from distop.tables.iceberg.metadata_file import MetadataFile
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -66,7 +66,7 @@ def test_hole_5_java_finds_the_manifests_that_python_has_checked(
     (again,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     assert again.files == planned.files, "Python sees nothing of it"
     with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
-        iceberg.read(spark, planned.source, planned.files)
+        iceberg_rows.read(spark, planned.source, planned.files)
     session: Any = spark
     conf = session._jsparkSession.sessionState().newHadoopConf()
     table = session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(mine.root))
@@ -95,12 +95,12 @@ def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
         if when == "after the check":
-            monkeypatch.setattr(iceberg, "check_files", lambda file: (check_files(file), rewrite()))
-            assert iceberg.read(spark, planned.source, planned.files).count() == 1
+            monkeypatch.setattr(iceberg_rows, "check_files", lambda file: (check_files(file), rewrite()))
+            assert iceberg_rows.read(spark, planned.source, planned.files).count() == 1
         else:
             rewrite()
             with pytest.raises(InvalidArgument):
-                iceberg.read(spark, planned.source, planned.files)
+                iceberg_rows.read(spark, planned.source, planned.files)
         with pytest.raises(BlockingIOError):
             server.accept()
 
@@ -119,8 +119,8 @@ def test_hole_2_java_is_given_the_metadata_that_were_checked(
         Path(source).write_text("12345")
         return file
 
-    monkeypatch.setattr(iceberg, "read_file", read_and_exchange)
-    assert [row.id for row in iceberg.read(spark, planned.source, planned.files).collect()] == [1]
+    monkeypatch.setattr(iceberg_rows, "read_file", read_and_exchange)
+    assert [row.id for row in iceberg_rows.read(spark, planned.source, planned.files).collect()] == [1]
 
 
 def test_a_table_of_a_catalog_is_changed_by_an_executor_of_some_tables(
@@ -144,4 +144,4 @@ def test_hole_2_java_opens_no_file_of_another_table(
     monkeypatch.setattr(confinement, "_some_tables_only", True)
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     with pytest.raises(InvalidArgument, match=r"other/data/.*' lies outside of its table '.*/mine'"):
-        iceberg.read(spark, planned.source, planned.files)
+        iceberg_rows.read(spark, planned.source, planned.files)

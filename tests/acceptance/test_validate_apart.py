@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import TableRecord
-from distop_behaviors.validate import Validate, keyed
+from distop_behaviors.validate import Validate, key_queries
 from tests.support.context import FakeContext, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -49,13 +49,13 @@ EVERY_DAY = [["apart"], ["touching"], ["text"], ["mixed", "f"], ["p", "mixed"]]
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """In how many parts the rows of each check were counted."""
     found: list[int] = []
-    plain = keyed.repeated
+    plain = key_queries.repeated
 
-    def repeated(rows: Sequence[Any], *more: Any) -> keyed.Found:
+    def repeated(rows: Sequence[Any], *more: Any) -> key_queries.Found:
         found.append(len(rows))
         return plain(rows, *more)
 
-    monkeypatch.setattr(keyed, "repeated", repeated)
+    monkeypatch.setattr(key_queries, "repeated", repeated)
     return found
 
 

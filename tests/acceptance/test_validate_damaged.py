@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop_behaviors.reading.session import session_of
+from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.support import damaged, footers
 from tests.support.checked import Table, between

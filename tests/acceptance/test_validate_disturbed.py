@@ -17,8 +17,8 @@ import pytest
 
 from distop.behavior import TableUnavailable
 from distop.tables import plan_table
-from distop.tables.reading import footers
-from distop_behaviors.validate import Validate, batch, certify, keyed, scan
+from distop.tables.reading import parquet_footers
+from distop_behaviors.validate import Validate, batch, certification, key_queries, scan
 from tests.support.applying import At
 from tests.support.checked import between
 from tests.support.context import run_operation
@@ -37,9 +37,9 @@ VICTIM = "p=1/a.parquet"
 CHECKS = [{"not_null": "a"}, between("a", high=100), {"matches": {"column": "w", "pattern": "^w"}}]
 """By the footers of each partition all rows of ``a`` are decided; ``w`` is scanned."""
 MOMENTS: dict[str, tuple[Any, str, str]] = {
-    "planned": (footers, "read_all", "before"),
-    "looked-at": (footers, "_open", "before"),
-    "footers-read": (footers, "read_all", "after"),
+    "planned": (parquet_footers, "read_all", "before"),
+    "looked-at": (parquet_footers, "_open", "before"),
+    "footers-read": (parquet_footers, "read_all", "after"),
     "counting": (scan, "count", "before"),
     "counted": (scan, "count", "after"),
 }
@@ -153,10 +153,10 @@ def test_a_table_that_is_dropped_or_renamed_meanwhile_is_left_to_another_attempt
 @pytest.mark.parametrize(
     ("owner", "name", "when"),
     [
-        (footers, "_open", "before"),
-        pytest.param(keyed, "repeated", "before", marks=pytest.mark.slow),
-        (keyed, "repeated", "after"),
-        pytest.param(keyed, "sharing", "after", marks=pytest.mark.slow),
+        (parquet_footers, "_open", "before"),
+        pytest.param(key_queries, "repeated", "before", marks=pytest.mark.slow),
+        (key_queries, "repeated", "after"),
+        pytest.param(key_queries, "sharing", "after", marks=pytest.mark.slow),
     ],
 )
 def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(
@@ -179,7 +179,7 @@ def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(
     [
         pytest.param(scan, "count", "before", marks=pytest.mark.slow),
         (scan, "count", "after"),
-        (certify, "certify", "before"),
+        (certification, "certify", "before"),
     ],
 )
 def test_a_certificate_covers_what_was_planned_whatever_a_writer_does_meanwhile(
@@ -222,7 +222,7 @@ def test_a_footer_of_another_file_than_was_planned_decides_nothing(
         pq.write_table(rows(1, 2, 3), path)
 
     with monkeypatch.context() as patch:
-        meanwhile(patch, footers, "_open", "before", other)
+        meanwhile(patch, parquet_footers, "_open", "before", other)
         ran = run(table, plans[1:2], CHECKS[0])
     assert ran.by_name["p=1"].result["verdict"] == "error"
     assert f"the file {path} has changed since the operation was planned" in ran.message

@@ -14,7 +14,7 @@ import pytest
 from distop.behavior import PartitionPlan
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from distop_behaviors.validate.failures import MAX_SENTENCE, is_unexpected
+from distop_behaviors.validate.spark_errors import MAX_SENTENCE, is_unexpected
 from tests.support.checked import between
 from tests.support.context import run_operation
 

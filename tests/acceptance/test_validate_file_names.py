@@ -9,7 +9,7 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop.tables import plan_table
-from distop.tables.reading import parquet_rows
+from distop.tables.parquet import parquet_rows
 from distop_behaviors.validate import Validate
 from tests.support.checked import Table, between
 from tests.support.context import FakeContext, run_operation

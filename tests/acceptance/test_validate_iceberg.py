@@ -14,7 +14,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.reading import iceberg, manifests
+from distop.tables.iceberg import iceberg_rows, manifest_facts
 from distop_behaviors.validate import Validate, scan
 from tests.support.applying import At
 from tests.support.context import FakeContext, Ran, run_operation
@@ -262,8 +262,8 @@ def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[
     assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
     assert re.search(r"the file .* is gone: .* its snapshot \d+ was expired, or the table was dropped", error_of(ran))
     # Where the manifests are gone as well, as in another child that has not read them yet.
-    iceberg._snapshots._values.clear()
-    manifests._snapshots._values.clear()
+    iceberg_rows._snapshots._values.clear()
+    manifest_facts._snapshots._values.clear()
     for manifest in (lake.path("expired") / "metadata").glob("snap-*.avro"):
         manifest.unlink()
     ran = run("expired", {"not_null": "id"}, partitions=planned)
@@ -344,19 +344,19 @@ def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSessi
     with pytest.raises(
         FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"
     ):
-        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
-    assert iceberg.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
-    assert iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
-    assert not iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
-    assert not iceberg.misfits("file:/x/built-here.jar", "4.1.4")
-    assert "does not fit Spark 4.1.4" in iceberg.missing("4.1.4", "file:/x.jar")
+        iceberg_rows.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
+    assert iceberg_rows.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
+    assert iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
+    assert not iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
+    assert not iceberg_rows.misfits("file:/x/built-here.jar", "4.1.4")
+    assert "does not fit Spark 4.1.4" in iceberg_rows.missing("4.1.4", "file:/x.jar")
 
 
 def test_tasks_that_the_jvm_no_longer_keeps_are_given_to_it_again(
     lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg, "_STAGED", 1)
-    iceberg._staged.clear()
+    monkeypatch.setattr(iceberg_rows, "_STAGED", 1)
+    iceberg_rows._staged.clear()
     for _ in range(2):
         assert verdicts(run("dirty2", NOT_NULL, batches=3)) == [("violated", 18, True)]
-    assert len(iceberg._staged) == 1
+    assert len(iceberg_rows._staged) == 1

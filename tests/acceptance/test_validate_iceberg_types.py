@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.lake import MAVEN, jar

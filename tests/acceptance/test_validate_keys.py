@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from distop.behavior import JobCancelled, TableRecord
 from distop.errors import InvalidArgument
 from distop.tables import plan_table
-from distop_behaviors.validate import Validate, keyed
+from distop_behaviors.validate import Validate, key_queries
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -208,10 +208,10 @@ def test_keys_whose_hashes_collide_are_told_apart(
 
     table, rows = made
     # The one seam: all keys have one of two hashes.
-    monkeypatch.setattr(keyed, "hashed", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
+    monkeypatch.setattr(key_queries, "hashed", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
     # And what large tables are split for happens here, too.
-    monkeypatch.setattr(keyed, "PART_BYTES", 4_000)
-    monkeypatch.setattr(keyed, "BROADCAST_BYTES", 0)
+    monkeypatch.setattr(key_queries, "PART_BYTES", 4_000)
+    monkeypatch.setattr(key_queries, "BROADCAST_BYTES", 0)
     ran = run(table, *({"unique": key} for key in (["id"], ["i", "text"], ["dec"])), sample=100)
     again = run(table, {"references": {"column": "small", "table": "t", "to": "i"}}, tables=[table], sample=1)
     there = counts(rows, ["i"])
@@ -398,13 +398,13 @@ def test_a_job_that_is_told_to_stop_gives_no_verdict(
     table = small_table(tmp_path / "t", [1, 2], [2, 3])
     ctx = context(table)
     plans = Validate().jobs({"checks": [{"unique": "k"}]}, plan_table(table).partitions, None, ctx)
-    real = keyed.repeated
+    real = key_queries.repeated
 
     def interrupted(*given: Any) -> Any:
         ctx.stopped = True  # the moment cannot be reached from outside: between the two queries
         return real(*given)
 
-    monkeypatch.setattr(keyed, "repeated", interrupted)
+    monkeypatch.setattr(key_queries, "repeated", interrupted)
     with pytest.raises(JobCancelled):
         list(Validate().run_batch({"checks": [{"unique": "k"}]}, plans, ctx))
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from distop.tables import plan_table, reader_of
-from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import onestage, scan
+from distop_behaviors.reading.check_session import session_of
+from distop_behaviors.validate import scan
 from distop_behaviors.validate.scan import Group
 from tests.support.checked import Table, between
 
@@ -40,7 +40,7 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
         checks = {0: F.col("x") % 2 == 0, 3: F.col("x") < 10}
         counts = scan.count(session, group, checks, None, lasting=True)
         query = scan._counting_query(scan.relation(session, group), group, tuple(checks.values()), None)
-        tasks = onestage.of_tasks(session, query)
+        tasks = scan.of_tasks(session, query)
     finally:
         session.conf.unset("spark.sql.files.maxPartitionBytes")
     assert tasks is not None
@@ -61,7 +61,7 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
 
     def ask() -> None:
         query = scan._counting_query(scan.relation(session, group), group, checks, None)
-        tasks = onestage.of_tasks(session, query)
+        tasks = scan.of_tasks(session, query)
         found.extend(tasks[0].collect() if tasks is not None else ["planned otherwise"])
 
     # As each run of jobs in the child has one of its own.
@@ -73,13 +73,13 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
 
 def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[tuple[DataFrame, Any] | None] = []
-    of_tasks = onestage.of_tasks
+    of_tasks = scan.of_tasks
 
     def counted(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
         planned.append(of_tasks(session, query))
         return planned[-1]
 
-    monkeypatch.setattr(onestage, "of_tasks", counted)
+    monkeypatch.setattr(scan, "of_tasks", counted)
     checks = (between("x", 2), {"not_null": "x"})
     table.add("a.parquet", {"x": [1, 2, None]})
     for _ in range(2):

@@ -1,8 +1,8 @@
 """The oracle: what statistics say equals what a look at every row says.
 
-Each seed makes a table in which files differ in all that files differ in, and checks of every kind. The rows are
-judged in plain Python, and ``auto`` and ``never`` must agree with it exactly. (That statistics alone never say more
-than is so needs no Spark: tests/unit/test_validate_statistics.py. ``scripts/oracle`` does both for any number of
+Each seed makes a table in which files differ in all that files differ in, and checks of every kind. The rows are judged
+in plain Python, and ``auto`` and ``never`` must agree with it exactly. (That statistics alone never say more than is so
+needs no Spark: tests/unit/behaviors/test_validate_statistics.py. ``scripts/oracle`` does both for any number of
 tables.)
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import TableRecord
-from distop_behaviors.reading.session import session_of
+from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.generated import ODD_NAMES, generate

@@ -470,8 +470,8 @@ def test_a_stopped_job_stops(table: Table) -> None:
 
 
 def test_a_result_stays_below_64_kib(table: Table) -> None:
-    from distop.core.codec import dumps
-    from distop.core.jobs import MAX_OUTCOME_BYTES
+    from distop.protocol.jobs import MAX_OUTCOME_BYTES
+    from distop.protocol.json_codec import dumps
 
     table.add("a.parquet", {"x": ["😀" * 400] * 500})
     checks = [{"matches": {"column": "x", "pattern": f"{i}$"}, "name": f"n{i}"} for i in range(10)]

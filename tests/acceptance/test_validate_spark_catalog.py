@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
-from distop.jvm import active
+from distop.runtime.java import active
 from distop.tables import check_reachable, folders_of, place_of, plan_table
-from distop.tables.spark import EMPTY
+from distop.tables.spark.spark_format import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
 from tests.support.applying import At
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from distop.core.plan import Planned
+    from distop.protocol.plan import Planned
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 

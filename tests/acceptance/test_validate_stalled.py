@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import TableUnavailable
-from distop.tables.reading import footers, page_headers
+from distop.tables.parquet import page_headers
+from distop.tables.reading import parquet_footers
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.damaged import KINDS
@@ -45,8 +46,8 @@ class Stalling:
 @pytest.fixture
 def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, int], None]]:
     """``stall(module, name, after)``: a function hangs after so many calls."""
-    monkeypatch.setattr(footers, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(footers, "LONGEST_READ", 0.5)
+    monkeypatch.setattr(parquet_footers, "CHECKED_AFTER", 0.05)
+    monkeypatch.setattr(parquet_footers, "LONGEST_READ", 0.5)
     made: list[Stalling] = []
 
     def one(module: Any, name: str, after: int) -> None:
@@ -73,7 +74,7 @@ def test_a_file_that_stops_answering_is_no_verdict(
 ) -> None:
     table.directory.mkdir(parents=True, exist_ok=True)
     KINDS[kind](table.directory / "a.parquet")
-    stall(footers, "unchanged", after)
+    stall(parquet_footers, "unchanged", after)
     with pytest.raises(TableUnavailable, match=r"a\.parquet has not answered for 0\.5 s"):
         table.run(check, statistics="never", **arg)
 

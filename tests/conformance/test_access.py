@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn
 from distop.errors import EtcdUnavailable, PermissionDenied
+from distop.protocol.txn import Put, Txn
 from distop.store import server_clock
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.session import Session
 from distop.store.watch import Feed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.session import Session
 from tests.support.certificates import make_certificates

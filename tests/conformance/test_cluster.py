@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn, absent
-from distop.core.versions import orders_requested_progress
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, OutcomeUnknown
+from distop.protocol.supported_versions import orders_requested_progress
+from distop.protocol.txn import Put, Txn, absent
 from distop.store import transport as wire
 from distop.store import watch
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from distop.store.session import Session, boottime, new_lease_id

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.etcd
 
 USE_BOTH = """
 import asyncio, sys
-from distop.core.txn import Put, Txn
+from distop.protocol.txn import Put, Txn
 port, key = int(sys.argv[1]), sys.argv[2]
 
 async def ours():
     from distop.store.client import EtcdClient
-    from distop.store.config import EtcdConfig
+    from distop.store.connection_settings import EtcdConfig
     async with EtcdClient(EtcdConfig((f"127.0.0.1:{port}",))) as client:
         await client.commit(Txn((), (Put(key, b"distop"),)))
         return (await client.get(key + "3")).value
@@ -81,10 +81,10 @@ import etcd3
 
 def run(program: str, server: EmbeddedEtcd, key: str, **environment: str) -> None:
     finish = """
-import distop.store.client, distop.store.config
+import distop.store.client, distop.store.connection_settings
 async def first():
     from distop.store.client import EtcdClient
-    from distop.store.config import EtcdConfig
+    from distop.store.connection_settings import EtcdConfig
     async with EtcdClient(EtcdConfig((f"127.0.0.1:{port}",))) as client:
         await client.commit(Txn((), (Put(key, b"distop"),)))
 asyncio.run(first())

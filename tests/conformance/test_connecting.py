@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.versions import judge_etcd
 from distop.errors import EtcdUnavailable
+from distop.protocol.supported_versions import judge_etcd
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from tests.support.etcd import connected, until

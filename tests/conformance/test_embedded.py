@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn
 from distop.errors import DistopError, InvalidArgument
+from distop.protocol.txn import Put, Txn
 from distop.store.embedded import EmbeddedEtcd, find_etcd
 from distop.store.ports import reserve
 from tests.support.etcd import EtcdCluster, connected, until

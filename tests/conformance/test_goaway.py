@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn, absent
+from distop.protocol.txn import Put, Txn, absent
 from distop.store.session import Session
 from distop.store.watch import Feed
 from tests.support.etcd import Mirror, connected, until

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.protocol.txn import Delete, Put, Txn
 from distop.store import history
 from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
 from distop.store.watch import WatchStream

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distop.core.seen import Change
-from distop.core.txn import (
+from distop.errors import EtcdRejected, MalformedRequest
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import (
     ENVELOPE_BYTES,
     MAX_REQUEST_BYTES,
     Compare,
@@ -25,9 +26,8 @@ from distop.core.txn import (
     flaw,
     request_bytes,
 )
-from distop.errors import EtcdRejected, MalformedRequest
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.watch import WatchStream, decode_response
 from distop.testing import ModelStore

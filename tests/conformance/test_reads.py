@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.txn import Get, Put, Txn
 from distop.errors import Compacted
+from distop.protocol.txn import Get, Put, Txn
 from distop.store import transport as wire
 from tests.support.etcd import compacted, connected, filled
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distop
-from distop.core import access
-from distop.core.keys import Keys
-from distop.core.model import OperationRef, TableRecord
-from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdRejected, PermissionDenied
-from distop.store import access as store
+from distop.protocol import etcd_roles
+from distop.protocol.keys import Keys
+from distop.protocol.records import OperationRef, TableRecord
+from distop.protocol.txn import Delete, Put, Txn
+from distop.store import role_grants as store
 from distop.store import transport as wire
 from distop.store._proto import auth_pb2
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import new_lease_id
-from distop.testing.simulation.users import checks_renewals
+from tests.simulator.etcd_users import checks_renewals
 from tests.support.command import Ran, distop_command
 from tests.support.daemons import Daemons, daemons
 from tests.support.etcd import connected
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.etcd
 NS = "prod"
 MINE, OTHERS = "a", ("a.b", "ab")
 KEYS = Keys(NS)
-ROLES = {role.kind: role for role in access.roles(KEYS, [MINE])}
+ROLES = {role.kind: role for role in etcd_roles.roles(KEYS, [MINE])}
 OUTSIDE = ("distOp.a.noop.1.arg", "prod2/distOp.a.noop.1.arg", "prod/other", "prod/distOq", "z")
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.txn import Delete, Put, Txn, TxnResult, exists
 from distop.errors import PermissionDenied, SessionLost
+from distop.protocol.txn import Delete, Put, Txn, TxnResult, exists
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed
 from tests.support.etcd import Mirror, connected, until

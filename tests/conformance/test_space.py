@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.txn import Delete, Get, Put, Txn, exists
+from distop.protocol.txn import Delete, Get, Put, Txn, exists
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.codec import encode_txn
+from distop.store.etcd_messages import encode_txn
 from distop.store.session import Session, new_lease_id
 from distop.store.transport import RequestFailed
-from distop.testing.simulation.space import counts_nested, lets_pass_what_is_free
+from tests.simulator.database_space import counts_nested, lets_pass_what_is_free
 from tests.support.etcd import connected, disarmed, filled, until
 
 if TYPE_CHECKING:
-    from distop.core.txn import Operation
+    from distop.protocol.txn import Operation
     from distop.store.client import EtcdClient
     from distop.store.embedded import EmbeddedEtcd
     from distop.store.transport import Method

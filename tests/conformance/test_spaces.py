@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.keys import Keys
-from distop.core.txn import Put, Txn
 from distop.errors import NotFound, UnreadableRecord
+from distop.protocol.keys import Keys
+from distop.protocol.txn import Put, Txn
+from distop.store.cluster_identity import known_space, made_space
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
-from distop.store.spaces import known_space, made_space
 from tests.support.etcd import connected
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import (
+from distop.errors import EtcdRejected, LeaseNotFound
+from distop.protocol.txn import (
     Compare,
     Delete,
     DeleteResult,
@@ -24,7 +25,6 @@ from distop.core.txn import (
     unchanged,
     value_is,
 )
-from distop.errors import EtcdRejected, LeaseNotFound
 from tests.support.etcd import connected, filled
 
 if TYPE_CHECKING:

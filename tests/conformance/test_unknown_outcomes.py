@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from grpc.aio import AioRpcError
 
-from distop.core.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.errors import EtcdUnavailable, OutcomeUnknown
+from distop.protocol.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
-from distop.store.failures import Failure, Fate
+from distop.store.connection_settings import EtcdConfig
+from distop.store.grpc_failures import Failure, Fate
 from distop.store.transport import RANGE, WATCH, RequestFailed
 from tests.support.etcd import connected, until
 from tests.support.proxy import Mode, TcpProxy

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Get, Put, Txn
 from distop.errors import PermissionDenied
+from distop.protocol.txn import Get, Put, Txn
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session, new_lease_id
 from distop.store.watch import Feed
-from distop.testing.simulation.users import checks_renewals
+from tests.simulator.etcd_users import checks_renewals
 from tests.support.etcd import Mirror, connected, until
 from tests.support.users import WORKER, ServerUsers
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Delete, Put, Txn
-from distop.core.versions import orders_requested_progress
 from distop.errors import Compacted, EtcdUnavailable
+from distop.protocol.supported_versions import orders_requested_progress
+from distop.protocol.txn import Delete, Put, Txn
 from distop.store.watch import Batch, Feed, WatchStream, decode_response
 from tests.support.etcd import Mirror, compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
@@ -17,7 +17,7 @@ from tests.support.proxy import Mode, TcpProxy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from distop.core.seen import Change
+    from distop.protocol.revisioned import Change
     from distop.store.client import EtcdClient, Listing
     from distop.store.embedded import EmbeddedEtcd
 

@@ -17,9 +17,9 @@ from pyiceberg.table import StaticTable
 from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.behavior import TableRecord
-from distop.tables.iceberg import metadata_file, read_metadata
-from distop.tables.location import Location
-from distop_behaviors.apply.applying import MARK
+from distop.storage.location import Location
+from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, run_operation
 from tests.support.daemons import SPARK

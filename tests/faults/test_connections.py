@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.integration.test_daemons import holders
 from tests.support.proxy import Mode, ThreadedProxy
 from tests.support.replay import Written

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import OperationRef, TableRecord
-from distop.core.txn import Put, Txn
+from distop.protocol.records import OperationRef, TableRecord
+from distop.protocol.txn import Put, Txn
 from distop.store import embedded
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve

@@ -18,12 +18,12 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from distop.core.model import TableRecord
 from distop.errors import NotFound
+from distop.protocol.records import TableRecord
 from distop.worker.guardian import session_members
-from distop_behaviors.index import local
-from distop_behaviors.index.finding import _read_here, find
-from distop_behaviors.index.folder import Folder
+from distop_behaviors.index import row_lookup
+from distop_behaviors.index.index_folder import Folder
+from distop_behaviors.index.key_lookup import _read_here, find
 from tests.faults.test_self_fencing import child_of, command
 from tests.support import lake
 from tests.support.daemons import SPARK
@@ -114,7 +114,7 @@ class Indexed:
         keys = sorted({row["k"] for row in data} - {None})
         found = find(str(self.table), "i", [*keys, "nowhere"])
         assert not found.uncovered
-        read = _read_here(found, local.LOCAL_BYTES).to_pylist()
+        read = _read_here(found, row_lookup.LOCAL_BYTES).to_pylist()
         assert _sorted(read) == _sorted(row for row in data if row["k"] is not None)
         current = self.index.current()
         assert current is not None
@@ -288,7 +288,7 @@ def test_a_machine_that_wakes_up_beside_its_successor(
     indexed.assert_clean()
 
 
-@pytest.mark.slow  # at each change: tests/unit/test_index_build.py, without processes
+@pytest.mark.slow  # at each change: tests/unit/behaviors/test_index_build.py, without processes
 @pytest.mark.parametrize("at", ["before-publish", "before-data"])
 def test_a_drop_on_a_machine_that_wakes_up_undoes_nothing_of_the_next_build(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
@@ -347,7 +347,7 @@ def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sam
     indexed.assert_clean()
 
 
-@pytest.mark.slow  # at each change: tests/unit/test_index_build.py, where nothing is cancelled
+@pytest.mark.slow  # at each change: tests/unit/behaviors/test_index_build.py, where nothing is cancelled
 @pytest.mark.parametrize("dies", [False, True], ids=["goes-on", "dies"])
 def test_cancels_and_writers_in_the_middle_of_a_drop(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], *, dies: bool
@@ -395,7 +395,7 @@ def test_a_disk_that_is_full(
     """Files of more than a little fail for real, by the limit on what a process may write: first in a job, then in the
     completion. Nothing is lost, the space is given back, and the build goes on once there is some.
     """
-    monkeypatch.setattr(local, "LOCAL_ROWS", 1_000_000)
+    monkeypatch.setattr(row_lookup, "LOCAL_ROWS", 1_000_000)
     group.start("ann", ttl=10, env=sample_env)
     assert indexed.start().wait(60).state == "success"
     (large,) = indexed.grow(1, rows=60_000)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of
 from tests.integration.test_daemons import holders

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.support.contract import etcdctl
 from tests.support.replay import Written
 from tests.support.writing import assert_data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol.records import OperationRef, TableRecord
 from tests.support import netns
 from tests.support.daemons import daemons
 from tests.support.etcd import connected

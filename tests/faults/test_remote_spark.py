@@ -16,7 +16,7 @@ import pytest
 from standalone import Size
 from standalone import options as spark_options
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of

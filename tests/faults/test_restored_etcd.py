@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distop
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from tests.support.contract import stand

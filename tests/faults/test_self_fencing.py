@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.integration.test_daemons import holders

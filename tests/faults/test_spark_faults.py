@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol.records import OperationRef, TableRecord
 from distop.worker.guardian import session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, command

@@ -14,7 +14,7 @@ import pytest
 from standalone import Size
 from standalone import options as spark_options
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from distop.worker.guardian import session_members
 from tests.faults.test_self_fencing import child_of
 from tests.support.daemons import distop_process
@@ -87,7 +87,7 @@ def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
     assert "does not know this application" in ann.log.read_text()
 
 
-@pytest.mark.slow  # at each change: tests/unit/test_stalling.py
+@pytest.mark.slow  # at each change: tests/unit/worker/test_spark_stall.py
 def test_an_application_that_waits_for_cores_is_reported_and_not_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol.records import OperationRef, TableRecord
 from tests.faults.test_index_faults import holder
 from tests.support.daemons import SPARK
 from tests.support.lake import MAVEN, Folder, jar

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons
 from tests.support.etcd import shared_etcd  # noqa: F401

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import TableRecord
-from distop.submission.request import whoami
+from distop.protocol.records import TableRecord
+from distop.services.submission.start_request import whoami
 from tests.support.daemons import distop_process
 
 if TYPE_CHECKING:

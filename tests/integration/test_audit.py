@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.jobs import JobState
+from distop.protocol.jobs import JobState
 from tests.support.certificates import make_certificates
 from tests.support.command import distop_command
 from tests.support.contract import etcdctl
@@ -114,7 +114,7 @@ def test_compacted_history_is_said(own_etcd: EmbeddedEtcd, distop_command: Calla
 
 
 def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
-    from distop.core.keys import Keys
+    from distop.protocol.keys import Keys
     from distop.store._proto import auth_pb2
     from distop.store._proto import rpc_pb2 as rpc
     from distop.store.embedded import EmbeddedEtcd

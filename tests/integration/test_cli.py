@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.clock import System, source
-from distop.core.model import State
+from distop.protocol.records import State
 from tests.support.by_hand import TABLE, end, ref, world
 from tests.support.command import distop_command
 from tests.support.daemons import eventually

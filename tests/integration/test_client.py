@@ -12,14 +12,14 @@ import pytest
 
 import distop
 from distop import aio
-from distop.connecting import configure
-from distop.core import finishing
-from distop.core.digest import plan_digest
-from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
-from distop.core.txn import Get
-from distop.submission.earlier import find_earlier
-from distop.submission.request import request
-from distop.submission.submit import submit
+from distop.client.connection import configure
+from distop.protocol import operation_finish
+from distop.protocol.identity import plan_digest
+from distop.protocol.records import CLUSTER_TABLE, Spec, State, TableRecord
+from distop.protocol.txn import Get
+from distop.services.submission.idempotency import find_earlier
+from distop.services.submission.start_request import request
+from distop.services.submission.submit import submit
 from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
 from tests.support.hours import pass_hour
@@ -311,7 +311,7 @@ async def test_a_request_is_one_look_at_its_key_until_its_history_is_forgotten(
     record = await client.etcd.get(client.keys.history(first.parts))
     assert record is not None
     mark = await pass_hour(client.etcd, client.keys)
-    await client.etcd.commit(finishing.forget(client.keys, [(first.parts, record.mod_revision, "r")], mark))
+    await client.etcd.commit(operation_finish.forget(client.keys, [(first.parts, record.mod_revision, "r")], mark))
     assert await client.etcd.get(key) is None
     again = await client.start_operation("noop", TABLE, request_id="r")
     assert not again.already_started
@@ -592,10 +592,10 @@ def test_the_default_client(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.Monke
 
     asyncio.run(prepare())
     assert distop.start_operation("noop", TABLE).ref == "nyc.flights/noop/1"
-    from distop import blocking
+    from distop.client import blocking_client
 
-    assert blocking._default is not None
-    blocking._default.close()
+    assert blocking_client._default is not None
+    blocking_client._default.close()
 
 
 def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import distop
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env
 from tests.support.contract import dump
 from tests.support.replay import Written

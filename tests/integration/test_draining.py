@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
 from distop.errors import NotFound
+from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.contract import dump

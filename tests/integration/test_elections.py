@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import logs
-from distop.config import ExecutorConfig
-from distop.coordinator import role as coordinator
-from distop.coordinator.role import Coordinator
-from distop.core import keys as K
-from distop.core.codec import SCHEMA_VERSION, rfc3339
-from distop.core.declaration import Rules
-from distop.core.digest import plan_digest
-from distop.core.jobs import Claim, JobState, Outcome
-from distop.core.keys import Keys
-from distop.core.limits import Limits
-from distop.core.model import Cancel, History, Node, OperationRef, Phase, Spec, State
-from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
-from distop.core.seen import Change
-from distop.core.txn import Delete, Put, Txn, TxnResult
-from distop.core.view import ClusterView
 from distop.daemon import elections
 from distop.daemon.capability import Capability
+from distop.daemon.coordinator import coordinator_role as coordinator
+from distop.daemon.coordinator.coordinator_role import Coordinator
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Context
-from distop.daemon.pruning import HistoryPruner
-from distop.node.rejected_writes import RejectedWrites
-from distop.store.config import EtcdConfig
+from distop.daemon.rejected_writes import RejectedWrites
+from distop.daemon.upkeep.history_pruning import HistoryPruner
+from distop.decide.view import ClusterView
+from distop.protocol import keys as K
+from distop.protocol.behavior_declaration import Rules
+from distop.protocol.identity import plan_digest
+from distop.protocol.jobs import Claim, JobState, Outcome
+from distop.protocol.json_codec import SCHEMA_VERSION, rfc3339
+from distop.protocol.keys import Keys
+from distop.protocol.plan import Gate, PartitionPlan, Plan, encode_chunk
+from distop.protocol.records import Cancel, History, Node, OperationRef, Phase, Spec, State
+from distop.protocol.revisioned import Change
+from distop.protocol.size_limits import Limits
+from distop.protocol.txn import Delete, Put, Txn, TxnResult
+from distop.runtime import logs
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.watch import Batch, Feed
-from distop.worker.host import Worker
-from distop.worker.model import CompleteResult, WorkerConfig
+from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.requests import CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
 from tests.support.hours import pass_hour
 from tests.support.users import ROOT, WORKER, enable_users, grant, take

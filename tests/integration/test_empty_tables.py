@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 from tests.support.behaviors import ROOT, python_path
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.contract import dump

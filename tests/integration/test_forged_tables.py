@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.digest import plan_digest
-from distop.core.keys import Keys
-from distop.core.model import OperationRef, Spec, TableRecord
-from distop.core.plan import Gate, PartitionPlan, Pinned, Plan, chunked
-from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdUnavailable
-from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.model import Listener, PlanPages
+from distop.protocol.identity import plan_digest
+from distop.protocol.keys import Keys
+from distop.protocol.plan import Gate, PartitionPlan, Pinned, Plan, chunked
+from distop.protocol.records import OperationRef, Spec, TableRecord
+from distop.protocol.txn import Delete, Put, Txn
+from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.requests import Listener, PlanPages
 from tests.support.behaviors import sample_env
 from tests.support.daemons import daemons
 from tests.support.etcd import connected
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator, Mapping
     from pathlib import Path
 
-    from distop.core.txn import Operation
+    from distop.protocol.txn import Operation
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
 

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import aio, logs
+from distop import aio
+from distop.client.graphs import Start
 from distop.clock import System, source, time
-from distop.core import keys as K
-from distop.core.codec import rfc3339
-from distop.core.model import History, OperationRef, State
-from distop.core.txn import Get, KeyValue, Put, Txn, TxnResult
-from distop.core.watermarks import watermarks
-from distop.daemon import pruning
-from distop.daemon.pruning import HistoryPruner
+from distop.daemon.clock_check import ClockCheck
+from distop.daemon.upkeep import history_pruning
+from distop.daemon.upkeep.history_pruning import HistoryPruner
 from distop.errors import InvalidArgument, OutcomeUnknown
-from distop.graphs import Start
-from distop.inspection import history as past
-from distop.node.clockcheck import ClockCheck
-from distop.submission.request import Every
+from distop.protocol import keys as K
+from distop.protocol.age_watermarks import watermarks
+from distop.protocol.json_codec import rfc3339
+from distop.protocol.records import History, OperationRef, State
+from distop.protocol.txn import Get, KeyValue, Put, Txn, TxnResult
+from distop.runtime import logs
+from distop.services.inspection import history_pages as past
+from distop.services.submission.start_request import Every
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, own_etcd, shared_etcd
@@ -242,7 +243,7 @@ async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_the
     client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all tables, and however few keys are held at once; those that cannot be read are left alone."""
-    monkeypatch.setattr(pruning, "OLDEST", 2)
+    monkeypatch.setattr(history_pruning, "OLDEST", 2)
     now = time.time()
     for n in range(1, 6):
         one = OperationRef(f"t{n % 2}", "noop", "", n)
@@ -277,7 +278,7 @@ async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_th
         one._ctx.cluster.nodes.pop("i1")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning.asyncio, "sleep", sleep)
+        patch.setattr(history_pruning.asyncio, "sleep", sleep)
         with pytest.raises(TimeoutError):
             await one.keep_young(10.0)
     assert ops(await client.history()) == ["t/noop/2"]

@@ -10,9 +10,9 @@ import pytest
 
 import distop
 from distop import Start, chain
-from distop.core.model import OperationRef
-from distop.core.txn import Put
 from distop.errors import Incompatible, InvalidArgument
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import Put
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump, stand
 from tests.support.daemons import distop_process

@@ -11,7 +11,7 @@ from tests.support.behaviors import sample_env  # noqa: F401
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop.results import OperationResult
+    from distop.services.operation_results import OperationResult
     from tests.support.daemons import Daemon, Daemons
 
 TABLE = "t"

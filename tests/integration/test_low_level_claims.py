@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.blocking import Client, Operation
-    from distop.claims.model import OwnedJob
+    from distop.services.claims.owned_jobs import OwnedJob
     from tests.support.daemons import Daemons
 
 pytestmark = pytest.mark.etcd

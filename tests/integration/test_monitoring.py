@@ -13,11 +13,11 @@ import pytest
 import distop
 from distop import aio
 from distop.clock import time
-from distop.core.codec import loads, rfc3339
-from distop.core.jobs import Claim
-from distop.core.model import State
-from distop.core.txn import Delete, Put, Txn
 from distop.errors import InvalidArgument
+from distop.protocol.jobs import Claim
+from distop.protocol.json_codec import loads, rfc3339
+from distop.protocol.records import State
+from distop.protocol.txn import Delete, Put, Txn
 from tests.support.by_hand import TABLE, World, end, ref, world
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import distop
-from distop.core.model import TableRecord
 from distop.errors import NotAllowed, NotFound
+from distop.protocol.records import TableRecord
 from tests.support.contract import dump
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import aio
-from distop.core.model import State
-from distop.inspection import partitions
-from distop.inspection.partitions import look
+from distop.protocol.records import State
+from distop.services.inspection import partitions
+from distop.services.inspection.partitions import look
 from tests.support.by_hand import TABLE, ref
 from tests.support.etcd import compacted, own_etcd, shared_etcd
 from tests.support.hand import Hand

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump
 from tests.support.mute import MuteWatches

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import Start, aio, chord
-from distop.core.jobs import Claim
-from distop.core.model import OperationRef, TableRecord
-from distop.core.txn import Put, Txn
+from distop.protocol.jobs import Claim
+from distop.protocol.records import OperationRef, TableRecord
+from distop.protocol.txn import Put, Txn
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import daemons, distop_process
 from tests.support.replay import violations

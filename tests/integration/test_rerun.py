@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.keys import Keys
-from distop.core.model import OperationRef
 from distop.errors import NotAllowed, NotFound
+from distop.protocol.keys import Keys
+from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.contract import dump

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.replay import Written
 from tests.support.steps import ALL, Steps

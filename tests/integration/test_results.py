@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 import distop
 from distop import aio
-from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
+from distop.protocol.records import TableRecord
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, connected, until
@@ -27,7 +27,7 @@ from tests.support.hand import Hand
 from tests.support.large_behavior import LargeReport, LargeResult
 
 if TYPE_CHECKING:
-    from distop.results import OperationResult
+    from distop.services.operation_results import OperationResult
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
 
@@ -132,7 +132,7 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
             assert (await anext(begun)).partition == 0
             await hand.report(op.parts, 1, fences[1], name="p1")
             await op.cancel()
-            await hand.finish(op.parts, "n1", distop.core.model.State.CANCELLED)
+            await hand.finish(op.parts, "n1", distop.protocol.records.State.CANCELLED)
             await hand.clean(op.parts, "n1")
             assert [r.partition async for r in begun] == [120]
             assert [r.partition async for r in op.results()] == [0, 1, 120]
@@ -244,7 +244,7 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
     assert op.remove_done_callback(now) == 2
     op.add_done_callback(now)
     await hand.plan(op.parts, "n1", [])
-    await hand.finish(op.parts, "n1", distop.core.model.State.SUCCESS)
+    await hand.finish(op.parts, "n1", distop.protocol.records.State.SUCCESS)
     async with asyncio.timeout(20):
         told = sorted([await called.get(), await called.get()])
     assert told == [("later", "success", True), ("now", "success", True)]

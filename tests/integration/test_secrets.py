@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import pytest
 
-from distop.core.model import TableRecord
-from distop.private import REPLACEMENT
+from distop.protocol.records import TableRecord
+from distop.runtime.secret_settings import REPLACEMENT
 from distop.worker import spark_settings
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.daemons import distop_process

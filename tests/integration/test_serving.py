@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import OperationRef, TableRecord
+from distop.protocol.records import OperationRef, TableRecord
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.replay import Written

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import State
+from distop.protocol.records import State
 from tests.support.by_hand import TABLE, World, ref, world
 from tests.support.command import distop_command
 from tests.support.etcd import compacted, own_etcd, shared_etcd

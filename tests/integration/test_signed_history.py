@@ -14,9 +14,9 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from distop.core.model import History, OperationRef, TableRecord
-from distop.core.txn import Put, Txn
 from distop.errors import InvalidArgument
+from distop.protocol.records import History, OperationRef, TableRecord
+from distop.protocol.txn import Put, Txn
 from tests.support.daemons import daemons
 from tests.support.etcd import connected
 from tests.support.lake import Folder

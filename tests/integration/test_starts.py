@@ -17,7 +17,7 @@ import pytest
 
 import distop
 from distop import aio
-from distop.core.txn import Get
+from distop.protocol.txn import Get
 from tests.support.etcd import own_etcd, shared_etcd
 from tests.support.hand import Hand
 from tests.support.replay import violations

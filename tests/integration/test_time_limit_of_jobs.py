@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.worker import launch
+from distop.worker.daemon_side import child_launch
 from tests.integration.test_worker_runs import (
     OP,
     child_pid,
@@ -28,7 +28,7 @@ from tests.support.daemons import distop_process
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop.worker.host import Worker
+    from distop.worker.daemon_side.host import Worker
     from tests.support.daemons import Daemons
 
 __all__ = ["sample_env", "worker"]
@@ -73,7 +73,7 @@ async def test_a_loop_that_ignores_its_time_limit_gives_its_slot_back_and_its_ne
 async def test_a_neighbour_without_an_end_does_not_delay_the_replacement_for_ever(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "REPLACED_AFTER", 1.0, raising=False)
+    monkeypatch.setattr(child_launch, "REPLACED_AFTER", 1.0, raising=False)
     neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
     beside = asyncio.ensure_future(run(worker, neighbour))
     await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
@@ -112,7 +112,7 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(
     tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also without a time limit, which could not reach it."""
-    monkeypatch.setattr(launch, "FROZEN_AFTER", 2.0)
+    monkeypatch.setattr(child_launch, "FROZEN_AFTER", 2.0)
     async with started(tmp_path, sample_env) as worker:
         held = asyncio.create_task(run(worker, replace(request({"b": "hold"}, "b", tmp_path), op="t/sample/2")))
         await until(lambda: "start b" in diary(tmp_path), "a neighbour runs")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import Start, chain
-from distop.core.txn import Delete, Get, GetResult, Put, absent, value_is
 from distop.errors import InvalidArgument
+from distop.protocol.txn import Delete, Get, GetResult, Put, absent, value_is
 
 if TYPE_CHECKING:
-    from distop.results import Transaction
+    from distop.services.operation_results import Transaction
     from tests.support.daemons import Daemons
 
 pytestmark = pytest.mark.etcd
@@ -194,7 +194,7 @@ WRITES = """
 import sys
 import distop
 from distop import Start
-from distop.core.txn import Get, Put, absent, value_is
+from distop.protocol.txn import Get, Put, absent, value_is
 client, me, count = distop.connect(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("connected", flush=True)
 made = 0

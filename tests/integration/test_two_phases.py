@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.errors import InvalidArgument, NotAllowed, NotFound
-from distop.submission.request import whoami
+from distop.services.submission.start_request import whoami
 from tests.support.answering import Server, answering, ok
 from tests.support.behaviors import ROOT, python_path
 from tests.support.command import distop_command

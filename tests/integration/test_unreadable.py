@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.protocol.records import OperationRef
 from tests.support.by_hand import TABLE, World, end
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd

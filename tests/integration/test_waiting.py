@@ -10,11 +10,11 @@ import pytest
 
 from distop import After, Every, Start, chain, chord
 from distop import group as parallel
-from distop.core.declaration import Retry, Rules
-from distop.core.keys import Keys
-from distop.core.model import OperationRef, Spec
-from distop.core.options import Options
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.keys import Keys
+from distop.protocol.operation_options import Options
+from distop.protocol.records import OperationRef, Spec
 from tests.support.contract import dump
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.plan import decode_chunk
-from distop.worker import protocol
-from distop.worker.caller import PLACES
+from distop.protocol.plan import decode_chunk
+from distop.worker import child_messages
+from distop.worker.daemon_side.call_channel import PLACES
+from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.requests import PlanPages
 from distop.worker.guardian import boottime
-from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.model import PlanPages
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from distop.worker.sinks import Fetch
+    from distop.worker.daemon_side.result_handlers import Fetch
 
 __all__ = ["sample_env"]
 
@@ -334,7 +334,7 @@ async def test_a_call_that_arrives_late_starts_nothing_and_is_sent_again(
             if late:
                 late.pop()
                 assert not (tmp_path / "diary").exists()
-                frame = protocol.encode({**message, "deadline": boottime() - 1})
+                frame = child_messages.encode({**message, "deadline": boottime() - 1})
         send(frame)
 
     child.send_frame = send_late  # type: ignore[method-assign]

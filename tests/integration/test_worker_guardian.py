@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.worker import guardian
+from distop.worker.daemon_side.host import Worker, WorkerConfig
 from distop.worker.guardian import boottime, session_members
-from distop.worker.host import Worker, WorkerConfig
 from tests.support.behaviors import sample_env
 from tests.support.processes import children, children_of_guardian, machine, signal_all, suspend
 

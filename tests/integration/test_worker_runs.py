@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from distop.core.codec import MAX_ERROR_TEXT
-from distop.private import CREDENTIALS
-from distop.worker import protocol
+from distop.protocol.json_codec import MAX_ERROR_TEXT
+from distop.runtime.secret_settings import CREDENTIALS
+from distop.worker import child_messages
+from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.requests import Listener
+from distop.worker.daemon_side.result_handlers import RunSink
 from distop.worker.guardian import boottime, session_members
-from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.model import Listener
-from distop.worker.sinks import RunSink
 from tests.integration.test_worker_guardian import second_of
 from tests.support import lingering
 from tests.support.behaviors import sample_env
@@ -30,7 +30,7 @@ from tests.support.behaviors import sample_env
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from distop.worker.model import PlanResult
+    from distop.worker.daemon_side.requests import PlanResult
 
 __all__ = ["sample_env"]
 
@@ -127,9 +127,9 @@ async def test_of_runs_that_take_turns_the_one_that_kills_the_child_is_blamed_al
     assert kinds(ends) == "a:success b:crash c:success d:success"
 
 
-def run_message(number: int, type_name: str, sink: RunSink, deadline: float) -> protocol.RunMessage:
+def run_message(number: int, type_name: str, sink: RunSink, deadline: float) -> child_messages.RunMessage:
     what = sink.request
-    return protocol.RunMessage(
+    return child_messages.RunMessage(
         t="run",
         run=number,
         op=what.op,
@@ -251,10 +251,10 @@ async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_pa
     sink.number = 77
     child.runs[77] = sink
     late = run_message(77, "sample", sink, deadline=boottime() - 1)
-    child.send(protocol.DeadlineMessage(t="deadline", boottime=boottime() - 1))
+    child.send(child_messages.DeadlineMessage(t="deadline", boottime=boottime() - 1))
     # It goes on in a second message, with a new deadline between the two: the first arrived too late all the same.
     child.send({**late, "items": [], "more": True})
-    child.send(protocol.DeadlineMessage(t="deadline", boottime=boottime() + 3600))
+    child.send(child_messages.DeadlineMessage(t="deadline", boottime=boottime() + 3600))
     child.send(late)
     await asyncio.wait_for(sink.done, 30)
     assert [end.kind for end in ends] == ["refused"]

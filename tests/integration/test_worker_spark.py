@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
 from tests.support.failingjava import FailingJava
 from tests.support.localspark import FRUGAL

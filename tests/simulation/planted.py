@@ -10,27 +10,33 @@ from dataclasses import replace
 from typing import Any
 
 from distop.clock import time
-from distop.coordinator.finishes import Finishes
-from distop.coordinator.role import Coordinator
-from distop.core import claiming, decide, together
-from distop.core import finishing as f
-from distop.core import transitions as t
-from distop.core.codec import dumps
-from distop.core.keys import Keys
-from distop.core.states import Stage
-from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
-from distop.core.view import ClusterView
-from distop.executor.checkpoints import Checkpoints
+from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.finish_batches import Finishes
+from distop.daemon.saved_checkpoints import Checkpoints
+from distop.decide import next_steps
+from distop.decide.view import ClusterView
+from distop.protocol import batch_claims, job_transitions
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol.json_codec import dumps
+from distop.protocol.keys import Keys
+from distop.protocol.state_tables import Stage
+from distop.protocol.txn import Compare, Delete, Relation, Target, Txn, absent
+from distop.services.submission import submit
 from distop.store.session import Session
-from distop.submission import submit
-from distop.testing.simulation import scenes
 from tests.simulation.planted_watches import BUGS
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
+from tests.simulator import scenes
 
 ALWAYS = absent("no such key")
 
 
-CLAIMS = ((claiming, "claim"), (claiming, "claim_runs"), (together, "claim_together"), (together, "claim_apart"))
+CLAIMS = (
+    (job_transitions, "claim"),
+    (job_transitions, "claim_runs"),
+    (batch_claims, "claim_together"),
+    (batch_claims, "claim_apart"),
+)
 """What puts claims where gates are open."""
 
 
@@ -57,28 +63,28 @@ def node_exists(compare: Compare) -> bool:
 
 @bug("invariant 1", "invariant 2", first=26)
 def report_without_its_fence(patch: Patch) -> None:
-    wrap(patch, claiming, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
+    wrap(patch, job_transitions, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
 
 
 @bug("invariant 3", "not the holder", first=74)
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     """The claim must exist, whoever holds it."""
 
-    def exists(guarded: claiming.Guarded, _: Any) -> claiming.Guarded:
+    def exists(guarded: job_transitions.Guarded, _: Any) -> job_transitions.Guarded:
         return replace(guarded, guard=Compare(guarded.guard.key, Target.CREATE, Relation.GREATER, 0))
 
-    wrap(patch, claiming, "wait_again", exists)
+    wrap(patch, job_transitions, "wait_again", exists)
 
 
 @bug("invariant 3", "not the holder", first=292)
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
-    wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
+    wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
 @bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
-    wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
+    wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, also=()))
 
 
 @bug("invariant 4", "invariant 9", first=47)
@@ -90,15 +96,15 @@ def drop_the_gate_compare(patch: Patch) -> None:
 # Seldom: a session has to end while a claim of it is on its way.
 @bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
-    for module, name in (*CLAIMS, (claiming, "with_first")):
+    for module, name in (*CLAIMS, (job_transitions, "with_first")):
         wrap(patch, module, name, lambda txn, _: without(txn, node_exists))
 
 
 @bug("invariant 2")
 def take_over_a_live_incarnation(patch: Patch) -> None:
     """Whoever is not seen for the moment counts as gone, and nothing compares it."""
-    give(patch, decide, "claimable", live=())
-    wrap(patch, claiming, "claim", lambda txn, _: without(txn, node_absent))
+    give(patch, next_steps, "claimable", live=())
+    wrap(patch, job_transitions, "claim", lambda txn, _: without(txn, node_absent))
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
@@ -115,8 +121,8 @@ def elect_while_another_lives(patch: Patch) -> None:
 
 @bug("two at once", "stopped too late")
 def reap_the_claims_of_live_holders(patch: Patch) -> None:
-    give(patch, decide, "next_step", live=())
-    wrap(patch, claiming, "revoke", lambda txn, _: without(txn, node_absent))
+    give(patch, next_steps, "next_step", live=())
+    wrap(patch, job_transitions, "revoke", lambda txn, _: without(txn, node_absent))
 
 
 # ------------------------------------------------------------------ completion
@@ -127,7 +133,7 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
     former = Coordinator._perform
 
     async def perform(self: Coordinator, op: Any, step: Any, *, refused: bool = False) -> bool:
-        if isinstance(step, decide.Commit) and step.txn.label == "decide":
+        if isinstance(step, next_steps.Commit) and step.txn.label == "decide":
             arg = await self._ctx.argument(op.ref)
 
             async def none(start: int) -> tuple[list[Any], None]:
@@ -144,14 +150,14 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
 
 @bug("completion before decision", first=16)
 def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
-    former = decide.next_step
+    former = next_steps.next_step
 
     def early(keys: Any, op: Any, live: Any, election: Any, now: float, poll: float, *actors: Any) -> Any:
         if op.stage is Stage.OPEN and op.spec.rules.reports_only and op.plan.count - op.ended == 1:
             op = replace(op, success=op.success + 1)
         return former(keys, op, live, election, now, poll, *actors)
 
-    substitute(patch, decide, "next_step", early)
+    substitute(patch, next_steps, "next_step", early)
 
 
 # Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
@@ -182,7 +188,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
         claim, mod, _ = found
         return (replace(claim, failures=given.seen.value.failures), mod, False) if given.seen is not None else found
 
-    wrap(patch, decide, "claim_for", uncounted)
+    wrap(patch, next_steps, "claim_for", uncounted)
 
 
 # ------------------------------------------------------------ sessions, clients
@@ -238,10 +244,10 @@ def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
 
 @bug("checkpoint lost", first=8)
 def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
-    def forget(guarded: claiming.Guarded, given: Any) -> claiming.Guarded:
+    def forget(guarded: job_transitions.Guarded, given: Any) -> job_transitions.Guarded:
         return replace(guarded, ops=(*guarded.ops, Delete(given.keys.job(given.ref, given.partition, "progress"))))
 
-    wrap(patch, claiming, "wait_again", forget)
+    wrap(patch, job_transitions, "wait_again", forget)
 
 
 @bug("checkpoint lost", first=8)
@@ -254,7 +260,7 @@ def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
 
 @bug("liveness", first=14)
 def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
-    give(patch, decide, "claimable", patience=float("inf"))
+    give(patch, next_steps, "claimable", patience=float("inf"))
 
 
 @bug("invariant 5")

@@ -8,22 +8,23 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from distop.coordinator.reaping import Reaper
-from distop.core import claiming
-from distop.core.draining import NodeState
-from distop.core.jobs import JobState
-from distop.core.model import Phase
-from distop.core.txn import Delete
-from distop.daemon import incarnation, pruning
+from distop.daemon import incarnation
 from distop.daemon.capability import Capability
-from distop.executor.jobs import Jobs
-from distop.executor.role import Executor
-from distop.node.localjobs import LocalJobs
-from distop.node.openop import OpenOperation
-from distop.submission import rerun, submit
-from distop.testing.simulation import run, scenes
+from distop.daemon.coordinator.orphaned_jobs import Reaper
+from distop.daemon.executor.executor_role import Executor
+from distop.daemon.executor.job_runs import Jobs
+from distop.daemon.local_jobs import LocalJobs
+from distop.daemon.upkeep import history_pruning
+from distop.protocol import job_transitions
+from distop.protocol.executor_nodes import NodeState
+from distop.protocol.jobs import JobState
+from distop.protocol.records import Phase
+from distop.protocol.txn import Delete
+from distop.services.open_operation import OpenOperation
+from distop.services.submission import rerun, submit
 from tests.simulation.planted import BUGS
 from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
+from tests.simulator import run, scenes
 
 # ---------------------------------------------------------------------- starts
 
@@ -127,7 +128,7 @@ def fail_for_good_without_cleaning_up(patch: Patch) -> None:
         for held, event in ends:
             outcome = self._outcome(held, replace(event, result=None))
             failed, keys = JobState.FAILED, self._ctx.keys
-            write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
+            write = job_transitions.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
             self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event, lost=lost))])
 
     substitute(patch, Jobs, "_fail_after_cleanup", fail)
@@ -208,12 +209,12 @@ def a_rerun_that_leaves_some_out(patch: Patch) -> None:
 def history_pruned_within_its_hour(patch: Patch) -> None:
     """A watermark counts as old as soon as it is put."""
     newest = lambda known: replace(known[-1], lease=0) if known else None  # noqa: E731
-    substitute(patch, pruning, "newest_old", newest)
+    substitute(patch, history_pruning, "newest_old", newest)
 
 
 @bug("forgotten", first=26)
 def a_watermark_without_the_lease_of_its_hour(patch: Patch) -> None:
-    wrap(patch, pruning, "put_watermark", lambda txn, _: replace(txn, success=txn.success[:1]))
+    wrap(patch, history_pruning, "put_watermark", lambda txn, _: replace(txn, success=txn.success[:1]))
 
 
 # --------------------------------------------------------- nodes that cannot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distop.node.clockcheck import ClockCheck
+from distop.daemon.clock_check import ClockCheck
 from tests.simulation.planted_progress import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distop.core import finishing as f
-from distop.core import waiting as w
-from distop.core.keys import Keys
-from distop.core.model import OperationRef
-from distop.core.txn import Delete, Operation
-from distop.core.user_transaction import CallerTransaction
-from distop.submission import duplicates, submit
-from distop.submission.duplicates import Asked
-from distop.submission.submit import OfType, Try
-from distop.testing.simulation import scenes
+from distop.protocol import operation_finish as f
+from distop.protocol import pending_operations as w
+from distop.protocol.keys import Keys
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import Delete, Operation
+from distop.protocol.user_transaction import CallerTransaction
+from distop.services.submission import duplicates, submit
+from distop.services.submission.duplicates import Asked
+from distop.services.submission.submit import OfType, Try
 from tests.simulation.planted_limits import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
+from tests.simulator import scenes
 
 # ----------------------------------------------------------------------- bugs
 

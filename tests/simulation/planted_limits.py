@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distop.claims import owner
-from distop.coordinator.placing import Placing
-from distop.core import claiming, permits
-from distop.core.txn import Txn
+from distop.daemon.coordinator.label_routing import Placing
 from distop.daemon.elections import Elections
+from distop.daemon.executor.claimer import Claimer
 from distop.daemon.incarnation import Incarnation
-from distop.executor.claimer import Claimer
-from distop.node.context import Context
-from distop.node.openop import OpenOperation
-from distop.testing.simulation import scenes
+from distop.daemon.incarnation_context import Context
+from distop.protocol import job_transitions, permits
+from distop.protocol.txn import Txn
+from distop.services.claims import job_owner
+from distop.services.open_operation import OpenOperation
 from tests.simulation.planted import without
 from tests.simulation.planted_waiting import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
+from tests.simulator import scenes
 
 
 @bug("invariant 16", shape=scenes.few_at_once)
 def claim_a_permit_without_comparing_it(patch: Patch) -> None:
-    wrap(patch, claiming, "claim", lambda txn, _: without(txn, lambda compare: "Permit." in compare.key))
+    wrap(patch, job_transitions, "claim", lambda txn, _: without(txn, lambda compare: "Permit." in compare.key))
 
 
 @bug("invariant 16", shape=scenes.few_at_once, first=8)
@@ -33,10 +33,10 @@ def a_lowered_limit_that_forgets_what_runs(patch: Patch) -> None:
 
 @bug("invariant 16", "liveness", shape=scenes.few_at_once)
 def a_report_that_keeps_its_permit(patch: Patch) -> None:
-    def kept(guarded: claiming.Guarded, _: Any) -> claiming.Guarded:
+    def kept(guarded: job_transitions.Guarded, _: Any) -> job_transitions.Guarded:
         return replace(guarded, ops=tuple(op for op in guarded.ops if "Permit." not in getattr(op, "key", "")))
 
-    wrap(patch, claiming, "report", kept)
+    wrap(patch, job_transitions, "report", kept)
 
 
 @bug("invariant 16", shape=scenes.few_at_once)
@@ -59,7 +59,7 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
 
 @bug("invariant 16", shape=scenes.limits_come_and_go_beside_actors, focus=("crash",))
 def a_lost_job_that_an_actor_takes_over_keeps_its_permit(patch: Patch) -> None:
-    wrap(patch, owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
+    wrap(patch, job_owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
 
 
 @bug("invariant 16", "liveness", shape=scenes.lost_jobs_fail, focus=("crash",))
@@ -74,7 +74,7 @@ def a_lost_job_that_is_failed_keeps_its_permit(patch: Patch) -> None:
             ),
         )
 
-    wrap(patch, claiming, "fail_lost", kept)
+    wrap(patch, job_transitions, "fail_lost", kept)
 
 
 @bug("liveness", shape=scenes.losses_that_no_claim_compares, focus=("crash",))

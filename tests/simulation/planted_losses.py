@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from distop.core import decide
-from distop.executor import claimer
-from distop.executor.claimer import Claimer
-from distop.worker.model import JobItem
+from distop.daemon.executor import claimer
+from distop.daemon.executor.claimer import Claimer
+from distop.decide import next_steps
+from distop.worker.daemon_side.requests import JobItem
 from tests.simulation.planting import Patch, substitute
 
 
@@ -22,4 +22,6 @@ def clean_up_before_the_claim(patch: Patch) -> None:
         await former(self, op, over, won)
 
     substitute(patch, Claimer, "_fail_lost", fail_lost)
-    patch.setattr(claimer, "decide", SimpleNamespace(**{**vars(decide), "only_ends": lambda claim, rules: False}))
+    patch.setattr(
+        claimer, "next_steps", SimpleNamespace(**{**vars(next_steps), "only_ends": lambda claim, rules: False})
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from distop.executor.role import Executor
-from distop.testing.simulation import scenes
+from distop.daemon.executor.executor_role import Executor
 from tests.simulation.planted_acts import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute
+from tests.simulator import scenes
 
 # ----------------------------------------------------------------------- bugs
 

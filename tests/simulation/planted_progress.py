@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from distop.executor.checkpoints import Checkpoints
-from distop.testing.simulation import scenes
+from distop.daemon.saved_checkpoints import Checkpoints
 from tests.simulation.planted_ids import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute
+from tests.simulator import scenes
 
 
 # As cockroachdb/cockroach#159930

@@ -6,25 +6,26 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from distop.coordinator import waiters
-from distop.coordinator.ending import Ending
-from distop.coordinator.finishes import Finishes
-from distop.coordinator.placing import Placing
-from distop.core import due, grouping
-from distop.core import finishing as f
-from distop.core import waiting as w
-from distop.core.model import Cancel, State
-from distop.core.operationview import OperationView
-from distop.core.txn import Compare, KeyValue, Txn
-from distop.core.view import TypeView
-from distop.daemon import holding
+from distop.daemon import job_reports
+from distop.daemon.coordinator import pending_starts
+from distop.daemon.coordinator.finish_batches import Finishes
+from distop.daemon.coordinator.label_routing import Placing
+from distop.daemon.coordinator.operation_end import Ending
 from distop.daemon.elections import Elections
-from distop.daemon.holding import HoldKeeper
-from distop.node import reporter
-from distop.testing.simulation import scenes
+from distop.daemon.upkeep import abandoned_holds
+from distop.daemon.upkeep.abandoned_holds import HoldKeeper
+from distop.decide import due_operations
+from distop.decide.operation_view import OperationView
+from distop.decide.view import TypeView
+from distop.protocol import group_commit
+from distop.protocol import operation_finish as f
+from distop.protocol import pending_operations as w
+from distop.protocol.records import Cancel, State
+from distop.protocol.txn import Compare, KeyValue, Txn
 from tests.simulation.planted import without
 from tests.simulation.planted_opening import BUGS, Planted
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
+from tests.simulator import scenes
 
 # ----------------------------------------------------------------------- bugs
 
@@ -42,20 +43,20 @@ def successors_go_on_however_it_ended(patch: Patch) -> None:
 def what_waits_for_others_begins(patch: Patch) -> None:
     """Neither is an edge looked at, nor compared."""
 
-    def alone(decided: due.Fate, given: Any) -> due.Fate:
-        return due.Begin() if isinstance(decided, due.Blocked) and not decided.hold else decided
+    def alone(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+        return due_operations.Begin() if isinstance(decided, due_operations.Blocked) and not decided.hold else decided
 
-    wrap(patch, waiters, "fate", alone)
+    wrap(patch, pending_starts, "fate", alone)
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
 
 
 @bug("invariant 15", shape=scenes.in_a_row)
 def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
-    def too_soon(decided: due.Fate, given: Any) -> due.Fate:
-        waits = isinstance(decided, due.Blocked) and not decided.hold
-        return due.EndWaiting(Cancel("aborted", "it waits")) if waits else decided
+    def too_soon(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+        waits = isinstance(decided, due_operations.Blocked) and not decided.hold
+        return due_operations.EndWaiting(Cancel("aborted", "it waits")) if waits else decided
 
-    wrap(patch, waiters, "fate", too_soon)
+    wrap(patch, pending_starts, "fate", too_soon)
 
 
 @bug("liveness", shape=scenes.in_a_row)
@@ -73,7 +74,7 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
 
 @bug("progress", shape=scenes.that_fail)
 def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
-    for module in (grouping, reporter):
+    for module in (group_commit, job_reports):
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
@@ -130,10 +131,10 @@ def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
 def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> None:
     """Others of its graph wait for it afterwards, and are never informed."""
 
-    def at_once(decided: due.Fate, given: Any) -> due.Fate:
-        return replace(decided, hold="") if isinstance(decided, due.EndWaiting) else decided
+    def at_once(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+        return replace(decided, hold="") if isinstance(decided, due_operations.EndWaiting) else decided
 
-    wrap(patch, waiters, "fate", at_once)
+    wrap(patch, pending_starts, "fate", at_once)
 
 
 @bug("given up too early", shape=scenes.inserted_for_long, slow=True)
@@ -153,7 +154,7 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
 @bug("given up too early", shape=scenes.inserted_for_long)
 def a_graph_is_given_up_within_its_minute(patch: Patch) -> None:
     """The judge has a minute of its own: it does not follow what the executors think."""
-    patch.setattr(holding, "GRAPH_LIMIT", 8.0)
+    patch.setattr(abandoned_holds, "GRAPH_LIMIT", 8.0)
 
 
 @bug("invariant 15", shape=scenes.added_at_the_end, first=16)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distop.core.keys import Keys
+from distop.protocol.keys import Keys
 from distop.store import watch
-from distop.store.identity import Identity
-from distop.store.position import Reopen, WatchPosition
-from distop.testing.simulation import Scenario, scenes
+from distop.store.cluster_identity import Identity
+from distop.store.watch_position import Reopen, WatchPosition
 from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
+from tests.simulator import Scenario, scenes
 
 # --------------------------------------------------------------------- shapes
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distop.testing.simulation import Scenario, scenario
+from tests.simulator import Scenario, scenario
 
 Patch = pytest.MonkeyPatch
 Shape = Callable[[Scenario], Scenario]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from distop.testing.simulation import Breach, Scenario, Simulation, scenario
-from distop.testing.simulation.run import quietly
 from tests.simulation.planted_history import BUGS, Planted
+from tests.simulator import Breach, Scenario, Simulation, scenario
+from tests.simulator.run import quietly
 
 SEEDS = 2_000
 """Schedules in which a bug is looked for at most."""

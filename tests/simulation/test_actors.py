@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.claims.model import Release
 from distop.clock import random
-from distop.core import decide, owning
-from distop.core.decide import PATIENCE
-from distop.core.txn import Txn, TxnResult
-from distop.testing.simulation import Scenario, actors, scenario
-from distop.testing.simulation.run import simulate
-from distop.testing.simulation.scenario import Wish, plain
+from distop.decide import next_steps
+from distop.decide.next_steps import PATIENCE
+from distop.protocol import actor_claims
+from distop.protocol.txn import Txn, TxnResult
+from distop.services.claims.owned_jobs import Release
 from tests.simulation.planted_losses import clean_up_before_the_claim
+from tests.simulator import Scenario, actors, scenario
+from tests.simulator.run import simulate
+from tests.simulator.scenario import Wish, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,7 @@ def test_actors_work_beside_executors_with_faults_and_nothing_is_broken() -> Non
 
 
 def test_a_claim_that_is_taken_before_its_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "abandoned_in", lambda claim, unchanged_for: 0.0)
+    monkeypatch.setattr(next_steps, "abandoned_in", lambda claim, unchanged_for: 0.0)
     assert kinds(SEEDS)["taken too early"]
 
 
@@ -75,30 +76,30 @@ def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest
 
 
 def test_a_take_over_that_does_not_compare_the_fence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = owning._take
+    former = actor_claims._take
 
-    def careless(keys: Any, one: owning.Taking) -> Txn:
+    def careless(keys: Any, one: actor_claims.Taking) -> Txn:
         txn = former(keys, one)
         return replace(txn, compares=txn.compares[:1]) if one.seen_mod else txn
 
-    monkeypatch.setattr(owning, "_take", careless)
+    monkeypatch.setattr(actor_claims, "_take", careless)
     assert kinds(SEEDS)
 
 
 def test_a_return_that_does_not_compare_the_fence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = owning.finish
-    monkeypatch.setattr(owning, "finish", lambda *args: replace(former(*args), compares=()))
+    former = actor_claims.finish
+    monkeypatch.setattr(actor_claims, "finish", lambda *args: replace(former(*args), compares=()))
     assert kinds(range(8, 41))  # from the first that shows it
 
 
 def test_a_take_over_behind_a_gate_that_is_gone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = owning._take
+    former = actor_claims._take
 
-    def careless(keys: Any, one: owning.Taking) -> Txn:
+    def careless(keys: Any, one: actor_claims.Taking) -> Txn:
         txn = former(keys, one)
         return replace(txn, compares=txn.compares[1:])
 
-    monkeypatch.setattr(owning, "_take", careless)
+    monkeypatch.setattr(actor_claims, "_take", careless)
     assert kinds(range(24, 121))  # from the first that shows it
 
 
@@ -110,5 +111,5 @@ def test_the_seeds_have_actors_now_and_then() -> None:
 
 def test_a_refusal_tells_whose_the_claim_is() -> None:
     nothing = TxnResult(False, 5, ())
-    token = owning.Token.parse("t/copy/1#0@5.0123456789abcdef")
-    assert owning.refused_extension(token, nothing) is None
+    token = actor_claims.Token.parse("t/copy/1#0@5.0123456789abcdef")
+    assert actor_claims.refused_extension(token, nothing) is None

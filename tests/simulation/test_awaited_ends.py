@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.keys import Keys
-from distop.core.model import History, OperationRef, State
-from distop.core.txn import Delete, Put, Txn
+from distop.client.async_operation import Operation
 from distop.errors import EtcdUnavailable, NotFound
-from distop.operation import Operation
-from distop.store.failures import Failure, Fate
+from distop.protocol.keys import Keys
+from distop.protocol.records import History, OperationRef, State
+from distop.protocol.txn import Delete, Put, Txn
+from distop.store.grpc_failures import Failure, Fate
 from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream
 from tests.support.world import TIME
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
-    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
+    from tests.simulator.virtual_loop import Process
 
 KEYS, REF = Keys(), OperationRef("t", "noop", "", 1)
 
@@ -192,7 +192,7 @@ def test_who_waits_is_told_when_the_client_is_closed(world: World) -> None:
 
 
 def test_who_watches_is_told_when_the_client_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    operation = "distop.operation."
+    operation = "distop.client.async_operation."
 
     async def work(client: EtcdClient) -> None:
         waits = asyncio.Event()

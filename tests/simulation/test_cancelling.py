@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from distop.core.model import History
-from distop.testing.simulation import Scenario, Simulation, behaviors, scenario
-from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.departures import AWAY, AWAY_TABLE, with_departure
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
+from distop.protocol.records import History
+from tests.simulator import Scenario, Simulation, scenario, simulated_behaviors
+from tests.simulator.departures import AWAY, AWAY_TABLE, with_departure
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Act, Fault, Host, Wish, plain
+from tests.simulator.simulated_behaviors import Script
 
 ARG = {"seed": 7, "partitions": 3, "pace": 60.0, "calls": 0.1, "trouble": 0.0, "chunk": 1000}
 
@@ -76,7 +76,7 @@ def test_an_operation_that_failed_fast_waits_for_its_completion_code(
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.2, 1, "failed") if partition == 0 else Script(60.0, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     host = Host("exec-1", (kind,), 1, 0.0, labels={"zone": AWAY})
     wish = Wish(0, 0.3, kind, "a", {**ARG, "calls": 4.0}, None, "fail_fast", (), options={"where": where})
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import simulate
 
-from distop.testing.simulation import scenario
-from distop.testing.simulation.shrinking import smallest
-from distop.testing.simulation.story import replay
 from tests.simulation.planted import BUGS
+from tests.simulator import scenario
+from tests.simulator.breach_story import replay
+from tests.simulator.shrinking import smallest
 
 Printed = pytest.CaptureFixture[str]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from distop.store.client import EtcdClient
 
 if TYPE_CHECKING:
-    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
+    from tests.simulator.virtual_loop import Process
 
 USER = {"username": "me", "password": "a secret"}
 

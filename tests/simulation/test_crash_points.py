@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from distop.store import transport
-from distop.testing.simulation.points import ACTIONS, Course, discover
-from distop.testing.simulation.references import Reference, references
-from distop.testing.simulation.scenario import Wish, plain
-from distop.testing.simulation.strikes import Strike, Struck, checked, one_strike, strikes, tell
-from distop.testing.simulation.worker import SimWorker
 from tests.conftest import FIGURES
 from tests.simulation.planted_losses import clean_up_before_the_claim
+from tests.simulator.crash_points import ACTIONS, Course, discover
+from tests.simulator.reference_runs import Reference, references
+from tests.simulator.scenario import Wish, plain
+from tests.simulator.sim_worker import SimWorker
+from tests.simulator.strikes import Strike, Struck, checked, one_strike, strikes, tell
 
 DISTOP = Path(__file__).resolve().parents[2] / "distop"
 BUILDERS = {"Txn": 3, "Guarded": 2, "replace": 3}
@@ -35,8 +35,8 @@ PARTS = {"broken_edge", "forget_request", "give_back", "release_id"}
 
 STORY = """
 import hashlib
-from distop.testing.simulation.points import discover
-from distop.testing.simulation.references import references
+from tests.simulator.crash_points import discover
+from tests.simulator.reference_runs import references
 for name, reference in references().items():
     print(name, hashlib.sha256(repr(discover(reference).points).encode()).hexdigest())
 """
@@ -129,7 +129,7 @@ def test_a_strike_that_breaches_tells_its_story_and_how_to_see_it_again(monkeypa
     arg = {"seed": 5, "partitions": 2, "pace": 20.0, "calls": 0.05, "chunk": 200}
     wish = Wish(0, 0.3, "check", "a", arg, None, None, ())
     slow = Reference(plain(5, 2, [wish], ttl=2, poll=2.0, calm=8.0))
-    monkeypatch.setattr("distop.testing.simulation.strikes.references", lambda: {"slow jobs": slow})
+    monkeypatch.setattr("tests.simulator.strikes.references", lambda: {"slow jobs": slow})
     point = next(point for point in discover(slow).points if point.what == "child: start a job")
     struck = Strike("slow jobs", point.number, "kill", "done")
     assert one_strike(struck).stories == ()

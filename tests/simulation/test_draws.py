@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from distop.core.limits import DEFAULT, Limits
-from distop.core.model import CLUSTER_TABLE
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.run import Report, quietly
-from distop.testing.simulation.scenario import CROWD, FORMS, Fault, Scenario, Wish, expected, plain
-from distop.testing.simulation.scenes import SCENES, Scene, plainly
-from distop.testing.simulation.slow_graphs import MINUTE
+from distop.protocol.records import CLUSTER_TABLE
+from distop.protocol.size_limits import DEFAULT, Limits
+from tests.simulator import Simulation, scenario
+from tests.simulator.run import Report, quietly
+from tests.simulator.scenario import CROWD, FORMS, Fault, Scenario, Wish, expected, plain
+from tests.simulator.scenes import SCENES, Scene, plainly
+from tests.simulator.slow_graphs import MINUTE
 
 SEEDS = range(1, 2001)
 

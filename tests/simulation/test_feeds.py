@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn
+from distop.protocol.txn import Put, Txn
 from distop.store.client import EtcdClient
 from distop.store.watch import Feed
-from distop.testing.simulation.users import DENIED
+from tests.simulator.etcd_users import DENIED
 
 if TYPE_CHECKING:
     from distop.store.watch import Batch

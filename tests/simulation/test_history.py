@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from distop.core import keys as K
-from distop.core.limits import DEFAULT, Limits
-from distop.core.model import Node
-from distop.core.txn import Put, Txn
-from distop.node.clockcheck import ClockCheck
-from distop.store.config import Endpoint, EtcdConfig
+from distop.daemon.clock_check import ClockCheck
+from distop.protocol import keys as K
+from distop.protocol.records import Node
+from distop.protocol.size_limits import DEFAULT, Limits
+from distop.protocol.txn import Put, Txn
+from distop.store.connection_settings import Endpoint, EtcdConfig
 from distop.store.server_clock import Untold
-from distop.testing.simulation import Scenario, Simulation, scenario
-from distop.testing.simulation.loop import Process
-from distop.testing.simulation.machine import Machine
-from distop.testing.simulation.run import Report, quietly
-from distop.testing.simulation.scenario import FEW_RECORDS, Fault, Wish, plain
+from tests.simulator import Scenario, Simulation, scenario
+from tests.simulator.machine import Machine
+from tests.simulator.run import Report, quietly
+from tests.simulator.scenario import FEW_RECORDS, Fault, Wish, plain
+from tests.simulator.virtual_loop import Process
 
 
 def wishes(count: int, every: float) -> tuple[Wish, ...]:
@@ -71,7 +71,7 @@ def test_a_watermark_that_etcd_applies_late_makes_nothing_old_that_was_written_m
 
 
 def test_a_record_is_kept_for_an_hour() -> None:
-    """By default, whatever ``distop.core.limits`` says: docs/contract.md promises it."""
+    """By default, whatever ``distop.protocol.size_limits`` says: docs/contract.md promises it."""
     assert DEFAULT.history_kept >= 3600.0
     assert Limits().history_kept >= 3600.0
     granted: list[int] = []

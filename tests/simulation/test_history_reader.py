@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn
 from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.protocol.txn import Put, Txn
 from distop.store.client import EtcdClient
 from distop.store.history import CaughtUp, HistoryReader, Revision
-from distop.testing.simulation.users import DENIED
+from tests.simulator.etcd_users import DENIED
 
 if TYPE_CHECKING:
-    from distop.testing.simulation.links import Link
     from tests.simulation.worlds import World
+    from tests.simulator.server_links import Link
 
 
 async def write(client: EtcdClient, *keys: str) -> None:

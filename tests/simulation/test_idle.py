@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import Put, Txn
-from distop.testing.simulation.run import Simulation
-from distop.testing.simulation.scenario import plain
+from distop.protocol.txn import Put, Txn
+from tests.simulator.run import Simulation
+from tests.simulator.scenario import plain
 
 if TYPE_CHECKING:
-    from distop.testing.simulation.scenario import Scenario
+    from tests.simulator.scenario import Scenario
 
 IDLE = 400.0
 """Seconds: watches that are opened after their first listing again start when nothing has been written for minutes."""

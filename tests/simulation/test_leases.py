@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from distop.core import keys as K
-from distop.core.jobs import JobState, Outcome
-from distop.core.txn import Get, Txn
-from distop.testing.simulation import Simulation, behaviors
-from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.links import Hold
-from distop.testing.simulation.loop import Process
-from distop.testing.simulation.machine import Machine
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Wish
-from distop.testing.simulation.worker import SimWorker
+from distop.protocol import keys as K
+from distop.protocol.jobs import JobState, Outcome
+from distop.protocol.txn import Get, Txn
 from tests.simulation.test_moments import incarnations, is_outcome, runs, times, written
 from tests.simulation.test_scenarios import argument, jobs_of, small
+from tests.simulator import Simulation, simulated_behaviors
+from tests.simulator.machine import Machine
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Wish
+from tests.simulator.server_links import Hold
+from tests.simulator.sim_worker import SimWorker
+from tests.simulator.simulated_behaviors import Script
+from tests.simulator.virtual_loop import Process
 
 
 def could_change(asked: object) -> bool:
@@ -178,7 +178,7 @@ def test_a_lease_that_is_lost_within_a_batch_of_jobs(acknowledged: bool, monkeyp
     def script(kind: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.05 if partition % 2 else 0.3 + 0.15 * partition, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     wish = Wish(0, 0.5, "quick", "a", argument(3, 8, 0.0), None, "collect_all", ())
     with quietly():
         sim = Simulation(replace(small(3, 2, wish, slots=8), calm=16.0))

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from distop.core.jobs import Claim
-from distop.core.limits import Limits
-from distop.testing.simulation import Scenario, Simulation, scenario
-from distop.testing.simulation.bounds import altered
-from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
+from distop.protocol.jobs import Claim
+from distop.protocol.size_limits import Limits
+from tests.simulator import Scenario, Simulation, scenario
+from tests.simulator.drawn_options import altered
+from tests.simulator.scenario import Act, Fault, Host, Wish, plain
 
 
 def wish(

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from distop.core.keys import Keys
-from distop.core.model import OperationRef
-from distop.core.seen import Change
-from distop.core.txn import KeyValue
+from distop.protocol.keys import Keys
+from distop.protocol.records import OperationRef
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import KeyValue
 from distop.testing.model_store import ModelStore
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.effects import Effects
-from distop.testing.simulation.registry import Registry
-from distop.testing.simulation.run import Report, quietly
-from distop.testing.simulation.scenario import Act, Fault, Removal, Scenario, Wish
 from tests.simulation.test_scenarios import argument, small
+from tests.simulator import Simulation, scenario
+from tests.simulator.job_effects import Effects
+from tests.simulator.removed_tables import Registry
+from tests.simulator.run import Report, quietly
+from tests.simulator.scenario import Act, Fault, Removal, Scenario, Wish
 
 REF = OperationRef("a", "check", "", 1)
 

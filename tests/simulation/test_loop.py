@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.testing.simulation.loop import Process, VirtualLoop
+from tests.simulator.virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

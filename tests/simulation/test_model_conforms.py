@@ -14,13 +14,8 @@ import pytest
 
 from distop.clock import source
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.transport import channels
-from distop.testing.simulation.etcd import SimEtcd
-from distop.testing.simulation.links import PATIENCE
-from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.network import Network
-from distop.testing.simulation.source import SimSource
 from tests.conformance import (
     test_cluster,
     test_history,
@@ -32,6 +27,11 @@ from tests.conformance import (
     test_users,
     test_watch,
 )
+from tests.simulator.network import Network
+from tests.simulator.process_clock import SimSource
+from tests.simulator.server_links import PATIENCE
+from tests.simulator.sim_etcd import SimEtcd
+from tests.simulator.virtual_loop import Process, VirtualLoop
 from tests.support.etcd import SMALL_QUOTA
 from tests.support.proxy import Mode
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-    from distop.testing.simulation.quorum import Member
+    from tests.simulator.quorum import Member
 
 pytestmark = pytest.mark.malformed
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from distop.core import keys as K
-from distop.core.jobs import Claim, JobState
-from distop.core.txn import Put, Txn
-from distop.testing.simulation import Simulation, behaviors
-from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.network import CLOSED, Fate
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Wish, plain
+from distop.protocol import keys as K
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.txn import Put, Txn
 from tests.simulation.test_scenarios import argument, jobs_of, small
+from tests.simulator import Simulation, simulated_behaviors
+from tests.simulator.network import CLOSED, Fate
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Fault, Wish, plain
+from tests.simulator.simulated_behaviors import Script
 
 
 def incarnations(sim: Simulation) -> list[str]:
@@ -199,7 +199,7 @@ def test_etcd_is_full_in_the_middle_of_a_group_commit(
     """F15, T8: the group is refused, or it is applied and answered with the same words. It is sent again, as it was,
     until there is room; then all of it is there once, and nothing is done twice.
     """
-    monkeypatch.setattr(behaviors, "script", lambda *_: Script(1.0, 1, "success"))
+    monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(1.0, 1, "success"))
     wishes = [Wish(0, 0.5, "quick", "a", argument(0, 3, 0.0), None, "collect_all", ()) for _ in range(6)]
     with quietly():
         sim = Simulation(plain(5, 1, wishes, slots=20))
@@ -249,7 +249,7 @@ def test_clocks_that_jump_while_a_job_waits_for_another_try(
             return Script(0.1, 1, "error" if attempt == 1 else "success")
         return Script(12.0, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     wish = Wish(0, 0.5, "check", "a", argument(3, 6, 0.0), None, "collect_all", ())
     with quietly():
         sim = Simulation(replace(small(3, 2, wish, slots=4), poll=1000.0))  # no poll finds it

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from distop.core import keys as K
-from distop.core.jobs import Claim
-from distop.core.model import OperationRef
-from distop.core.txn import Put, Txn
-from distop.executor.role import Executor
-from distop.testing.simulation import Scenario, Simulation
-from distop.testing.simulation.loop import Process
-from distop.testing.simulation.machine import Machine
-from distop.testing.simulation.network import Fate
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, DrainAct, Wish, plain
+from distop.daemon.executor.executor_role import Executor
+from distop.protocol import keys as K
+from distop.protocol.jobs import Claim
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import Put, Txn
 from tests.simulation.test_scenarios import argument, small
+from tests.simulator import Scenario, Simulation
+from tests.simulator.machine import Machine
+from tests.simulator.network import Fate
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Act, DrainAct, Wish, plain
+from tests.simulator.virtual_loop import Process
 
 AFTER = 1.0
 """Seconds for which the answer is on its way."""

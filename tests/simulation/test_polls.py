@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from distop.core.jobs import Claim
-from distop.core.model import OperationRef
-from distop.core.txn import Put, Txn
-from distop.testing.simulation import Simulation, run
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, Wish, plain
+from distop.protocol.jobs import Claim
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import Put, Txn
 from tests.simulation.test_scenarios import argument
+from tests.simulator import Simulation, run
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Act, Wish, plain
 
 COORDINATORS = 330.0
 """Seconds between two listings of a coordinator's, at most."""

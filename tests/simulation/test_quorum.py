@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 
-from distop.core.txn import Get, Put, Txn, absent
 from distop.errors import EtcdUnavailable, OutcomeUnknown
+from distop.protocol.txn import Get, Put, Txn, absent
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
-from distop.testing.simulation import Simulation
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Wish
+from distop.store.connection_settings import EtcdConfig
 from tests.simulation.test_scenarios import argument, small
 from tests.simulation.worlds import ADDRESSES, ELECTION, World
+from tests.simulator import Simulation
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Fault, Wish
 
 if TYPE_CHECKING:
     pass

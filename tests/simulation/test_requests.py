@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 
-from distop.core.keys import Keys
-from distop.core.txn import Get, GetResult, Put, Txn, absent
 from distop.errors import OutcomeUnknown, PermissionDenied
+from distop.protocol.keys import Keys
+from distop.protocol.txn import Get, GetResult, Put, Txn, absent
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session
 from distop.store.transport import RANGE, RECONNECT, WATCH, RequestFailed
 from distop.store.watch import Batch, Feed
-from distop.testing.simulation.links import EVERYTHING, PATIENCE
-from distop.testing.simulation.network import Fate
+from tests.simulator.network import Fate
+from tests.simulator.server_links import EVERYTHING, PATIENCE
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
-    from distop.testing.simulation.loop import Process
     from tests.simulation.worlds import World
+    from tests.simulator.virtual_loop import Process
 
 
 USER = {"username": "me", "password": "a secret"}

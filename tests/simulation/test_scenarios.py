@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from distop.coordinator.reaping import Reaper
-from distop.core.jobs import Claim, JobState
-from distop.core.limits import DEFAULT
-from distop.core.model import CLUSTER_TABLE
-from distop.core.txn import Put, Txn
-from distop.executor.jobs import DISK_PAUSE
-from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
-from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.loop import Process
-from distop.testing.simulation.network import CLOSED, Fate
-from distop.testing.simulation.points import discover
-from distop.testing.simulation.references import references
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import CROWD, Act, DrainAct, Fault, Wish, plain
-from distop.testing.simulation.strikes import Strike, one_strike
-from distop.testing.simulation.worker import ANSWER
+from distop.daemon.coordinator.orphaned_jobs import Reaper
+from distop.daemon.executor.job_runs import DISK_PAUSE
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.records import CLUSTER_TABLE
+from distop.protocol.size_limits import DEFAULT
+from distop.protocol.txn import Put, Txn
+from tests.simulator import Scenario, Simulation, simulate, simulated_behaviors
+from tests.simulator.crash_points import discover
+from tests.simulator.network import CLOSED, Fate
+from tests.simulator.reference_runs import references
+from tests.simulator.run import quietly
+from tests.simulator.scenario import CROWD, Act, DrainAct, Fault, Wish, plain
+from tests.simulator.sim_worker import ANSWER
+from tests.simulator.simulated_behaviors import Script
+from tests.simulator.strikes import Strike, one_strike
+from tests.simulator.virtual_loop import Process
 from tests.support.further import with_further
 
 
@@ -278,7 +278,7 @@ def test_a_checkpoint_that_the_child_gave_up_on_does_not_block_later_ones(
     """It arrived after the child had saved the next one. That was refused, since it followed the same checkpoint, and
     so were all after it.
     """
-    monkeypatch.setattr(behaviors, "script", lambda *_: Script(0.3, 12, "success"))
+    monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.3, 12, "success"))
     wish = Wish(0, 0.3, "lone", "a", argument(7, 1, 0.1), None, "collect_all", ())
     wanted = small(7, 1, wish)
     first = next(r for r, kind in enumerate_writes(wanted) if kind == "progress")
@@ -310,7 +310,7 @@ def test_a_job_that_is_run_again_goes_on_from_what_was_being_saved(monkeypatch: 
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.2, 8, "success") if partition == 0 else Script(3.3, 1, "crash" if attempt == 1 else "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     wish = Wish(0, 0.3, "index", "a", {**argument(7, 2, 0.1), "name": "x"}, None, "collect_all", ())
     wanted = small(7, 1, wish)
     key = "distOp.a.index.x.1.000000.progress"
@@ -384,7 +384,7 @@ def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytes
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.05, 1, "error") if attempt == 1 else Script(12.0, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     acts = (Act(0.4, "pause"), Act(0.4, "resume"))
     wanted = plain(4, 1, [Wish(0, 0.3, "check", "a", argument(4, 1, 0.1), None, "collect_all", acts)], poll=2.0)
     with quietly():

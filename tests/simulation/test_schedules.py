@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from distop.testing.simulation import Simulation, courses, scenario
-from distop.testing.simulation.many import Outcome, Tally, many
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.shrinking import TRIES_AT_ONCE, smallest
 from tests.conftest import FIGURES
+from tests.simulator import Simulation, protocol_courses, scenario
+from tests.simulator.many_seeds import Outcome, Tally, many
+from tests.simulator.run import quietly
+from tests.simulator.shrinking import TRIES_AT_ONCE, smallest
 
 ROOT = Path(__file__).resolve().parents[2]
 CI_SCHEDULES = 150
@@ -26,8 +26,8 @@ SEEDS = [2_000 + n for n in (26, 27, 28, 38, 42, 44, 45, 46, 47, 48, 49, 50, 54,
 # The log of a run with all that happened, in one line.
 STORY = """
 import hashlib, sys
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.run import quietly
+from tests.simulator import Simulation, scenario
+from tests.simulator.run import quietly
 with quietly():
     for seed in map(int, sys.argv[1:]):
         sim = Simulation(scenario(seed))
@@ -48,7 +48,7 @@ def test_no_schedule_breaches_anything(record_property: Callable[[str, object], 
     assert values["partitions"][len(SEEDS) // 2] >= 12
     assert set(values["executors"]) - {0} == {1, 2, 3, 4, 5}
     assert {1, 2, 3} <= set(values["elected"])
-    assert [course for course in courses.ALL if not any(one.courses[course] for one in tally.outcomes)] == []
+    assert [course for course in protocol_courses.ALL if not any(one.courses[course] for one in tally.outcomes)] == []
 
 
 FOUND = {

@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core import decide
-from distop.core.claiming import CLAIMS_PER_TXN
-from distop.core.jobs import Claim
-from distop.core.model import History
-from distop.core.suspicion import IN_A_ROW
+from distop.daemon.executor.claimer import Claimer
+from distop.daemon.executor.executor_role import Executor
+from distop.decide import next_steps
+from distop.decide.executor import IN_A_ROW
 from distop.errors import UnreadableRecord
-from distop.executor.claimer import Claimer
-from distop.executor.role import Executor
-from distop.node.openop import OpenOperation
+from distop.protocol.job_transitions import CLAIMS_PER_TXN
+from distop.protocol.jobs import Claim
+from distop.protocol.records import History
+from distop.services.open_operation import OpenOperation
 from distop.store.client import EtcdClient
-from distop.testing.simulation import Scenario, Simulation, behaviors
-from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.loop import PROCESS
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, Wish, plain
-from distop.testing.simulation.worker import SimWorker
+from tests.simulator import Scenario, Simulation, simulated_behaviors
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Act, Wish, plain
+from tests.simulator.sim_worker import SimWorker
+from tests.simulator.simulated_behaviors import Script
+from tests.simulator.virtual_loop import PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop.core.seen import Change
-    from distop.core.txn import Txn
-    from distop.worker.model import Listener, RunRequest
+    from distop.protocol.revisioned import Change
+    from distop.protocol.txn import Txn
+    from distop.worker.daemon_side.requests import Listener, RunRequest
 
 
 def wish(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -> Wish:
@@ -81,7 +81,7 @@ def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monke
     """Each executor but the coordinator's, which brings the plan, finds out once that it cannot read the operation, and
     then looks before it claims.
     """
-    monkeypatch.setattr(behaviors, "script", lambda *_: Script(0.1, 1, "success"))
+    monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.1, 1, "success"))
     watched = Watched(cluster(hosts, 8, wish("check", 6)))
     sim, former = watched.sim, OpenOperation.of
     unread: Counter[str] = Counter()
@@ -118,10 +118,10 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         if type_name == "index":
             return Script(9.0, 1, "error" if attempt == 1 else "success")
-        return Script(3.0 + 4.0 * behaviors.draw("length", partition), 1, "success")
+        return Script(3.0 + 4.0 * simulated_behaviors.draw("length", partition), 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
-    monkeypatch.setattr(decide, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
+    monkeypatch.setattr(next_steps, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
 
 
 class Alone(Watched):
@@ -185,7 +185,7 @@ def first_for(watched: Alone) -> str:
     claim, names = Claim.decode(kv.value), [host.name for host in watched.sim.scenario.hosts]
 
     def place(name: str) -> int:
-        return decide.place_for_suspect(claim, name, [other for other in names if other != name], "a/index/x/1/0")
+        return next_steps.place_for_suspect(claim, name, [other for other in names if other != name], "a/index/x/1/0")
 
     return min(names, key=place)
 
@@ -215,7 +215,7 @@ def test_it_runs_alone_though_the_executor_that_fell_quiet_dies(monkeypatch: pyt
 def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """For whatever reason; and nobody else can see it. After a while it is the next one's turn."""
     backlog(monkeypatch)
-    monkeypatch.setattr(decide, "QUIET_TURN", 40.0)
+    monkeypatch.setattr(next_steps, "QUIET_TURN", 40.0)
     never: list[str] = []
     former = Executor._alone
 
@@ -237,8 +237,8 @@ def test_nobody_stays_quiet_for_an_operation_that_went_while_it_was_looked_at(mo
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         return Script(0.5, 1, "error") if type_name == "index" else Script(20.0, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
-    monkeypatch.setattr(decide, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
+    monkeypatch.setattr(next_steps, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
     former, looks = OpenOperation.look, [0.0]
 
     async def look(self: OpenOperation, *args: Any) -> None:
@@ -287,7 +287,7 @@ def test_a_node_that_breaks_everything_leaves_the_work_to_another(monkeypatch: p
         here = PROCESS.get().name.startswith("exec-0/")
         return Script(0.05, 1, "error") if here else Script(0.8, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     watched = Breaking(cluster(2, 4, wish("check", 150), wish("check-all", 150)))
     assert watched.run() == []
     assert watched.states == {"check": "success", "check-all": "success"}
@@ -304,7 +304,7 @@ def test_a_node_that_breaks_everything_leaves_its_few_jobs_to_one_with_fewer_slo
         here = PROCESS.get().name.startswith("exec-0/")
         return Script(0.05, 1, "error") if here else Script(8.0, 1, "success")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     wanted = cluster(2, 8, wish("check", 6))
     broken, busy = wanted.hosts
     watched = Breaking(replace(wanted, hosts=(broken, replace(busy, slots=1))))
@@ -321,7 +321,7 @@ def test_a_broken_operation_holds_up_no_other(hosts: int, monkeypatch: pytest.Mo
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         return Script(0.05, 1, "success" if type_name == "check" or attempt > 4 else "error")
 
-    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(simulated_behaviors, "script", script)
     watched = Breaking(cluster(hosts, 4, wish("check-all", 60), wish("check", 20, after=5.0)))
     assert watched.run() == []
     assert watched.states == {"check": "success", "check-all": "success"}
@@ -338,7 +338,7 @@ def test_the_jobs_of_a_block_are_run_in_the_order_of_the_plan(monkeypatch: pytes
     """They are claimed in groups, which are answered in any order: what a child keeps of a batch, such as the listing
     of its files, it finds again by the files in their order.
     """
-    monkeypatch.setattr(behaviors, "script", lambda *_: Script(0.05, 1, "success"))
+    monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.05, 1, "success"))
     watched, runs = Watched(cluster(1, 2, wish("purge", 1500))), []
     run, commit = SimWorker.run_in_turn, EtcdClient.commit
     claims = itertools.count()

@@ -14,10 +14,10 @@ import pytest
 from auditing.auditor import SecondAuditor
 from auditing.history import Revision
 
-from distop.testing.simulation import Scenario, Simulation, scenario
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault
 from tests.simulation.searching import BUGS, require_recorded, seeds_from
+from tests.simulator import Scenario, Simulation, scenario
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Fault
 
 if TYPE_CHECKING:
     from auditing.auditor import Violation

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.clock import source
-from distop.core.keys import Keys
 from distop.errors import ClusterChanged
+from distop.protocol.keys import Keys
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session
-from distop.testing.simulation.links import EVERYTHING
+from tests.simulator.server_links import EVERYTHING
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.testing.simulation import Scenario, scenario
-from distop.testing.simulation.run import Breach, quietly
-from distop.testing.simulation.shrinking import TRIES, breaches, candidates, fewer, shrink, tell
 from tests.simulation.planted import BUGS
 from tests.simulation.searching import seeds
+from tests.simulator import Scenario, scenario
+from tests.simulator.run import Breach, quietly
+from tests.simulator.shrinking import TRIES, breaches, candidates, fewer, shrink, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from distop.core.declaration import Rules
-from distop.core.keys import Keys
-from distop.core.model import History, OperationRef, Spec
-from distop.core.prepared import Terms, hold_id
-from distop.core.seen import Change
-from distop.core.txn import KeyValue
-from distop.testing.simulation import Simulation, scenario
-from distop.testing.simulation.preparing import Prepared
-from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Wish, plain
+from distop.protocol.behavior_declaration import Rules
+from distop.protocol.keys import Keys
+from distop.protocol.prepared_operations import Terms, hold_id
+from distop.protocol.records import History, OperationRef, Spec
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import KeyValue
+from tests.simulator import Simulation, scenario
+from tests.simulator.prepared_starts import Prepared
+from tests.simulator.run import quietly
+from tests.simulator.scenario import Fault, Wish, plain
 
 KEYS = Keys()
 REF = OperationRef("a", "check", "", 1)

@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from distop import logs
 from distop.errors import EtcdUnavailable, InvalidArgument, NotFound, SessionLost, UnreadableRecord, describe
-from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.unexpected import Listener, listening
+from distop.runtime import logs
+from tests.simulator.unexpected_errors import Listener, listening
+from tests.simulator.virtual_loop import Process, VirtualLoop
 
 Found = list[tuple[str, str, int]]
 

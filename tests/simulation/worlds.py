@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import source
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.transport import channels
-from distop.testing.simulation.etcd import SimEtcd
-from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.network import Network
-from distop.testing.simulation.source import SimSource
+from tests.simulator.network import Network
+from tests.simulator.process_clock import SimSource
+from tests.simulator.sim_etcd import SimEtcd
+from tests.simulator.virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.testing.simulation.quorum import Member
+    from tests.simulator.quorum import Member
 
 ADDRESSES = tuple(f"etcd-{n}:2379" for n in range(3))
 ELECTION = 1.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core import keys as K
-from distop.core.keys import Keys
+from distop.protocol import keys as K
+from distop.protocol.keys import Keys
 from distop.store.history import Beginning, Revision
 from tests.support.replay import broken_rules
 from tests.support.writing import Journal, WritingArg, misstated
@@ -20,8 +20,8 @@ from tests.support.writing import Journal, WritingArg, misstated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from distop.core.model import OperationRef
-    from distop.core.txn import KeyValue
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import KeyValue
     from distop.store.history import Step
 
 WRITING = ("writing", "sparkwriting")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.apply.applying import Applying
+from distop_behaviors.apply.apply_loop import Applying
 from tests.support.context import FakeContext
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import aio
-from distop.core.model import OperationRef, State
+from distop.protocol.records import OperationRef, State
 from tests.support.hand import Hand
 
 if TYPE_CHECKING:

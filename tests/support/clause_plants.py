@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distop.core import waiting as w
-from distop.core.declaration import Rules
-from distop.core.due import ended_waiting
-from distop.core.jobs import Claim, JobState
-from distop.core.links import GRAPH, Hold, HoldState
-from distop.core.model import Cancel, Decision, History, Node, OperationRef, Spec, State
-from distop.core.serving import Serves
-from distop.core.txn import Delete, Put
+from distop.decide.due_operations import ended_waiting
+from distop.protocol import pending_operations as w
+from distop.protocol.behavior_declaration import Rules
+from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol.executor_nodes import Serves
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.records import Cancel, Decision, History, Node, OperationRef, Spec, State
+from distop.protocol.txn import Delete, Put
 from tests.support.plants import PLANTS, finish_as, plant
 from tests.support.world import TABLE, TIME, TYPE, World
 

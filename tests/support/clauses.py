@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 PARTS = ("job_invariants", "cluster_invariants", "operation_invariants", "limit_invariants")
-JUDGE = "invariants"
+JUDGE = "checker"
 
 
 class Clauses:
@@ -35,7 +35,7 @@ class Clauses:
         return clause != self.off
 
     def _compiled(self, name: str) -> ModuleType:
-        source = importlib.import_module(f"distop.core.{name}")
+        source = importlib.import_module(f"distop.invariants.{name}")
         assert source.__file__ is not None
         switches = _Switches(name)
         tree = switches.visit(ast.parse(Path(source.__file__).read_text()))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop import testing
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
-from distop.deletion import Place
-from distop.places import Attempt, stage_of
+from distop.storage.deletion import Place
+from distop.storage.places import Attempt, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,15 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from distop import logs
-from distop.config import ExecutorConfig
-from distop.coordinator import role
-from distop.coordinator.role import Coordinator
-from distop.core.jobs import JobState
-from distop.core.model import History, OperationRef
-from distop.node.context import Context
-from distop.node.rejected_writes import RejectedWrites
-from distop.store.config import EtcdConfig
+from distop.daemon.coordinator import coordinator_role
+from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.incarnation_context import Context
+from distop.daemon.rejected_writes import RejectedWrites
+from distop.protocol.jobs import JobState
+from distop.protocol.records import History, OperationRef
+from distop.runtime import logs
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
 from tests.support.modelclient import ModelClient
 from tests.support.modelfeed import ModelFeed
 from tests.support.world import TABLE, TYPE, World
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from distop.core.declaration import Rules
+    from distop.protocol.behavior_declaration import Rules
 
 AT_ONE_MOMENT = 200
 """Requests that etcd gets at one moment of virtual time at most."""
@@ -79,7 +79,7 @@ class Coordinating:
             one = self.feeds[options["name"]] = feed(*args, **options)
             return one
 
-        monkeypatch.setattr(role, "Feed", made)
+        monkeypatch.setattr(coordinator_role, "Feed", made)
         self.client = BusyClient()
         self.world = World(store=self.client.store, rules=rules)
         self.world.join("a")

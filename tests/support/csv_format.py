@@ -12,12 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distop.core.plan import PartitionPlan, Planned
 from distop.errors import InvalidArgument
+from distop.protocol.plan import PartitionPlan, Planned
+from distop.storage.location import Location
 from distop.tables.formats import Format
-from distop.tables.location import Location
 from distop.tables.reader import Reader
-from distop.tables.reading.facts import FileFacts, Unreadable, ddl, quote
+from distop.tables.reading.file_facts import FileFacts, Unreadable, ddl, quote
 from distop.tables.reading.spark_paths import pattern_of, plain_path
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from distop.core.model import TableRecord
-    from distop.core.plan import Pinned
+    from distop.protocol.plan import Pinned
+    from distop.protocol.records import TableRecord
     from distop.tables.formats import Spark
-    from distop.tables.reading.facts import PlannedFile, SparkType
+    from distop.tables.reading.file_facts import PlannedFile, SparkType
 
 TYPES = "types"
 """The option with the Spark types of columns that are no texts."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import KeyValue, Put, Txn
 from distop.errors import DistopError, OutcomeUnknown
+from distop.protocol.txn import KeyValue, Put, Txn
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
-from distop.store.position import Batch
+from distop.store.watch_position import Batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.core import claiming
-from distop.core import finishing as f
-from distop.core import transitions as t
-from distop.core.codec import loads
-from distop.core.declaration import Declaration
-from distop.core.digest import plan_digest
-from distop.core.jobs import Claim, JobState, Outcome
-from distop.core.keys import Keys
-from distop.core.model import Decision, History, Node, OperationRef, Spec, State, TableRecord
-from distop.core.plan import PartitionPlan, Plan, chunked
-from distop.core.txn import Put, Txn
+from distop.protocol import job_transitions
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.identity import plan_digest
+from distop.protocol.jobs import Claim, JobState, Outcome
+from distop.protocol.json_codec import loads
+from distop.protocol.keys import Keys
+from distop.protocol.plan import PartitionPlan, Plan, chunked
+from distop.protocol.records import Decision, History, Node, OperationRef, Spec, State, TableRecord
+from distop.protocol.txn import Put, Txn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +70,8 @@ class Hand:
         """Returns the fences."""
         gate = await self.etcd.get(self.keys.gate(ref))
         assert gate is not None
-        wants = [claiming.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
-        await self._commit(claiming.claim(self.keys, ref, gate.mod_revision, incarnation, wants))
+        wants = [job_transitions.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
+        await self._commit(job_transitions.claim(self.keys, ref, gate.mod_revision, incarnation, wants))
         fences = {}
         for p in partitions:
             held = await self.etcd.get(self.keys.claim(ref, p))
@@ -82,11 +82,15 @@ class Hand:
     async def report(self, ref: OperationRef, partition: int, fence: int, *, error: str = "", name: str = "") -> None:
         state = JobState.FAILED if error else JobState.SUCCESS
         outcome = Outcome(name or str(partition), "e", "i", 1, TIME, LATER, error=error)
-        await self._commit(claiming.group([claiming.report(self.keys, ref, partition, fence, state, outcome)]))
+        await self._commit(
+            job_transitions.group([job_transitions.report(self.keys, ref, partition, fence, state, outcome)])
+        )
 
     async def wait_again(self, ref: OperationRef, partition: int, fence: int, error: str) -> None:
         waiting = Claim("e", "", 1, 1, LATER, error)
-        await self._commit(claiming.group([claiming.wait_again(self.keys, ref, partition, fence, waiting)]))
+        await self._commit(
+            job_transitions.group([job_transitions.wait_again(self.keys, ref, partition, fence, waiting)])
+        )
 
     async def decide(self, ref: OperationRef, incarnation: str, verdict: State, total: int, failed: int) -> None:
         guard = await self.elect(ref, incarnation)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
-from distop.worker.context import JobProgress
+from distop.worker.child_side.job_context import JobProgress
 from distop_behaviors import index
 from distop_behaviors.index import BuildIndex, DropIndex, postings, segments
-from distop_behaviors.index.argument import BuildArgument, DropArgument
-from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.index_argument import BuildArgument, DropArgument
+from distop_behaviors.index.index_folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

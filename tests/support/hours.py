@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.core import keys as K
-from distop.core.watermarks import Watermark, newest_old, next_slot, put_watermark, watermarks
+from distop.protocol import keys as K
+from distop.protocol.age_watermarks import Watermark, newest_old, next_slot, put_watermark, watermarks
 from distop.store.session import new_lease_id
 
 if TYPE_CHECKING:
-    from distop.core.keys import Keys
+    from distop.protocol.keys import Keys
     from distop.store.client import EtcdClient
     from distop.testing import ModelStore
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobCancelled, OutcomeRow, Summary, TableRecord
 from distop.testing import MemoryProgress
 from distop_behaviors.index import BuildIndex, DropIndex
-from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.index_folder import Folder
 from tests.support.context import FakeContext
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import Behavior, PartitionPlan
-    from distop_behaviors.index.argument import BuildReport
+    from distop_behaviors.index.index_argument import BuildReport
 
 
 class Attempt(FakeContext):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distop.core.declaration import Retry
+from distop.protocol.behavior_declaration import Retry
 from distop_behaviors.noop import Noop
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from distop.core import states
-from distop.core.declaration import Retry, Rules
-from distop.core.jobs import JobState
-from distop.core.options import Options
-from distop.core.states import Event, JobStage, Stage
+from distop.protocol import state_tables
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.jobs import JobState
+from distop.protocol.operation_options import Options
+from distop.protocol.state_tables import Event, JobStage, Stage
 from tests.support.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distop.core.model import OperationRef
-    from distop.core.txn import Txn
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import Txn
 
 
 def build(world: World, event: Event, ref: OperationRef) -> Txn:
@@ -119,7 +119,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         ended = [one for one in operations_ if world.stage(one) is Stage.COMPLETING]
         return world.finish_all(ended) if len(ended) > 1 else None
     event = Event(name.replace("joined", "join"))
-    if event not in states.OPERATION_TABLE[stage]:
+    if event not in state_tables.OPERATION_TABLE[stage]:
         return None
     if event in (Event.DECIDE, Event.FINISH_AT_ONCE, Event.FINISH_AND_END):
         ended = op.plan is not None and op.ended >= op.plan.count

@@ -8,15 +8,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from distop.core.txn import Txn
+from distop.protocol.txn import Txn
 from distop.store.client import Listing
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from distop.core.txn import Get, GetResult, KeyValue, TxnResult
+    from distop.protocol.txn import Get, GetResult, KeyValue, TxnResult
 
 
 class ModelClient:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from distop.core.seen import Change
-from distop.store.position import Batch, Event
+from distop.protocol.revisioned import Change
+from distop.store.watch_position import Batch, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable

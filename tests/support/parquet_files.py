@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.validate.argument import MAX_CHECKS
+from distop_behaviors.validate.validate_argument import MAX_CHECKS
 from tests.support.parquet_reader import Expected, expect
 
 if TYPE_CHECKING:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.core import decide
-from distop.core import finishing as f
-from distop.core import transitions as t
-from distop.core import waiting as w
-from distop.core.actions import NO_ACTIONS, Action
-from distop.core.codec import parse_time, rfc3339
-from distop.core.declaration import Declaration, Retry, Rules
-from distop.core.digest import plan_digest
-from distop.core.due import ended_waiting
-from distop.core.jobs import Claim, JobState, Outcome
-from distop.core.keys import prefix_range
-from distop.core.links import GRAPH, Edge, Hold, HoldState
-from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State, TableRecord
-from distop.core.options import Options
-from distop.core.permits import FREE
-from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
-from distop.core.series import Series
-from distop.core.txn import Delete, Put, Txn
-from distop.core.watermarks import Watermark
+from distop.decide import next_steps as decide
+from distop.decide.due_operations import ended_waiting
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol import pending_operations as w
+from distop.protocol.age_watermarks import Watermark
+from distop.protocol.behavior_declaration import Declaration, Retry, Rules
+from distop.protocol.dependencies import GRAPH, Edge, Hold, HoldState
+from distop.protocol.identity import plan_digest
+from distop.protocol.jobs import Claim, JobState, Outcome
+from distop.protocol.json_codec import parse_time, rfc3339
+from distop.protocol.keys import prefix_range
+from distop.protocol.operation_options import Options
+from distop.protocol.permits import FREE
+from distop.protocol.plan import Gate, PartitionPlan, Plan, encode_chunk
+from distop.protocol.records import Attempts, Cancel, Decision, History, OperationRef, Spec, State, TableRecord
+from distop.protocol.schedule import Series
+from distop.protocol.txn import Delete, Put, Txn
+from distop.protocol.user_actions import NO_ACTIONS, Action
 from tests.support.hours import pass_an_hour
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
 

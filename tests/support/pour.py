@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.core.txn import Delete, Put, Txn
+from distop.protocol.txn import Delete, Put, Txn
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from auditing.auditor import SecondAuditor
 from auditing.history import Revision as SecondRevision
 
-from distop.audit import Audit, history
-from distop.core import keys as K
-from distop.core.keys import Keys
+from distop.protocol import keys as K
+from distop.protocol.keys import Keys
+from distop.services.audit import Audit, history
 from distop.store.client import EtcdClient
-from distop.store.config import EtcdConfig
+from distop.store.connection_settings import EtcdConfig
 from distop.store.history import Beginning, Revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from distop.core.model import OperationRef
-    from distop.core.seen import Change
+    from distop.protocol.records import OperationRef
+    from distop.protocol.revisioned import Change
     from distop.store.history import Step
 
 History = list[tuple[int, tuple["Change", ...]]]

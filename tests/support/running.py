@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from distop.worker.calls import Call
-from distop.worker.context import Environment
-from distop.worker.model import JobEnded
-from distop.worker.outbox import Outbox
-from distop.worker.runner import Run
+from distop.worker.child_side.call_handlers import Call
+from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.outbox import Outbox
+from distop.worker.child_side.runner import Run
+from distop.worker.daemon_side.requests import JobEnded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

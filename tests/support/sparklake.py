@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import TableRecord
+from distop.protocol.records import TableRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from distop import Start
-from distop.client import Client
-from distop.config import ClientConfig
-from distop.core.declaration import Declaration
-from distop.core.invariants import check
-from distop.core.keys import Keys
-from distop.core.model import TableRecord
-from distop.core.txn import Put, Txn
-from distop.submission.starts import Starts
+from distop.client.async_client import Client
+from distop.invariants.checker import check
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.keys import Keys
+from distop.protocol.records import TableRecord
+from distop.protocol.txn import Put, Txn
+from distop.services.submission.start_batches import Starts
+from distop.settings import ClientConfig
 from tests.support.modelclient import ModelClient
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from distop.behavior import Behavior, JobFailed, PartitionPlan, Planned
-from distop.core.declaration import Retry
+from distop.protocol.behavior_declaration import Retry
 from tests.support.writing import WritingArg, note
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.worker.context import Context
+from distop.worker.child_side.job_context import Context
 from distop_behaviors.apply import Apply
-from distop_behaviors.apply.applying import Applying
-from distop_behaviors.apply.catalog import CatalogTarget
-from distop_behaviors.apply.hadoop import HadoopTarget
-from distop_behaviors.apply.publishing import Narrowing
+from distop_behaviors.apply.apply_loop import Applying
+from distop_behaviors.apply.catalog_commit import CatalogTarget
+from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from distop_behaviors.apply.rewrite_publication import Narrowing
 from tests.support.striking import STRIKES, hang_on
 
 if TYPE_CHECKING:

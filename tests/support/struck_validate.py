@@ -6,9 +6,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.tables.reading import manifests
-from distop_behaviors.validate import Validate, batch, certificate, certify, scan
-from distop_behaviors.validate.keys import KeyChecks
+from distop.tables.iceberg import manifest_facts
+from distop_behaviors.validate import Validate, batch, certificate, certification, scan
+from distop_behaviors.validate.key_job import KeyChecks
 from tests.support.striking import hang_on, strike
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def _strike(point: str) -> None:
 
 
 STEPS: list[tuple[Any, str]] = [
-    (manifests, "snapshot_of"),
+    (manifest_facts, "snapshot_of"),
     (scan, "count"),
     (batch, "fetch"),
     (KeyChecks, "run"),
-    (certify, "certify"),
-    (certify, "write"),
+    (certification, "certify"),
+    (certification, "write"),
 ]
 for _owner, _name in STEPS:
     hang_on(_owner, _name, lambda *_: _now.table)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from distop.behavior import Behavior, PartitionPlan, Planned
-from distop.core.declaration import Retry
 from distop.errors import InvalidArgument
+from distop.protocol.behavior_declaration import Retry
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord

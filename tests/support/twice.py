@@ -7,10 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
-from distop.places import Attempt, stage_of
-from distop.recent import Kept
-from distop.tables.reading import footers
-from distop_behaviors.validate import certify
+from distop.runtime.lru_cache import Kept
+from distop.storage.places import Attempt, stage_of
+from distop.tables.reading import parquet_footers
+from distop_behaviors.validate import certification
 from tests.support.context import Ran, named
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def forget() -> None:
     for one in gc.get_objects():
         if isinstance(one, Kept):
             one._values.clear()
-    for kept in (footers._kept, certify._written):
+    for kept in (parquet_footers._kept, certification._written):
         kept.clear()
 
 

@@ -7,8 +7,8 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import source
-from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.source import SimSource
+from tests.simulator.process_clock import SimSource
+from tests.simulator.virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -7,32 +7,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distop.core import claiming, decide, owning, states
-from distop.core import finishing as f
-from distop.core import transitions as t
-from distop.core import waiting as w
-from distop.core.actions import NO_ACTIONS, Actions
-from distop.core.codec import loads, to_ranges
-from distop.core.declaration import Retry, Rules
-from distop.core.digest import plan_digest
-from distop.core.due import ended_waiting
-from distop.core.jobs import Claim, JobState, Outcome
-from distop.core.keys import Keys
-from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
-from distop.core.operationview import OperationView
-from distop.core.options import Options
-from distop.core.permits import Permits, permits
-from distop.core.plan import Gate, PartitionPlan, Plan, chunked
-from distop.core.seen import Change
-from distop.core.txn import Delete, Put, Txn
-from distop.core.unique import Takes
-from distop.core.view import ClusterView, TypeView
+from distop.decide import next_steps
+from distop.decide.due_operations import ended_waiting
+from distop.decide.operation_view import OperationView
+from distop.decide.view import ClusterView, TypeView
+from distop.protocol import actor_claims, job_transitions, state_tables
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol import pending_operations as w
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.identity import Takes, plan_digest
+from distop.protocol.jobs import Claim, JobState, Outcome
+from distop.protocol.json_codec import loads, to_ranges
+from distop.protocol.keys import Keys
+from distop.protocol.operation_options import Options
+from distop.protocol.permits import Permits, permits
+from distop.protocol.plan import Gate, PartitionPlan, Plan, chunked
+from distop.protocol.records import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import Delete, Put, Txn
+from distop.protocol.user_actions import NO_ACTIONS, Actions
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.core.txn import TxnResult
+    from distop.protocol.txn import TxnResult
 
 TABLE, TYPE = "sales.orders", "noop"
 TIME = "2013-01-01T00:00:00.000Z"
@@ -95,17 +95,17 @@ class World:
     def op(self, ref: OperationRef) -> OperationView:
         return self.view().operations.get(ref) or OperationView(ref)
 
-    def stage(self, ref: OperationRef) -> states.Stage:
+    def stage(self, ref: OperationRef) -> state_tables.Stage:
         return self.op(ref).stage
 
-    def job_stage(self, ref: OperationRef, partition: int) -> states.JobStage:
+    def job_stage(self, ref: OperationRef, partition: int) -> state_tables.JobStage:
         state = self.store.get(self.keys.job(ref, partition, "state"))
         if state is not None:
-            return states.JobStage(state.value.decode())
+            return state_tables.JobStage(state.value.decode())
         claim = self.claim_of(ref, partition)
         if claim is None:
-            return states.JobStage.FREE
-        return states.JobStage.WAITING if claim.waiting else states.JobStage.CLAIMED
+            return state_tables.JobStage.FREE
+        return state_tables.JobStage.WAITING if claim.waiting else state_tables.JobStage.CLAIMED
 
     def claim_of(self, ref: OperationRef, partition: int) -> Claim | None:
         kv = self.store.get(self.keys.claim(ref, partition))
@@ -233,8 +233,10 @@ class World:
 
     def plan_and_claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int], jobs: int = 2) -> Txn:
         """By the executor of the coordinator's own daemon."""
-        wants = [claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)) for p in partitions]
-        return claiming.with_first(self.keys, ref, self.plan(ref, jobs), self.mod(ref, "state"), incarnation, wants)
+        wants = [job_transitions.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)) for p in partitions]
+        return job_transitions.with_first(
+            self.keys, ref, self.plan(ref, jobs), self.mod(ref, "state"), incarnation, wants
+        )
 
     def chunk(self, ref: OperationRef, number: int, value: bytes) -> Txn:
         seen = self.store.mod(self.keys.chunk(ref, number))
@@ -289,21 +291,21 @@ class World:
     def reap(self, ref: OperationRef, *partitions: int) -> Txn:
         """Reap these jobs' claims as they stand now (of none: job 0's)."""
         claims = [(p, self.fence(ref, p) or 1) for p in partitions or (0,)]
-        return claiming.reap(self.keys, ref, self.election, self.mod(ref, "state"), claims)
+        return job_transitions.reap(self.keys, ref, self.election, self.mod(ref, "state"), claims)
 
     def revoke(self, ref: OperationRef, *partitions: int) -> Txn:
         """Revoke these jobs' claims as they stand now (of none: job 0's)."""
         nobody = Claim("ex-a", "", 1, 0)
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
-        return claiming.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, decide.revoked)
+        return job_transitions.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, next_steps.revoked)
 
     def revoke_lost(self, ref: OperationRef, incarnation: str, *partitions: int) -> Txn:
         """Set these jobs' claims as they stand now to waiting (of none: job 0's), behind the gate."""
         nobody = Claim("ex-a", "a", 1, 0)
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
         gate = self.store.mod(self.keys.gate(ref)) or 1
-        return claiming.revoke_lost(
-            *(self.keys, ref, gate, incarnation, claims), lambda claim: decide.revoked_lost(claim, self.rules)
+        return job_transitions.revoke_lost(
+            *(self.keys, ref, gate, incarnation, claims), lambda claim: next_steps.revoked_lost(claim, self.rules)
         )
 
     def verdict(self, ref: OperationRef) -> Decision:
@@ -382,14 +384,14 @@ class World:
         for p in partitions:
             old = self.claim_of(ref, p)
             if old is None:
-                wants.append(claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
+                wants.append(job_transitions.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
                 continue
             lost = 0 if old.waiting else 1
             if lost and not old.actor:
                 dead.add(old.incarnation)
                 former[p] = old
             claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
-            wants.append(claiming.Want(p, claim, self.fence(ref, p)))
+            wants.append(job_transitions.Want(p, claim, self.fence(ref, p)))
         given = []
         for want in wants:
             old = former.get(want.partition)
@@ -401,7 +403,9 @@ class World:
                 number, mod = known.free.popitem()
                 given.append(replace(want, claim=replace(want.claim, permit=number), permit_mod=mod, former=old))
         gone = known.gone if known is not None else ()
-        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, given, dead, gone)
+        return job_transitions.claim(
+            self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, given, dead, gone
+        )
 
     def own(self, ref: OperationRef, actor: str, partition: int) -> Txn:
         """An actor takes a job, whatever its state is; one that has failed too often it fails."""
@@ -414,41 +418,41 @@ class World:
                 over = Outcome(f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost")
         claim = Claim(actor, "", attempt, failures, actor=actor, duration=5.0, grant=grant)
         gate = self.store.mod(self.keys.gate(ref)) or 1
-        return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over, old)])
+        return actor_claims.own(self.keys, [actor_claims.Taking(ref, gate, partition, claim, seen, dead, over, old)])
 
     def extend(self, ref: OperationRef, partition: int, duration: float = 5.0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
         fence = self.fence(ref, partition) or 1
-        token = owning.Token(ref, partition, fence, claim.grant)
-        return owning.extend(self.keys, [owning.Extending(token, replace(claim, duration=duration), fence)])
+        token = actor_claims.Token(ref, partition, fence, claim.grant)
+        return actor_claims.extend(self.keys, [actor_claims.Extending(token, replace(claim, duration=duration), fence)])
 
     def give(self, ref: OperationRef, partition: int, state: JobState | None) -> Txn:
         """An actor returns a job; with no state, to be tried again."""
         claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
         fence = self.fence(ref, partition) or 1
-        token = owning.Token(ref, partition, fence, claim.grant)
+        token = actor_claims.Token(ref, partition, fence, claim.grant)
         if state is None:
             waiting = Claim(claim.executor, "", claim.attempt, claim.failures + 1, TIME)
-            return owning.put_back(self.keys, token, fence, waiting)
-        return owning.finish(self.keys, token, fence, state, outcome(partition, claim))
+            return actor_claims.put_back(self.keys, token, fence, waiting)
+        return actor_claims.finish(self.keys, token, fence, state, outcome(partition, claim))
 
     def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         guard = fence or self.fence(ref, partition) or 1
-        return claiming.group(
-            [claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim), claim)]
+        return job_transitions.group(
+            [job_transitions.report(self.keys, ref, partition, guard, state, outcome(partition, claim), claim)]
         )
 
     def wait_again(self, ref: OperationRef, partition: int, failed: bool) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         waiting = Claim(claim.executor, "", claim.attempt, claim.failures + failed, TIME if failed else "")
-        return claiming.group(
-            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting, claim)]
+        return job_transitions.group(
+            [job_transitions.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting, claim)]
         )
 
     def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
         fence, seen = self.fence(ref, partition) or 1, self.store.mod(self.keys.job(ref, partition, "progress"))
-        return claiming.group([claiming.checkpoint(self.keys, ref, partition, fence, value, seen)])
+        return job_transitions.group([job_transitions.checkpoint(self.keys, ref, partition, fence, value, seen)])
 
     def fail_lost(self, ref: OperationRef, incarnation: str, partition: int) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
@@ -456,7 +460,7 @@ class World:
         gate = self.store.mod(self.keys.gate(ref)) or 1
         lost = [(partition, self.fence(ref, partition) or 1, told)]
         dead = claim.incarnation or ("" if claim.actor else "nobody")
-        return claiming.fail_lost(self.keys, ref, gate, incarnation, dead, lost, {partition: claim})
+        return job_transitions.fail_lost(self.keys, ref, gate, incarnation, dead, lost, {partition: claim})
 
     # --------------------------------------------------------------- shortcuts
 

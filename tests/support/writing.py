@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.behavior import Behavior, PartitionPlan, Planned
-from distop.core.declaration import Retry
+from distop.protocol.behavior_declaration import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import private
 from distop.clock import source
+from distop.runtime import secret_settings
 from tests.support.clock import StandingClock
 
 if TYPE_CHECKING:
@@ -26,5 +26,5 @@ def clock() -> Iterator[StandingClock]:
 @pytest.fixture(autouse=True)
 def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test hides is hidden in that test alone."""
-    monkeypatch.setattr(private, "_hidden", frozenset())
-    monkeypatch.setattr(private, "_any_hidden", None)
+    monkeypatch.setattr(secret_settings, "_hidden", frozenset())
+    monkeypatch.setattr(secret_settings, "_any_hidden", None)

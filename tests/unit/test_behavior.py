@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from distop import behavior as b
 from distop.behavior import Behavior, OutcomeRow, Planned, Summary
-from distop.core.declaration import Declaration, Retry
-from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, UnknownBehavior
+from distop.protocol.behavior_declaration import Declaration, Retry
+from distop.protocol.plan import PartitionPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -136,7 +136,7 @@ sys.stdout.buffer.write(cloudpickle.dumps(module.double))
 
 def test_a_start_of_the_executor_by_another_way_knows_no_such_option(distop_command: Callable[..., Ran]) -> None:
     """Neither an option of ``executor``, nor the settings file, nor a variable brings code that is not installed."""
-    from distop.config import SETTINGS, Settings, executor_config
+    from distop.settings import SETTINGS, Settings, executor_config
 
     ran = distop_command("executor", "--behavior", "mine.py:Mine")
     assert (ran.code, "No such option: --behavior" in ran.sentence) == (2, True), ran.sentence

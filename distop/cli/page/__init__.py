@@ -1,1 +1,2 @@
-"""An operation as one HTML page for people: what is shown (``model``, pure), as text (``render``), into a file."""
+"""An operation as one HTML page for people: what is shown (``content``, pure), and as text in a file
+(``page_file``)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distop.cli.page.tree import Leaf, leaf, phrase
-from distop.cli.report import checks_of, violations_of
+from distop.cli.operation_text import checks_of, violations_of
+from distop.cli.page.value_tree import Leaf, leaf, phrase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""How files of tables are read: footers and manifests in Python, rows in Spark. The parts that readers are made of."""
+"""How files of tables are read, whatever their format. The parts that readers are made of."""

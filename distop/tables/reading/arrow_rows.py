@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from distop.core.frozen import frozen
-from distop.files import for_arrow
-from distop.recent import Kept
-from distop.tables.reading import footers
+from distop.protocol.frozen import frozen
+from distop.runtime.lru_cache import Kept
+from distop.storage.files import for_arrow
+from distop.tables.reading import parquet_footers
 from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME, Unfaithful, arrow_type
-from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from distop.tables.reading.arrow_types import Reading
-    from distop.tables.reading.facts import Chunk, FileFacts, PlannedFile, SparkType
+    from distop.tables.reading.file_facts import Chunk, FileFacts, PlannedFile, SparkType
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
 _footers: Kept[Any] = Kept(256)
@@ -109,7 +109,7 @@ def _opened(one: Wanted) -> _Opened:
     import numpy as np
 
     path = one.file[0]
-    metadata = _footers.get(one.file, lambda: _metadata(path), keep=footers.tells_apart(one.file))
+    metadata = _footers.get(one.file, lambda: _metadata(path), keep=parquet_footers.tells_apart(one.file))
     size = one.blocks.size
     rows = (one.blocks.numbers.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
     starts = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))])
@@ -148,7 +148,7 @@ def _read(one: Wanted, opened: _Opened, reading: Reading, target: pa.Schema) -> 
             parts += _picked(file, group, rows, reading)
     if one.file[2]:
         # Else nobody replaces it: the format changes no file.
-        footers.unchanged(*one.file)
+        parquet_footers.unchanged(*one.file)
     columns = [_column(parts, reading.names[column.name], column, opened.rows) for column in target]
     for name, (kind, scale, chunk) in one.fixed.items():
         _check_fixed(columns[target.get_field_index(name)], kind, scale, chunk)
@@ -245,7 +245,7 @@ def in_folder(values: Mapping[str, str | None], folder: str) -> Mapping[str, str
 
 def facts_of(file: PlannedFile) -> FileFacts:
     """What the footer of a file says, which is there as it was planned. Raises Unreadable."""
-    (facts,) = footers.read_all([file], frozenset())
+    (facts,) = parquet_footers.read_all([file], frozenset())
     if isinstance(facts, Unreadable):
         raise facts
     return facts

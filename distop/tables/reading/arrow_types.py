@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
-from distop.tables.reading import footers
-from distop.tables.reading.facts import Ambiguous, decimal_of, match
+from distop.protocol.frozen import frozen
+from distop.tables.reading import parquet_footers
+from distop.tables.reading.file_facts import Ambiguous, decimal_of, match
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
 
-    from distop.tables.reading.facts import SparkType
+    from distop.tables.reading.file_facts import SparkType
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})
@@ -46,7 +46,7 @@ def by_name(found: Any, schema: Mapping[str, SparkType]) -> Reading:
     """How a file of this Parquet schema is read as one of a table, whose columns are found by their names, as Spark
     does. Raises Unfaithful.
     """
-    columns, arrow = footers.columns_of(found), found.to_arrow_schema()
+    columns, arrow = parquet_footers.columns_of(found), found.to_arrow_schema()
     check_leaves(found, arrow)
     names: dict[str, str | None] = {}
     for name, kind in schema.items():

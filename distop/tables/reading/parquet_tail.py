@@ -10,9 +10,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from distop.core.frozen import frozen
-from distop.files import METADATA_BYTES, open_filesystem, open_regular
-from distop.tables.reading.facts import Unreadable
+from distop.protocol.frozen import frozen
+from distop.storage.files import METADATA_BYTES, open_filesystem, open_regular
+from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

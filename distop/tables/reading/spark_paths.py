@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from distop.tables.reading.facts import Unreadable
+from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.tables.reading.facts import PlannedFile
+    from distop.tables.reading.file_facts import PlannedFile
 
 READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 """How Spark's own file formats name the file that a task could not read."""

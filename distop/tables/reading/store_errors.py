@@ -9,7 +9,7 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
-from distop.jvm import thrown
+from distop.runtime.java import thrown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

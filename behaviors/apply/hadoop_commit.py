@@ -1,0 +1,153 @@
+"""The metadata of an Iceberg table by path, swapped by Iceberg itself.
+
+``TableOperations.commit`` takes the very object that was loaded, and refuses any other: one by another writer meanwhile
+has a file of the next number, which is not overwritten. ``UpdateSchema.commit`` is not called, it only makes the
+schema: it builds on whatever is current when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import TableUnavailable
+from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.confinement import check_metadata
+from distop.storage.location import Location
+from distop.tables.iceberg.iceberg_fields import local_path
+from distop.tables.iceberg.iceberg_format import folder_of, metadata_file, read_metadata
+from distop.tables.iceberg.iceberg_rows import check_installed, uri
+from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
+from distop_behaviors.apply.new_metadata import Production, keeping_log, properties
+from distop_behaviors.apply.schema_target import Change, Head, Moved, Unsure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.apply.schema_target import Rewrite
+
+_PACKAGE = "org.apache.iceberg.exceptions"
+_FAILED, _UNKNOWN, _NONE = (
+    f"{_PACKAGE}.{name}" for name in ("CommitFailedException", "CommitStateUnknownException", "NoSuchTableException")
+)
+
+
+class HadoopTarget:
+    """A table of a Hadoop catalog, or made by path."""
+
+    def __init__(self, table: TableRecord, ctx: JobContext) -> None:
+        self._table = table
+        self._ctx = ctx
+
+    def check_folders(self, *, rewritten: bool) -> None:
+        """See Target."""
+        folder = self._folder
+        check_metadata_folder(folder, missing=True)
+        if rewritten:
+            check_data_folder(folder)
+
+    @property
+    def _folder(self) -> str:
+        folder = folder_of(self._table)
+        assert folder is not None, "a table whose catalog alone knows its folder"
+        return folder
+
+    def load(self) -> Head:
+        """See Target. Raises also FatalError where Spark has no Iceberg."""
+        from py4j.protocol import Py4JJavaError
+
+        session: Any = self._ctx.spark
+        jvm = session._jvm
+        check_installed(jvm)
+        location = self._folder
+        # Iceberg loads what it is to commit to by path: so nobody else may change what stands there.
+        check_metadata_folder(location, missing=True)
+        # Spark follows links, and reads files of any size: what it will load is looked at before.
+        try:
+            read_metadata(metadata_file(Location.of(location)))
+        except (InvalidArgument, TableUnavailable):
+            self._ctx.check_reachable()
+            raise
+        try:
+            # Loaded anew, so that what is kept by nobody is compared.
+            table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
+        except Py4JJavaError as error:
+            self._ctx.check_reachable()
+            if _name(error) == _NONE:
+                raise TableUnavailable(f"there is no Iceberg table at {location!r} any more: it was dropped") from error
+            raise
+        base = table.operations().current()
+        check_metadata(_source(base))
+        return Head(_source(base), dict(base.properties()), (table, base, jvm))
+
+    def swap(self, head: Head, change: Change) -> None:
+        """See Target."""
+        table, base, jvm = head.base
+        operations = table.operations()
+        update = table.updateSchema().allowIncompatibleChanges()
+        for field_id in change.required:
+            update.requireColumn(base.schema().findColumnName(field_id))
+        for field_id in change.optional:
+            update.makeColumnOptional(base.schema().findColumnName(field_id))
+        told = properties(jvm, base, change.properties or {})
+        self._commit(operations, base, keeping_log(jvm, base).updateSchema(update.apply()).replaceProperties(told))
+
+    def rewrite(self, head: Head, rewrite: Rewrite) -> None:
+        """See Target. What was written on the way is removed where it was refused."""
+        table, production = self._production(head)
+        outcome = production.rewritten(rewrite)
+        try:
+            self._commit(table.operations(), production.base, outcome)
+        except (Moved, UnsafePath):
+            production.discard()
+            raise
+
+    def roll_back(
+        self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
+    ) -> None:
+        """See Target."""
+        table, production = self._production(head)
+        outcome = production.rolled_back(schema, snapshot, kept, change)
+        try:
+            self._commit(table.operations(), production.base, outcome)
+        except (Moved, UnsafePath):
+            production.discard()
+            raise
+
+    def _production(self, head: Head) -> tuple[Any, Production]:
+        """A transaction on what was loaded. Raises Moved where the table is another one by now."""
+        table, _, _ = head.base
+        check_metadata_folder(self._folder)  # manifests are written there
+        production = Production(self._ctx.spark, table, self._ctx.operation)
+        if (source := _source(production.base)) != head.source:
+            raise Moved(f"the table has other metadata by now: {source}")
+        return table, production
+
+    def _conf(self) -> Any:
+        session: Any = self._ctx.spark
+        return session._jsparkSession.sessionState().newHadoopConf()
+
+    def _commit(self, operations: Any, base: Any, updated: Any) -> None:
+        from py4j.protocol import Py4JJavaError
+
+        check_metadata(_source(base))
+        check_metadata_folder(self._folder)
+        try:
+            operations.commit(base, updated)
+        except Py4JJavaError as error:
+            name = _name(error)
+            if name == _FAILED:
+                raise Moved(str(error.java_exception.getMessage())) from error
+            if name == _UNKNOWN:
+                raise Unsure(str(error.java_exception.getMessage())) from error
+            raise
+
+
+def _source(metadata: Any) -> str:
+    """The file of some metadata, as a plan names it."""
+    source = str(metadata.metadataFileLocation())
+    return local_path(source) or source
+
+
+def _name(error: Any) -> str:
+    return str(error.java_exception.getClass().getName())

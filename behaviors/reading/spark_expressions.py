@@ -1,0 +1,225 @@
+"""Submitted text as an expression of Spark: the only place where the one becomes the other.
+
+The text is parsed once, every node of the parsed tree must be on a list, and the column is made of that very tree: no
+second parser with other settings reads the text again.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from distop.protocol.frozen import frozen
+from distop.runtime.java import active
+from distop.schemas.row_expressions import clock_text, construct, refusal, text_alone, unlisted
+from distop.tables.reading.file_facts import folded
+from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column, SparkSession
+
+KEPT_EXPRESSIONS = 256
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+_FUNCTION = f"{_CATALYST}.analysis.UnresolvedFunction"
+_COLUMN = f"{_CATALYST}.analysis.UnresolvedAttribute"
+_LITERAL = f"{_CATALYST}.expressions.Literal"
+_VARIABLE = f"{_CATALYST}.expressions.UnresolvedNamedLambdaVariable"
+_ANALYSIS = "UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction"
+_EXPRESSIONS = """
+Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast Collate Concat CreateNamedStruct Divide EqualNullSafe
+EqualTo GreaterThan GreaterThanOrEqual ILike In IntegralDivide IsNotNull IsNotUnknown$$anon$2 IsNull IsUnknown$$anon$1
+LambdaFunction LessThan LessThanOrEqual Like LikeAll LikeAny Literal Lower Multiply NamePlaceholder$ Not NotLikeAll
+NotLikeAny Or Overlay RLike Remainder ShiftLeft ShiftRight ShiftRightUnsigned StringLocate StringTrim StringTrimLeft
+StringTrimRight Substring Subtract TimestampAdd TimestampDiff UnaryMinus UnaryPositive UnresolvedCollation
+UnresolvedNamedLambdaVariable
+"""
+_NODES = frozenset(
+    {f"{_CATALYST}.analysis.{name}" for name in _ANALYSIS.split()}
+    | {f"{_CATALYST}.expressions.{name}" for name in _EXPRESSIONS.split()}
+)
+"""The classes of nodes that may be in a tree. None of them holds a plan, and all that they hold are their children."""
+_CONSTRUCTS = {
+    **dict.fromkeys(("ScalarSubquery", "Exists", "InSubquery", "ListQuery", "LateralSubquery"), "a subquery"),
+    **dict.fromkeys(("FunctionTableSubqueryArgumentExpression",), "a table"),
+    **dict.fromkeys(("WindowExpression", "UnresolvedWindowExpression"), "a window"),
+    "AggregateExpression": "an aggregate function",
+    "Alias": "a name given with AS, or a path with ':'",
+    "SortOrder": "WITHIN GROUP",
+    "ExpressionWithUnresolvedIdentifier": "IDENTIFIER",
+    "NamedArgumentExpression": "a named argument",
+    "NamedParameter": "a parameter marker",
+    "PosParameter": "a parameter marker",
+}
+"""What the nodes are called that are refused, where their class is no good name."""
+_OF_SESSION = frozenset(
+    {
+        *("current_catalog", "current_database", "current_date", "current_schema", "current_time"),
+        *("current_timestamp", "current_user", "localtimestamp", "session_user"),
+    }
+)
+"""Functions that Spark also knows without parentheses, where no column has the name. ``user`` is missing: many tables
+have such a column, and what no file has is a column of NULLs here.
+"""
+
+
+class Refused(Exception):
+    """The expression is not allowed; the text says why."""
+
+
+@frozen
+class RowExpression:
+    """``names``: the first parts of its column names (of ``a.b``: ``a``), in order."""
+
+    column: Column
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=KEPT_EXPRESSIONS)
+def parsed(session: SparkSession, text: str) -> RowExpression:
+    """The expression of a submitted text.
+
+    Raises Refused, Spark's ParseException, and Py4JJavaError where the parser itself fails on the text, such as on a
+    number of over 38 digits.
+    """
+    why = refusal(text, ROW_FUNCTIONS)
+    if why is not None:
+        raise Refused(why)
+    tree = _tree(session, text)
+    nodes = _nodes(session._jvm)
+    for name in str(tree.map(nodes.classes).distinct().mkString("\n")).replace("class ", "").split("\n"):
+        if name not in _NODES:
+            raise Refused(_named(name.rpartition(".")[2]))
+    for function in _parts(tree.map(nodes.functions).distinct()):
+        name = ".".join(function)
+        # A function of another schema or catalog is somebody's code.
+        if len(function) > 1 or not name.isascii() or name.lower() not in ROW_FUNCTIONS:
+            raise Refused(unlisted(name, ROW_FUNCTIONS))
+        if name.lower() in BOUNDED:
+            _check_bounded(tree.map(nodes.calls).distinct())
+    between = str(uuid4())
+    for literal in str(tree.map(nodes.literals).distinct().mkString(between)).split(between):
+        if why := clock_text(literal):
+            raise Refused(why)
+    columns = list(_parts(tree.map(nodes.columns).distinct()))
+    if not columns and (why := text_alone(text)):
+        raise Refused(why)
+    # In the body of a lambda a name that is no argument of it becomes a column, or such a function, only later.
+    variables = list(_parts(tree.map(nodes.variables).distinct()))
+    for column in variables:
+        if folded(column[0]) == "user":
+            raise Refused(unlisted(column[0], ROW_FUNCTIONS))
+    for column in columns + variables:
+        if len(column) == 1 and folded(column[0]) in _OF_SESSION:
+            raise Refused(unlisted(column[0], ROW_FUNCTIONS))
+    return RowExpression(_column(session, tree), tuple(dict.fromkeys(column[0] for column in columns)))
+
+
+def _named(node: str) -> str:
+    if "Star" in node:
+        return "the expression has '*' in the place of columns: name the columns"
+    return construct(_CONSTRUCTS.get(node, node))
+
+
+def _tree(session: SparkSession, text: str) -> Any:
+    """As the session parses it: the parser takes its settings, such as ANSI mode, from the thread's active session."""
+    with active(session):
+        return session._jsparkSession.sessionState().sqlParser().parseExpression(text)
+
+
+def _column(session: SparkSession, tree: Any) -> Column:
+    from pyspark.sql import functions as F
+
+    utils = java_class(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    made: Column = type(F.lit(True))(utils.column(tree))
+    return made
+
+
+@lru_cache(maxsize=32)
+def java_class(jvm: Any, name: str) -> Any:
+    """A class of the JVM by its full name. Looked up once: Java is asked for each package on the way."""
+    found = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _check_bounded(calls: Any) -> None:
+    """Raises Refused where a function of :data:`BOUNDED` may be asked for too large a value."""
+    for i in range(calls.size()):
+        call = calls.apply(i)
+        name = str(call.nameParts().head()).lower() if call is not None else ""
+        if name not in BOUNDED or call.arguments().size() < 2:
+            continue
+        if not re.fullmatch(f"-?[0-9]{{1,{BOUNDED[name]}}}", str(call.arguments().apply(1).toString())):
+            raise Refused(
+                f"the expression uses {name!r}, whose second argument must be a number with at most "
+                f"{BOUNDED[name]} digits"
+            )
+
+
+def _parts(names: Any) -> Iterator[tuple[str, ...]]:
+    """The parts of each name in a sequence of Scala's, in which other nodes are null."""
+    between = str(uuid4())
+    for i in range(names.size()):
+        parts = names.apply(i)
+        if parts is not None:
+            yield tuple(str(parts.mkString(between)).split(between))
+
+
+@frozen
+class _Nodes:
+    """Functions of Scala's that read all nodes of a tree in one call into the JVM: one call for each node takes longer
+    than Spark's parser.
+
+    ``classes``: the class of a node. The others are null for other nodes; ``functions``, ``columns`` and ``variables``
+    (names in the body of a lambda): the parts of the name; ``calls``: the node of a function; ``literals``: the value.
+    """
+
+    classes: Any
+    functions: Any
+    columns: Any
+    variables: Any
+    calls: Any
+    literals: Any
+
+
+@lru_cache(maxsize=2)
+def _nodes(jvm: Any) -> _Nodes:
+    invoke, lang = jvm.java.lang.invoke, jvm.java.lang
+    handles, methods = invoke.MethodHandles, invoke.MethodType
+    loader = lang.Thread.currentThread().getContextClassLoader()
+
+    def of(name: str) -> Any:
+        return lang.Class.forName(name, True, loader)
+
+    lookup, anything = handles.publicLookup(), of("java.lang.Object")
+    to_anything = methods.methodType(anything, anything)
+    nothing = handles.dropArguments(handles.constant(anything, None), 0, to_anything.parameterList())
+    is_instance = lookup.findVirtual(
+        of("java.lang.Class"), "isInstance", methods.methodType(lang.Boolean.TYPE, anything)
+    )
+
+    def function(handle: Any) -> Any:
+        return invoke.MethodHandleProxies.asInterfaceInstance(of("scala.Function1"), handle.asType(to_anything))
+
+    def only(kind: str, handle: Any) -> Any:
+        return function(handles.guardWithTest(is_instance.bindTo(of(kind)), handle.asType(to_anything), nothing))
+
+    def name_parts(kind: str) -> Any:
+        found = lookup.findVirtual(of(kind), "nameParts", methods.methodType(of("scala.collection.immutable.Seq")))
+        return only(kind, found)
+
+    classes = lookup.findVirtual(anything, "getClass", methods.methodType(of("java.lang.Class")))
+    return _Nodes(
+        function(classes),
+        name_parts(_FUNCTION),
+        name_parts(_COLUMN),
+        name_parts(_VARIABLE),
+        only(_FUNCTION, handles.identity(anything)),
+        only(_LITERAL, lookup.findVirtual(of(_LITERAL), "value", methods.methodType(anything))),
+    )

@@ -1,0 +1,303 @@
+"""Runs the fused pass, and where it breaks, finds the file, the check or the partition that broke it.
+
+What errs gets the verdict ``error``; all others keep the verdicts that they would have alone. Trouble of Spark itself
+is raised: it says nothing about the data.
+
+A store that refuses all files to Spark is no verdict on them: another executor may have access.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.behavior import TableUnavailable
+from distop.tables.reading import row_counts, store_errors
+from distop.tables.reading.file_facts import Gone
+from distop_behaviors.validate import scan, spark_errors
+from distop_behaviors.validate.partition_checks import WHERE
+from distop_behaviors.validate.validate_report import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, SparkSession
+
+    from distop.tables.reading.file_facts import PlannedFile
+    from distop_behaviors.validate.partition_checks import Part
+    from distop_behaviors.validate.scan import Counts, Group, Scanned
+
+
+class Isolated:
+    """One group of partitions. ``group_of`` makes the group of some of the files; ``written`` holds the expressions
+    as the argument has them, by check and for :data:`WHERE`; ``check_stop`` raises once the job has to stop.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        group_of: Callable[[Sequence[PlannedFile]], Group],
+        checks: Mapping[int, Column],
+        where: Column | None,
+        written: Mapping[int, str],
+        check_stop: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._group_of = group_of
+        self._checks = dict(checks)
+        self._where = where
+        self._written = dict(written)
+        self._check_stop = check_stop
+        self._single_check = False
+        """Whether this is one of several checks of the same rows, each counted by itself."""
+        self._store_readable = False
+        """Whether the store is known to give at least one file."""
+        self.changed = False
+        """A file is not what was planned, or cannot be read: the whole table may be gone."""
+
+    def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
+        """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
+        that err are marked in ``parts``, and have no counts.
+        """
+        files = {ordinal: list(some) for ordinal, some in files.items()}
+        left = [p for p in parts if not p.settled]
+        attempts = False
+        analysed = not self._written
+        while left:
+            self._check_stop()
+            checks = {n: c for n, c in self._checks.items() if any(p.tallies[n].error is None for p in left)}
+            group = self._group_of([f for p in left for f in files[p.plan.partition]])
+            try:
+                if not analysed:
+                    # First of all: Spark's complaints about what is made of them would quote what nobody wrote.
+                    analysed = True
+                    if self._blame_expressions(left, group):
+                        left = [p for p in left if not p.settled]
+                        continue
+                if attempts:
+                    scanned = scan.count_attempts(self._session, group, checks, self._where)
+                    self._mark_throwing(left, files, scanned.counts)
+                else:
+                    # An expression may ask for the time.
+                    lasting = not self._written
+                    scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
+                self._mark_unread(left, files, group, scanned)
+                return scanned.counts
+            except Exception as e:
+                self._check_stop()
+                if isinstance(e, Gone):
+                    self.changed = True
+                    for part in left:
+                        part.fail(str(e))
+                    return {}
+                if spark_errors.is_unexpected(e):
+                    raise
+                if not self._store_readable:
+                    self._store_readable = check_store(self._session, group, e, self._check_stop)
+                found = self._blame(e, left, files, group, checks)
+                if not found and attempts:
+                    return self._halves(e, left, files)
+                attempts = attempts or not found
+                left = [p for p in left if not p.settled]
+                for part in left:
+                    ordinal = part.plan.partition
+                    files[ordinal] = [file for file in files[ordinal] if file[0] not in part.unreadable]
+        return {}
+
+    def _blame(
+        self,
+        error: Exception,
+        parts: Sequence[Part],
+        files: Mapping[int, Sequence[PlannedFile]],
+        group: Group,
+        checks: Mapping[int, Column],
+    ) -> bool:
+        """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
+        found = False
+        broken = group.reader.broken_file(error, group.files)
+        of_parts = [file for part in parts for file in files[part.plan.partition]]
+        missing = group.reader.not_present(self._session, of_parts, self._check_stop)
+        for part in parts:
+            paths = [path for path, _, _ in files[part.plan.partition]]
+            if lost := next((missing[path] for path in paths if path in missing), None):
+                part.fail(str(lost))
+                found = self.changed = True
+            elif broken is not None and broken in paths:
+                why = spark_errors.why_unreadable(error)
+                part.mark_unreadable(broken, f"the file {broken} cannot be read: {why}")
+                found = self.changed = True
+        if found:
+            return True
+        try:
+            scan.relation(self._session, group)
+        except Exception as e:
+            if spark_errors.is_unexpected(e):
+                raise
+            return False  # no condition's fault: the files cannot be read together
+        return self._blame_conditions(parts, group, checks)
+
+    def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
+        found = False
+        for n, column in checks.items():
+            why = scan.analysed(self._session, group, column)
+            if why is not None:
+                found = True
+                for part in parts:
+                    part.tallies[n].fail(why)
+        return found
+
+    def _blame_expressions(self, parts: Sequence[Part], group: Group) -> bool:
+        """Mark what Spark refuses of the expressions as they were written."""
+        found = False
+        for n, text in self._written.items():
+            why = scan.refused(self._session, group, text)
+            if why is None:
+                continue
+            found = True
+            for part in parts:
+                if n == WHERE:
+                    part.fail(f"where: {why}")
+                else:
+                    part.tallies[n].fail(why)
+        return found
+
+    def _mark_unread(
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], group: Group, scanned: Scanned
+    ) -> None:
+        """Mark files of which Spark did not read all rows.
+
+        If the total does not match the facts, each file is counted by a separate query, because ``where`` may skip
+        rows, and because facts do not count the rows that some deletes remove.
+        """
+        if strange := scanned.counts.keys() - {file[0] for file in group.files}:
+            # Its rows would count for none of the files that they were asked of.
+            for part in parts:
+                part.fail(f"Spark has read the file {min(strange)}, which was not planned")
+            return
+        facts = []
+        for part in parts:
+            of_part = {file[0] for file in files[part.plan.partition]}
+            facts += [one for one in part.facts if one.path in of_part]
+        if scanned.read is not None and scanned.read == row_counts.expected_rows(facts):
+            return
+        found = None
+        if group.all_rows and self._where is None:
+            found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
+        wrong = scan.misread_files(self._session, group, facts, found)
+        misread = [(part, file) for part in parts for file in files[part.plan.partition] if file[0] in wrong]
+        changed = group.reader.changed([file for _, file in misread], self._check_stop)
+        for part, file in misread:
+            if file[0] in changed:
+                part.fail(str(changed[file[0]]))
+                self.changed = True
+            else:
+                part.mark_unreadable(file[0], wrong[file[0]])
+
+    def _mark_throwing(
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], counts: Mapping[str, Counts]
+    ) -> None:
+        reasons: dict[int, str] = {}
+        for part in parts:
+            for file in files[part.plan.partition]:
+                found = counts.get(file[0])
+                if found is None:
+                    continue
+                if found.where_threw:
+                    reason = reasons.setdefault(WHERE, self._reason(file, None))
+                    part.fail(f"where: throws on {counted(found.where_threw, 'row')} of the file {file[0]}: {reason}")
+                for n, threw in found.threw.items():
+                    if threw and part.tallies[n].error is None:
+                        if n not in reasons:
+                            reasons[n] = self._reason(file, n)
+                        text = f"throws on {counted(threw, 'row')} of the file {file[0]}: {reasons[n]}"
+                        part.tallies[n].fail(text)
+
+    def _reason(self, file: PlannedFile, check: int | None) -> str:
+        """What Spark says when the check runs on this file alone."""
+        group = self._group_of([file])
+        try:
+            if check is None:
+                scan.count(self._session, group, {}, self._where)
+            else:
+                scan.count(self._session, group, {check: self._checks[check]}, self._where)
+        except Exception as e:
+            if spark_errors.is_unexpected(e):
+                raise
+            return spark_errors.sentence_of(e)
+        return "an error"
+
+    def _halves(
+        self, error: Exception, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
+    ) -> dict[str, Counts]:
+        """Run each check alone, then split the partitions, until the culprit is alone."""
+        checks = [n for n in self._checks if any(p.tallies[n].error is None and p.tallies[n].pending for p in parts)]
+        if len(checks) > 1:
+            return self._count_each_check(error, checks, parts, files)
+        if len(parts) == 1:
+            return self._mark_unchecked(error, parts[0], files[parts[0].plan.partition])
+        middle = len(parts) // 2
+        return {**self.count(parts[:middle], files), **self.count(parts[middle:], files)}
+
+    def _count_each_check(
+        self, error: Exception, checks: Sequence[int], parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
+    ) -> dict[str, Counts]:
+        """Count each check by itself.
+
+        Some checks fail before they read a row, or exceed Spark's limits, alone or together.
+        """
+        merged: dict[str, Counts] = {}
+        for n in checks:
+            self._check_stop()
+            written = {of: text for of, text in self._written.items() if of in (n, WHERE)}
+            check = {n: self._checks[n]}
+            one = Isolated(self._session, self._group_of, check, self._where, written, self._check_stop)
+            one._single_check, one._store_readable = True, True
+            for path, counts in one.count(parts, files).items():
+                kept = merged.setdefault(path, counts)
+                kept.violations.update(counts.violations)
+            self.changed = self.changed or one.changed
+        for part in parts if self._where is not None else ():
+            # It is unknown how many rows the condition selects there.
+            if all(part.tallies[n].error is not None for n in checks):
+                text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.sentence_of(error)}"
+                for file in files[part.plan.partition]:
+                    part.mark_unreadable(file[0], text)
+        return merged
+
+    def _mark_unchecked(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
+        """Mark one partition whose last check, or whose ``where``, still fails alone."""
+        text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.sentence_of(error)}"
+        # What statistics decided stays decided.
+        if self._single_check:
+            for n in self._checks:
+                if part.tallies[n].pending:
+                    part.tallies[n].mark_unreadable(text)
+        else:
+            for file in files:
+                part.mark_unreadable(file[0], text)
+        return {}
+
+
+def check_store(session: SparkSession, group: scan.Group, error: Exception, stop: Callable[[], None]) -> bool:
+    """Whether a file of the group can be read, after an error for which the store may be the cause; False: it is not.
+
+    A few files are probed, so that not every file has to be read alone. Raises TableUnavailable where the store refuses
+    them all for one cause, what is unexpected, and what ``stop`` raises.
+    """
+    cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 else None
+    if cause is None:
+        return False
+    for file in store_errors.evenly_spaced(group.files):
+        stop()
+        try:
+            scan.count(session, replace(group, files=(file,), all_rows=True), {}, None)
+        except Exception as e:
+            if spark_errors.is_unexpected(e):
+                raise
+            if store_errors.cause_of_spark_error(e) == cause:
+                continue
+        return True
+    raise TableUnavailable(
+        f"Spark cannot read any of these files (files: {len(group.files)}) from this executor: {cause} "
+        f"({spark_errors.sentence_of(error)})"
+    )

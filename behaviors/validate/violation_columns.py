@@ -1,0 +1,270 @@
+"""Each check as a Spark column that is true for the rows that violate it (false or null for all others)."""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING, Any
+
+from distop.runtime.lru_cache import Kept
+from distop.tables.reading.file_facts import ddl, decimal_of, quote
+from distop_behaviors.reading.spark_expressions import Refused, java_class, parsed
+from distop_behaviors.validate.spark_errors import is_unexpected, sentence_of
+from distop_behaviors.validate.typed_bounds import Bound, Unfit, canonical, family, limits, member, of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from distop.tables.reading.file_facts import SparkType
+    from distop_behaviors.validate.validate_argument import Check
+
+KEPT_CONDITIONS = 256
+_COMPACT_DIGITS = 18
+
+_conditions: Kept[Column] = Kept(KEPT_CONDITIONS)
+
+
+def fit(check: Check, kind: SparkType) -> None:
+    """Raises Unfit where the check makes no sense on a column of this type, whatever its rows are. Loads no Spark."""
+    if check.kind in ("not_null", "check") or kind == "void":
+        return
+    if not isinstance(kind, str):
+        raise Unfit(f"{check.kind} applies to columns of single values, and {check.column!r} is {ddl(kind)}")
+    if check.range is not None:
+        for bound in (check.range.min, check.range.max):
+            if bound is not None:
+                of(bound, kind, up=True)
+    elif check.in_set is not None:
+        for value in check.in_set.values:
+            member(value, kind)
+    elif check.kind in ("length", "matches") and kind != "string":
+        raise Unfit(f"{check.kind} applies to text, and {check.column!r} is {kind}")
+
+
+def violated(session: SparkSession, check: Check, column: Column | None, kind: SparkType, null_is: str) -> Column:
+    """``column`` and its type ``kind``; neither matters for ``check``. Raises Unfit, as :func:`fit` does."""
+    from pyspark.sql import functions as F
+
+    if check.check is not None:
+        return ~F.coalesce(parsed(session, check.check).column, F.lit(null_is == "pass"))
+    assert column is not None
+    fit(check, kind)
+    if check.not_null is not None:
+        return column.isNull()
+    if kind == "void":
+        return F.lit(False)
+    if check.range is not None:
+        return _outside(column, kind, check.range.min, check.range.max)
+    if check.fits is not None:
+        return _misfit(column, kind, canonical(check.fits.type))
+    if check.in_set is not None:
+        members = [b for b in (member(v, kind) for v in check.in_set.values) if b is not None and _holds(b, kind)]
+        if not members:
+            return column.isNotNull()
+        return ~column.isin([_literal(b, kind) for b in members])
+    if check.length is not None:
+        return _length(column, check.length.min, check.length.max)
+    assert check.matches is not None
+    return ~column.rlike(check.matches.pattern)
+
+
+def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: SparkType, null_is: str) -> Column:
+    """:func:`violated` for the column at a path (none: no file has it). Each takes dozens of calls into the JVM, so the
+    last ones are kept: an operation comes in several batches, and again tomorrow. Raises Unfit.
+    """
+    from pyspark.sql import functions as F
+
+    key = (session, check.model_dump_json(), path, kind, null_is)
+    return _conditions.get(
+        key, lambda: violated(session, check, column_at(path) if path else F.lit(None), kind, null_is)
+    )
+
+
+def chosen(session: SparkSession, text: str) -> Column:
+    """The rows that ``where`` picks; kept as conditions are. Where its columns are missing it has no type, and Spark
+    wants a boolean.
+    """
+    return _conditions.get((session, text), lambda: parsed(session, text).column.cast("boolean"))
+
+
+def where_true(frame: DataFrame, condition: Column) -> DataFrame:
+    """The rows of the frame for which the condition is true. On floats and times it is no filter for the reader of
+    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a
+    file has milliseconds, by what is left of a literal when its microseconds are cut off.
+    """
+    skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
+    return frame.where(unpushed(condition) if skips else condition)
+
+
+def unpushed(*conditions: Column) -> Column:
+    """True where one of the conditions is, in a form that Spark makes no filter for the reader of files of."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))
+
+
+def _may_skip_too_many(kind: DataType) -> bool:
+    from pyspark.sql.types import DoubleType, FloatType, StructType, TimestampNTZType, TimestampType
+
+    if isinstance(kind, StructType):
+        return any(_may_skip_too_many(field.dataType) for field in kind)
+    # Of lists and maps nothing is pushed.
+    return isinstance(kind, DoubleType | FloatType | TimestampType | TimestampNTZType)
+
+
+def any_of(columns: list[Column]) -> Column:
+    """True where one of them is; at least one must be given."""
+    return reduce(lambda a, b: a | b, columns)
+
+
+def column_at(path: tuple[str, ...]) -> Column:
+    """The column, or the field of a struct, at this path."""
+    from pyspark.sql import functions as F
+
+    return F.col(".".join(quote(part) for part in path))
+
+
+def _outside(column: Column, kind: str, low: Any, high: Any) -> Column:
+    sides = []
+    if low is not None:
+        bound = of(low, kind, up=True)
+        if not _below_all(bound, kind):
+            if not _holds(bound, kind):
+                return column.isNotNull()
+            sides.append(column < _literal(bound, kind))
+    if high is not None:
+        bound = of(high, kind, up=False)
+        if not _above_all(bound, kind):
+            if not _holds(bound, kind):
+                return column.isNotNull()
+            sides.append(column > _literal(bound, kind))
+    from pyspark.sql import functions as F
+
+    return any_of(sides) if sides else F.lit(False)
+
+
+def _below_all(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is not None and bound.value <= ends[0]
+
+
+def _above_all(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is not None and bound.value >= ends[1]
+
+
+def _holds(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is None or ends[0] <= bound.value <= ends[1]
+
+
+def _literal(bound: Bound, kind: str) -> Column:
+    """A constant of the column's own type, so that the column itself is never cast."""
+    from pyspark.sql import functions as F
+
+    group = family(kind)
+    if group == "decimal":
+        return _decimal(bound, *decimal_of(kind))
+    if group == "whole":
+        return F.lit(bound.value).cast(kind)
+    if group == "date":
+        return F.expr(f"date_from_unix_date({bound.value})")
+    if group == "timestamp":
+        return F.expr(f"timestamp_micros({bound.value}L)").cast(kind)
+    return F.lit(bound.value)
+
+
+def _decimal(bound: Bound, precision: int, scale: int) -> Column:
+    from decimal import Decimal
+
+    from pyspark.sql import functions as F
+
+    if precision <= _COMPACT_DIGITS:
+        # A decimal that comes from text is backed by a BigDecimal, and compares several times slower with a column.
+        return _internal("MakeDecimal", F.lit(bound.value).cast("bigint"), precision, scale)
+    exact = Decimal(f"{bound.value}E{-bound.scale}")  # scaleb would round to 28 digits
+    return F.lit(str(exact)).cast(f"decimal({precision},{scale})")
+
+
+def _misfit(column: Column, kind: str, target: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if target.startswith(("varchar(", "char(")):
+        # Spark casts to these as to any text: their length is the promise.
+        limit = int(target.partition("(")[2].rstrip(")"))
+        return F.char_length(column.cast("string")) > limit
+    back = column.try_cast(target).try_cast(kind)
+    differs = ~back.eqNullSafe(column)
+    if target == "bigint" and family(kind) == "float":
+        # Spark makes 2^63 the greatest bigint, of which it makes 2^63 again.
+        differs |= column >= 2.0**63
+    elif family(kind) == "decimal":
+        # Spark reads values with more digits than the file declares, and leaves out a cast to the declared type.
+        (low, high), (precision, scale) = limits(kind) or (0, 0), decimal_of(kind)
+        differs |= (column < _decimal(Bound(low, scale), precision, scale)) | (
+            column > _decimal(Bound(high, scale), precision, scale)
+        )
+    elif kind == "bigint" and family(target) == "float":
+        differs |= column == limits(kind)[1]  # type: ignore[index]
+    return column.isNotNull() & differs
+
+
+def _length(column: Column, low: int | None, high: int | None) -> Column:
+    from pyspark.sql import functions as F
+
+    length = F.char_length(column)
+    sides = ([length < low] if low is not None else []) + ([length > high] if high is not None else [])
+    return any_of(sides)
+
+
+def references(session: SparkSession, text: str) -> tuple[str, ...]:
+    """The first parts of an expression's column names (of ``a.b``: ``a``), in order.
+
+    Raises Unfit where the expression does not parse, and where it is refused.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        return parsed(session, text).names
+    except Refused as e:
+        raise Unfit(str(e)) from e
+    except (PySparkException, Py4JJavaError) as e:
+        if is_unexpected(e):
+            raise
+        raise Unfit(f"the expression does not parse: {sentence_of(e)}") from e
+
+
+@lru_cache(maxsize=KEPT_CONDITIONS)
+def bad_pattern(session: SparkSession, pattern: str) -> str | None:
+    """Why Java does not compile the regular expression, or None where it does."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import IllegalArgumentException
+
+    try:
+        java_class(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
+    except (IllegalArgumentException, Py4JJavaError) as e:
+        reason = sentence_of(e)
+        return f"the pattern {pattern!r} is no regular expression: {reason}"
+    return None
+
+
+def attempted(column: Column) -> Column:
+    """A struct with the field ``v``; null where evaluating ``column`` throws, which then fails no query.
+
+    It is Spark's own expression behind ``try_`` functions, which SQL does not offer for any expression.
+    """
+    from pyspark.sql import functions as F
+
+    return _internal("TryEval", F.struct(column.alias("v")))
+
+
+def _internal(name: str, column: Column, *more: Any) -> Column:
+    """An expression of Spark's that has no name in SQL, over a column."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._active_spark_context._jvm  # type: ignore[union-attr]
+    utils = java_class(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    expression = java_class(jvm, f"org.apache.spark.sql.catalyst.expressions.{name}")
+    made: Column = type(column)(utils.column(expression(utils.expression(column._jc), *more)))
+    return made

@@ -1,0 +1,270 @@
+"""What the page of an operation shows: made of its status and of what became of its partitions. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distop.cli.operation_text import checks_of, labelled, state_of
+from distop.cli.output import duration
+from distop.cli.page import checks
+from distop.cli.page.job_map import ENDED, KINDS, Jobs, Kind, Told, jobs_of, told_text
+from distop.cli.page.value_tree import Node, tree
+from distop.protocol.json_codec import rfc3339
+from distop.protocol.records import CLUSTER_TABLE
+from distop.services.inspection.partitions import MOST
+from distop.services.operation_results import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.cli.page.checks import Checks
+    from distop.protocol.behavior_declaration import Declaration
+    from distop.protocol.records import Node as Executor
+    from distop.protocol.records import OperationRef
+    from distop.services.inspection.partitions import Account
+    from distop.services.operation_results import OperationResult, OperationStatus
+
+_NAMES = 100
+"""Names of partitions asked for, or kept for a rerun, that are told."""
+_TONES = {"success": "good", "failed": "bad", "cancelled": "odd", "paused": "odd", "cancelling": "odd"}
+_MARKS = {"good": "✓", "bad": "✕", "odd": "■", "going": "▶"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error that is kept with the operation: the partition it is of ("" for none), its first line, and the rest."""
+
+    partition: str
+    text: str
+    rest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page. ``tone``: ``good``, ``bad``, ``odd`` or ``going``; ``mark`` says the same without colour.
+
+    ``verdict``: one sentence. ``taken``: when it was read; ``ended`` False: it is a moment of something that goes on.
+    ``asked`` and ``when``: names with texts. ``argument`` None: with ``argument_missing`` the reason. ``jobs`` None:
+    what became of each partition cannot be told, for the reason ``jobs_missing``.
+    """
+
+    op: str
+    state: str
+    tone: str
+    mark: str
+    verdict: str
+    taken: str
+    ended: bool
+    description: str
+    asked: tuple[tuple[str, str], ...]
+    argument: Node | None
+    argument_missing: str
+    when: tuple[tuple[str, str], ...]
+    checks: Checks | None
+    report: Node | None
+    counts: tuple[tuple[Kind, int], ...]
+    """How many jobs are in what; without those of which there are none."""
+    total: int | None
+    of_partitions: bool
+    """There is a job for each partition of a table, and not one for everything."""
+    jobs: Jobs | None
+    jobs_missing: str
+    kept: tuple[Told, ...]
+    """Without ``jobs``: the names of those that did not succeed, by kind, where they are kept."""
+    problems: tuple[Problem, ...]
+
+
+def page(
+    ref: OperationRef,
+    status: OperationStatus,
+    account: Account,
+    nodes: Mapping[str, Executor],
+    declaration: Declaration | None,
+    now: float,
+) -> Page:
+    """The page of an operation at the time ``now`` (seconds since the epoch). ``nodes``: live executors by incarnation.
+    ``status`` and ``account`` agree on whether it has ended.
+    """
+    result = status.result
+    jobs = jobs_of(account.partitions, nodes, ended=account.ended) if account.partitions is not None else None
+    report = result.report if result is not None else None
+    location = account.spec.table.location if account.spec is not None and account.spec.table is not None else ""
+    told = checks.checks(report, location) if report is not None and checks_of(report) else None
+    tone = _TONES.get(status.state, "going")
+    return Page(
+        op=str(ref),
+        state=result.state if result is not None else state_of(status),
+        tone=tone,
+        mark=_MARKS[tone],
+        verdict=_ended(result, told) if result is not None else _going(status, jobs),
+        taken=moment(rfc3339(now)),
+        ended=result is not None,
+        description=first_line(declaration.description) if declaration is not None else "",
+        asked=tuple(_asked(ref, status, account)),
+        argument=tree(account.arg) if account.arg_known and account.arg is not None else None,
+        argument_missing=_no_argument(account),
+        when=tuple(_when(status, result, jobs)),
+        checks=told,
+        report=_rest_of_report(report, told),
+        counts=_counts(status, jobs),
+        total=status.jobs.get("total"),
+        of_partitions=ref.table != CLUSTER_TABLE,
+        jobs=jobs,
+        jobs_missing="" if jobs is not None else _no_jobs(status, account),
+        kept=tuple(
+            Told(KINDS[name], (), names)
+            for name, names in (("failed", account.failed), ("unended", account.unfinished))
+            if names
+        ),
+        problems=tuple(_problems(status, told is not None, jobs)),
+    )
+
+
+def moment(text: str) -> str:
+    """A time of a record for people: ``2013-01-01 00:00:00 UTC``."""
+    date, t, clock = text.partition("T")
+    return f"{date} {clock.partition('.')[0].removesuffix('Z')} UTC" if t and text.endswith("Z") else text
+
+
+# ------------------------------------------------------------------- sentences
+
+
+def _ended(result: OperationResult, told: Checks | None) -> str:
+    jobs, cancel = result.jobs, result.record.get("cancel") or {}
+    total, failed, well = jobs["total"], jobs["failed"], jobs["success"]
+    if result.state == "cancelled":
+        text = f": {cancel['text']}" if cancel.get("text") else ""
+        return _sentence(f"Cancelled when {well + failed:,} of {plural(total, 'job')} had ended{text}")
+    if told is not None and (result.success or not told.valid):  # it may fail for another reason than its checks
+        return _sentence(told.sentence)
+    if result.state == "success":
+        return "Succeeded: there was nothing to do." if not total else f"Succeeded: {_all(total)} done."
+    if failed:
+        rest = total - failed - well
+        stopped = f"; {plural(rest, 'job')} had no end, because others had failed" if rest > 0 else ""
+        return f"Failed: {failed:,} of {plural(total, 'job')} failed{stopped}."
+    why = next((first_line(error.get("text")) for error in result.errors), "")
+    return _sentence(f"Failed: {why}" if why else "Failed, though no job did")
+
+
+def _all(total: int) -> str:
+    return "its only job is" if total == 1 else f"all {total:,} jobs are"
+
+
+def _going(status: OperationStatus, jobs: Jobs | None) -> str:
+    total = status.jobs.get("total")
+    ended = jobs.ended if jobs is not None else (status.jobs.get("success") or 0) + (status.jobs.get("failed") or 0)
+    done = f"{ended:,} of {plural(total, 'job')} had ended" if total is not None else "it was not planned yet"
+    share = f" ({ended / total:.0%})" if total else ""
+    left = f"; about {duration(status.eta_seconds)} were left" if status.eta_seconds is not None else ""
+    waits = f"; it waited for {status.waiting_for}" if status.waiting_for else ""
+    return _sentence(f"{state_of(status).capitalize()}: when this page was made, {done}{share}{left}{waits}")
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def plural(count: int, word: str) -> str:
+    """``1 job``, ``1,200 jobs``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+# ------------------------------------------------------------------------ parts
+
+
+def _asked(ref: OperationRef, status: OperationStatus, account: Account) -> list[tuple[str, str]]:
+    spec = account.spec
+    table = "none: it belongs to no table" if ref.table == CLUSTER_TABLE else ref.table
+    pairs = [("type", ref.type), ("table", table)]
+    if spec is not None and spec.table is not None:
+        pairs.append(("its files", f"{spec.table.location} ({spec.table.format})"))
+    if ref.object:
+        pairs.append(("object", ref.object))
+    if spec is not None and account.planned:  # beside a history record the names asked for are not kept
+        pairs.append(("partitions", some(spec.partitions) if spec.partitions is not None else "all"))
+    if spec is not None:
+        attempts = "without limit" if not spec.rules.can_fail else f"up to {plural(spec.rules.retry.attempts, 'try')}"
+        pairs.append(("each job", attempts.replace("trys", "tries")))
+        policy = {"fail_fast": "the others are stopped", "collect_all": "the others go on"}
+        pairs.append(("if one fails", policy.get(spec.rules.failure_policy, spec.rules.failure_policy)))
+    submitted = [("by", status.submitter), ("request id", status.request_id), ("runs again", status.rerun_of)]
+    submitted += [("id", status.id), ("labels", labelled(status.labels) or "")]
+    return [*pairs, *((name, text) for name, text in submitted if text)]
+
+
+def some(names: tuple[str, ...], most: int = _NAMES) -> str:
+    """The first of many names."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def _no_argument(account: Account) -> str:
+    if account.arg_known:
+        return "There is none." if account.arg is None else ""
+    if account.gone:
+        return "It is not kept any more."
+    return "It cannot be told."
+
+
+def _no_jobs(status: OperationStatus, account: Account) -> str:
+    if account.gone:
+        return (
+            "What became of each partition is gone: it was in etcd's own history, which has been compacted since. "
+            "The counts are those of the operation's record."
+        )
+    if not account.planned:
+        return "There is no plan." if status.ended else "It is not planned yet: its partitions are not known."
+    return f"There are more than {MOST:,} partitions: what became of each is not read for a page."
+
+
+def _when(status: OperationStatus, result: OperationResult | None, jobs: Jobs | None) -> list[tuple[str, str]]:
+    pairs = [("started", moment(status.started))]
+    if jobs is not None and jobs.first:
+        pairs.append(("first job began", moment(rfc3339(jobs.first))))
+    if jobs is not None and jobs.last:
+        pairs.append(("last job ended" if result is not None else "latest job ended", moment(rfc3339(jobs.last))))
+    if result is not None:
+        finished = str(result.record.get("finished") or "")
+        pairs += [("finished", moment(finished)), ("took", duration(result.seconds))]
+    elif status.eta_seconds is not None:
+        pairs.append(("left", f"about {duration(status.eta_seconds)}"))
+    return [(name, text) for name, text in pairs if text]
+
+
+def _rest_of_report(report: Any, told: Checks | None) -> Node | None:
+    """What the table of checks does not tell."""
+    if told is not None:
+        report = {name: value for name, value in report.items() if name not in ("verdict", "rows", "checks")}
+        return tree(report) if report else None
+    return tree(report) if report is not None else None
+
+
+def _counts(status: OperationStatus, jobs: Jobs | None) -> tuple[tuple[Kind, int], ...]:
+    if jobs is not None:
+        return jobs.counts
+    counts = {name: status.jobs.get(name) or 0 for name in ("success", "failed", "running", "waiting")}
+    rest = (status.jobs.get("total") or 0) - sum(counts.values())
+    counts["unended" if status.ended else "open"] = max(rest, 0)
+    # Where they were only counted, failed ones are among those that ended well.
+    kinds = {**KINDS, "success": KINDS["success"] if status.exact else ENDED}
+    return tuple((kinds[name], count) for name, count in counts.items() if count)
+
+
+def _problems(status: OperationStatus, in_checks: bool, jobs: Jobs | None) -> list[Problem]:
+    """The errors kept, but for those that stand elsewhere on the page: with the checks, or with the partition."""
+    shown = {row.name for told in jobs.told for row in told.rows} if jobs is not None else set()
+    problems = []
+    for error in status.errors:
+        partition = str(error["partition"]) if error.get("partition") is not None else ""
+        if partition in shown or (in_checks and not partition and error.get("verdict")):
+            continue
+        line, rest = told_text(str(error.get("text") or ""))
+        tried = [
+            f"attempt {one.get('attempt')} on {one.get('executor')}: {str(one.get('text') or '').strip()}"
+            for one in error.get("attempts") or ()
+        ]
+        problems.append(Problem(partition, line, "\n".join([*([rest] if rest else []), *tried])))
+    return problems

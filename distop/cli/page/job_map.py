@@ -1,0 +1,286 @@
+"""What became of an operation's jobs: a map of them, those that need a look, how long they took, who ran them. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distop.cli.output import duration
+from distop.protocol.plan import is_wide
+from distop.services.operation_results import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from distop.protocol.records import Node
+    from distop.services.inspection.partitions import Partition
+
+CELLS = 2_000
+"""Cells of a map, about: of more partitions, neighbours share one."""
+ROWS = 1_000
+"""Partitions that are told with all that is known of them; of the others the names."""
+_SLOWEST = 10
+_GROUPS = 100
+"""Rows of a map, when it has a row for each folder."""
+_ALIKE = 1.1
+_TOLD = 3
+_TITLE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a job can be in. ``mark`` says the same as the colour of ``name``."""
+
+    name: str
+    mark: str
+    text: str
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("failed", "✕", "failed"),
+        Kind("lost", "?", "held by an executor that is gone"),
+        Kind("waiting", "↻", "to be tried again"),
+        Kind("running", "▶", "running"),
+        Kind("unended", "–", "without an end"),
+        Kind("open", "·", "not begun"),
+        Kind("success", "✓", "succeeded"),
+    )
+}
+"""The worst first: a cell of several partitions has the colour of the worst."""
+ENDED = Kind("ended", "●", "ended")
+"""Where those that failed are not told from those that succeeded."""
+_RANK = {name: rank for rank, name in enumerate(KINDS)}
+_LEGEND = ("success", "failed", "running", "waiting", "lost", "open", "unended")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One partition of the map, or several neighbours: ``kind`` is the worst of them."""
+
+    kind: Kind
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A row of the map: the partitions below one folder, a job over several of them, or (``name`` "") all others."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A partition that did not succeed, with what is known of it. ``more``: lines beyond the first of its error."""
+
+    name: str
+    kind: Kind
+    attempt: str
+    executor: str
+    took: str
+    error: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The partitions of one kind: those that are told in full, and the names of the others."""
+
+    kind: Kind
+    rows: tuple[Row, ...]
+    names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.rows) + len(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What one executor did. ``host``: "" where it does not live any more. ``current``: jobs that it holds now."""
+
+    name: str
+    host: str
+    success: int
+    failed: int
+    current: int
+    span: str
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """All of an operation's jobs. ``told``: those that did not succeed, the worst first, up to :data:`ROWS` of them in
+    full. ``shared``: partitions in each cell of the map. ``slowest``: none where all took about as long. ``first`` and
+    ``last``: when the first job began, and the last one ended (0: not known).
+    """
+
+    total: int
+    ended: int
+    counts: tuple[tuple[Kind, int], ...]
+    groups: tuple[Group, ...]
+    shared: int
+    told: tuple[Told, ...]
+    slowest: tuple[Row, ...]
+    typical: str
+    workers: tuple[Worker, ...]
+    first: float
+    last: float
+
+
+def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended: bool) -> Jobs:
+    """What is to be shown of these partitions. ``nodes``: live executors by incarnation."""
+    kinds = [KINDS[_kind(p, nodes, ended=ended)] for p in partitions]
+    counts = Counter(kind.name for kind in kinds)
+    groups, shared = _map(partitions, kinds)
+    timed = [(seconds, p, kind) for p, kind in zip(partitions, kinds, strict=True) if (seconds := _seconds(p)) >= 0]
+    slowest = sorted(timed, key=lambda one: (-one[0], one[1].ordinal))[:_SLOWEST]
+    typical, alike = _typical([seconds for seconds, _, _ in timed])
+    return Jobs(
+        len(partitions),
+        counts["success"] + counts["failed"],
+        tuple((KINDS[name], counts[name]) for name in _LEGEND if counts[name]),
+        groups,
+        shared,
+        tuple(_told(partitions, kinds)),
+        () if alike else tuple(_row(p, kind) for _, p, kind in slowest),
+        typical,
+        tuple(_workers(partitions, kinds, nodes)),
+        min((p.started for p in partitions if p.started), default=0.0),
+        max((p.finished for p in partitions if p.finished), default=0.0),
+    )
+
+
+_NAMED = {"success", "open", "unended"}
+"""Of these the name says all."""
+
+
+def _told(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[Told]:
+    of: dict[str, list[Partition]] = {}
+    for kind, p in zip(kinds, partitions, strict=True):
+        if kind.name != "success":
+            of.setdefault(kind.name, []).append(p)
+    room = ROWS
+    for name, kind in KINDS.items():
+        if found := of.get(name):
+            full = 0 if name in _NAMED else min(room, len(found))
+            room -= full
+            yield Told(kind, tuple(_row(p, kind) for p in found[:full]), tuple(map(name_of, found[full:])))
+
+
+def _kind(p: Partition, nodes: Mapping[str, Node], *, ended: bool) -> str:
+    if p.state == "running" and p.incarnation and p.incarnation not in nodes and not ended:
+        return "lost"
+    if ended and p.state not in ("success", "failed"):
+        return "unended"
+    return p.state if p.state in KINDS else "open"
+
+
+def name_of(p: Partition) -> str:
+    """The partition's name, or what it is called in the keys."""
+    return p.name or f"partition {p.ordinal}"
+
+
+def _seconds(p: Partition) -> float:
+    """How long the last attempt took by its executor's clock; -1 where it is not known."""
+    return p.finished - p.started if p.started and p.finished >= p.started else -1.0
+
+
+def _took(p: Partition) -> str:
+    seconds = _seconds(p)
+    return duration(seconds) if seconds >= 0 else ""
+
+
+def told_text(text: str) -> tuple[str, str]:
+    """An error's first line for people, and the lines after it."""
+    return first_line(text), text.strip().partition("\n")[2].strip("\n")
+
+
+def _row(p: Partition, kind: Kind) -> Row:
+    line, rest = told_text(p.error)
+    attempts = [f"attempt {one.attempt} on {one.executor}: {one.text.strip()}" for one in p.tried]
+    more = "\n".join([*([rest] if rest else []), *(attempts if len(attempts) > 1 or not line else [])])
+    return Row(name_of(p), kind, str(p.attempt) if p.attempt else "", p.executor, _took(p), line, more)
+
+
+# -------------------------------------------------------------------------- map
+
+
+def _map(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> tuple[tuple[Group, ...], int]:
+    shared = max(1, -(-len(partitions) // CELLS))
+    runs: list[tuple[str, int, int]] = []
+    for n, p in enumerate(partitions):
+        folder = p.name if is_wide(p.name) else p.name.rpartition("/")[0]
+        if runs and runs[-1][0] == folder:
+            runs[-1] = (folder, runs[-1][1], n + 1)
+        else:
+            runs.append((folder, n, n + 1))
+    if not 2 <= len(runs) <= _GROUPS or len(runs) * 2 > len(partitions) or len({run[0] for run in runs}) < len(runs):
+        runs = [("", 0, len(partitions))]
+    return tuple(
+        Group(name, tuple(_cell(partitions[n : min(n + shared, end)], kinds[n : min(n + shared, end)])
+                          for n in range(first, end, shared)))
+        for name, first, end in runs
+    ), shared  # fmt: skip
+
+
+def _cell(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Cell:
+    if len(partitions) == 1:
+        return Cell(kinds[0], _title(partitions[0], kinds[0]))
+    counts = Counter(kind.name for kind in kinds)
+    told = ", ".join(f"{counts[name]} {KINDS[name].text}" for name in _LEGEND if counts[name])
+    lines = [f"{name_of(partitions[0])} … {name_of(partitions[-1])}: {told}"]
+    seen = [(kind, p) for kind, p in zip(kinds, partitions, strict=True) if kind.name not in _NAMED]
+    lines += [_title(p, kind) for kind, p in seen[:_TOLD]]
+    if len(seen) > _TOLD:
+        lines.append(f"and {len(seen) - _TOLD} more")
+    return Cell(min(kinds, key=lambda kind: _RANK[kind.name]), "\n".join(lines))
+
+
+def _title(p: Partition, kind: Kind) -> str:
+    parts = [f"{name_of(p)}: {kind.text}"]
+    if p.attempt:
+        parts.append(f"attempt {p.attempt}" + (f" on {p.executor}" if p.executor else ""))
+    if took := _took(p):
+        parts.append(took)
+    if p.error:
+        line = first_line(p.error)
+        parts.append(line if len(line) <= _TITLE else f"{line[:_TITLE]}…")
+    return " · ".join(parts)
+
+
+# ------------------------------------------------------------- times and workers
+
+
+def _typical(seconds: Sequence[float]) -> tuple[str, bool]:
+    """What the jobs took, in a sentence, and whether all took about as long."""
+    if len(seconds) < 2:
+        return "", False
+    ordered = sorted(seconds)
+    least, median, slowest = ordered[0], statistics.median(ordered), ordered[-1]
+    if slowest <= least * _ALIKE:
+        return f"All jobs took about as long, {duration(median)}.", True
+    most = ordered[-(-95 * len(ordered) // 100) - 1]
+    return (
+        f"Half of the jobs took up to {duration(median)}, 95 % up to {duration(most)}, the slowest {duration(slowest)}."
+    ), False
+
+
+def _workers(partitions: Sequence[Partition], kinds: Sequence[Kind], nodes: Mapping[str, Node]) -> list[Worker]:
+    hosts = {node.executor: node.host for node in nodes.values()}
+    of: dict[str, list[tuple[Partition, str]]] = {}
+    for p, kind in zip(partitions, kinds, strict=True):
+        if p.executor and kind.name in ("success", "failed", "running"):
+            of.setdefault(p.executor, []).append((p, kind.name))
+    workers = []
+    for name in sorted(of):
+        count = Counter(kind for _, kind in of[name])
+        began = [p.started for p, _ in of[name] if p.started]
+        ended = [p.finished for p, _ in of[name] if p.finished]
+        span = duration(max(0.0, max(ended) - min(began))) if began and ended else ""
+        workers.append(Worker(name, hosts.get(name, ""), count["success"], count["failed"], count["running"], span))
+    return workers

@@ -1,0 +1,173 @@
+"""Commands of a submission in two phases: prepare, confirm, abandon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.cli import output
+from distop.cli.command_context import current, parse_argument
+from distop.cli.command_options import (
+    AFTER,
+    AFTER_END,
+    AT,
+    ATTEMPTS,
+    DELAY,
+    LABEL,
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    PRIORITY,
+    TIME_LIMIT,
+    WHERE,
+    count,
+    labels,
+    parse,
+    predecessors,
+    seconds,
+    selected,
+)
+from distop.errors import UsageError
+
+if TYPE_CHECKING:
+    from distop.client.async_client import Client
+    from distop.client.async_operation import Operation
+
+ID = Annotated[str, typer.Option("--external-id", metavar="ID", help="The sender's own id of its transaction.")]
+_OP = Annotated[str | None, typer.Argument(metavar="OP", help="table/type[/object]/instance; or --external-id.")]
+_EXTERNAL = Annotated[
+    str | None, typer.Option("--external-id", metavar="ID", help="What was prepared under this id, instead of OP.")
+]
+
+
+def prepare(
+    type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
+    external_id: ID,
+    arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
+    verify: Annotated[
+        str | None, typer.Option(metavar="NAME|URL", help="Who is asked where it is not confirmed in time.")
+    ] = None,
+    verify_after: Annotated[
+        float, typer.Option(metavar="S", parser=seconds("--verify-after"), help="Seconds until then (60).")
+    ] = 60.0,
+    verify_attempts: Annotated[
+        int, typer.Option(metavar="N", parser=count("--verify-attempts"), help="Tries to get an answer (5).")
+    ] = 5,
+    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
+    failure_policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
+    ] = None,
+    retry_attempts: ATTEMPTS = None,
+    time_limit: TIME_LIMIT = None,
+    label: LABEL = None,
+    at: AT = None,
+    delay: DELAY = None,
+    after: AFTER = None,
+    after_end: AFTER_END = None,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+    where: WHERE = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Refused where one of it goes on (default: the type's).")
+    ] = None,
+    one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
+) -> None:
+    """Insert an operation that begins once it is confirmed."""
+    from distop.schemas.argument_schema import encode_argument
+    from distop.services.submission.start_request import request
+    from distop.services.submission.two_phase import check_verifier, external
+
+    argument = parse_argument(arg)
+    external(external_id)
+    if verify is not None:
+        check_verifier(verify)
+    options: dict[str, Any] = {
+        "not_before": at,
+        "delay": delay,
+        "after": predecessors(after, after_end),
+        "priority": priority,
+        "max_jobs": max_jobs,
+        "max_jobs_per_executor": max_jobs_per_executor,
+        "max_failed": max_failed,
+        "time_limit": time_limit,
+        "where": selected(where),
+        "id": id_,
+        "one_off": one_off,
+    }
+    rules = (partition or None, None, failure_policy, retry_attempts, "")
+    given = labels(label)
+    # What is wrong whatever etcd holds is said before it is asked.
+    request(type_name, table, encode_argument(argument), *rules, given, **options)
+
+    async def work(client: Client) -> Operation:
+        return await client.prepare_operation(
+            type_name,
+            table,
+            argument,
+            external_id=external_id,
+            verify=verify,
+            verify_after=verify_after,
+            verify_attempts=verify_attempts,
+            partitions=partition or None,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            labels=given,
+            **options,
+        )
+
+    op = current.with_client(work)
+    _tell(op, "already prepared" if op.already_started else "prepared", external_id)
+
+
+def confirm(op: _OP = None, external_id: _EXTERNAL = None) -> None:
+    """Let a prepared operation begin."""
+    _check(op, external_id)
+
+    async def work(client: Client) -> Operation:
+        if external_id is not None:
+            return await client.confirm(external_id)
+        found = client.operation(parse(op or ""))
+        await found.confirm()
+        return found
+
+    _tell(current.with_client(work), "confirmed", external_id)
+
+
+def abandon(
+    op: _OP = None,
+    external_id: _EXTERNAL = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")] = "",
+) -> None:
+    """End a prepared operation that was not confirmed."""
+    _check(op, external_id)
+
+    async def work(client: Client) -> Operation:
+        found = await client.prepared_operation(external_id) if external_id is not None else client.operation(op or "")
+        await found.abandon(reason)
+        return found
+
+    _tell(current.with_client(work), "abandoned", external_id)
+
+
+def _check(op: str | None, external_id: str | None) -> None:
+    """Raises UsageError, InvalidArgument."""
+    from distop.services.submission.two_phase import external
+
+    if (op is None) is (external_id is None):
+        raise UsageError("name the operation, or give its --external-id: one of the two")
+    if op is not None:
+        parse(op)
+    if external_id is not None:
+        external(external_id)
+
+
+def _tell(op: Operation, done: str, external_id: str | None) -> None:
+    if current.json:
+        told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
+        output.write_json(told | ({"external_id": external_id} if external_id is not None else {}))
+    else:
+        output.say(f"{done} {op.ref}")

@@ -1,0 +1,1 @@
+"""Clients for Python: starting, waiting, worker loops. Public through distop, distop.aio, distop.blocking."""

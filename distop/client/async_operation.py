@@ -1,0 +1,579 @@
+"""One operation as its client sees it (asyncio): wait, status, commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+from distop.client.done_callbacks import Callbacks
+from distop.clock import time
+from distop.decide.due_operations import ended_waiting
+from distop.decide.operation_view import NOTHING
+from distop.errors import (
+    ClusterChanged,
+    EtcdUnavailable,
+    InvalidArgument,
+    NotAllowed,
+    NotFound,
+    UnreadableRecord,
+    WaitTimeout,
+    no_operation,
+)
+from distop.protocol import operation_transitions as t
+from distop.protocol import pending_operations as w
+from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol.json_codec import rfc3339, shorten
+from distop.protocol.keys import Keys
+from distop.protocol.operation_options import DEFAULT, Options, Terms
+from distop.protocol.plan import Gate, Plan
+from distop.protocol.prepared_operations import Terms as Prepared
+from distop.protocol.prepared_operations import denied_with
+from distop.protocol.record_reading import read
+from distop.protocol.record_reading import word as word_of
+from distop.protocol.records import Cancel, Decision, History, OperationRef, Phase, Spec, State
+from distop.protocol.texts import shown
+from distop.protocol.txn import Get
+from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
+from distop.runtime.backoff import Backoff
+from distop.services.inspection.outcomes import outcomes
+from distop.services.inspection.status import JobStates, status
+from distop.services.inspection.why import why
+from distop.services.operation_results import OperationResult, OperationStatus, check_model
+from distop.services.submission import series_lookup, two_phase
+from distop.services.submission.option_checks import changes, refuse_unowned
+from distop.services.submission.rerun import rerun
+from distop.services.submission.start_request import acting, seconds
+from distop.services.submission.start_request import text as check_text
+from distop.services.submission.submit import pause
+from distop.services.submission.two_phase import never_ran
+from distop.store.connection_settings import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    from distop.protocol.txn import GetResult, KeyValue, Txn
+    from distop.services.inspection.outcomes import JobResult
+    from distop.services.inspection.why import Why
+    from distop.store.client import EtcdClient
+
+log = logging.getLogger("distop.client")
+
+_POLL = 5.0
+"""Seconds between the reads that back the watch for the history record."""
+_EARLY_POLLS = (0.015, 0.03, 0.06)
+"""Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
+etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
+_LONGEST_CANCEL_TEXT = 1_000
+_END_OF_ONE = 60.0
+"""Seconds for which one of a series that is ending is waited for, to cancel the next."""
+_PAUSE = (0.1, 2.0)
+"""Seconds of back-off while etcd does not answer, first and longest."""
+
+
+class _Ended(Exception):
+    """Its records have gone since its state was read."""
+
+
+def parse_ref(text: str | OperationRef) -> OperationRef:
+    """The name of an operation, checked without looking it up. Raises InvalidArgument."""
+    ref = text if isinstance(text, OperationRef) else OperationRef.parse(check_text(text, "an operation's name"))
+    Keys().root(ref)
+    return ref
+
+
+class Operation:
+    """An operation that was started. It is only a name with a connection: losing it changes nothing.
+
+    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
+    """
+
+    def __init__(
+        self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, already_started: bool = False, shared_dir: str = ""
+    ) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._ref = ref
+        self._already_started = already_started
+        self._shared_dir = shared_dir
+        self._jobs = JobStates()
+        self._waiting_for_etcd = False
+        self._callbacks = Callbacks(str(ref), self.wait)
+
+    @property
+    def ref(self) -> str:
+        """``table/type[/object]/instance``: what the command line takes."""
+        return str(self._ref)
+
+    @property
+    def instance_id(self) -> int:
+        """The instance number."""
+        return self._ref.instance
+
+    @property
+    def parts(self) -> OperationRef:
+        """Table, type, object and instance."""
+        return self._ref
+
+    @property
+    def already_started(self) -> bool:
+        """The start that gave this handle had a request id, or an id, by which an earlier call had started the
+        operation: it may have ended by now.
+        """
+        return self._already_started
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.ref}>"
+
+    # ------------------------------------------------------------------- look
+
+    async def status(self) -> OperationStatus:
+        """How it is doing. Raises NotFound."""
+        return await status(self._etcd, self._keys, self._ref, self._jobs)
+
+    async def why(self) -> Why:
+        """What it waits for, and what to do about it: reasons by code, sentence and advice, what has to go first before
+        the rest; none where jobs run, and once it has ended. Raises NotFound, UnreadableRecord.
+        """
+        return await why(self._etcd, self._keys, self._ref)
+
+    async def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out, and
+        the log says so. ``report``: a pydantic model, such as the behavior's Report, as which the report is given; a
+        report that does not fit it raises InvalidArgument, and stands in the record all the same.
+
+        Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
+        """
+        if timeout is not None:
+            seconds(timeout, "the timeout")
+        if report is not None:
+            check_model(report)
+        try:
+            async with asyncio.timeout(timeout):
+                result = OperationResult.of(await self._history())
+        except TimeoutError:
+            raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
+        return result if report is None else replace(result, report=result.report_as(report))
+
+    def results(self, model: type | None = None) -> AsyncGenerator[JobResult, None]:
+        """How those of its jobs ended that have, in order of their partitions, read page by page as they are asked for;
+        once it has ended, as long as etcd has not compacted its history (the report is kept with the history record).
+        ``model``: a pydantic model, such as the behavior's Result, as which each result is given. Of a result in a file
+        (``Behavior.large_results``) size and checksum are held against what the outcome says; the file is looked for
+        below the client's ``shared_dir``, else below ``_distop/`` in the table's folder.
+
+        Raises NotFound (no such operation; its results are gone; a file that cannot be read from here),
+        UnreadableRecord (a file that was changed), InvalidArgument (a result does not fit the model).
+        """
+        if model is not None:
+            check_model(model)
+        return outcomes(self._etcd, self._keys, self._ref, model, self._shared_dir)
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in the running loop, when the operation has ended: soon, if it
+        has by now. What it raises is logged, and breaks nothing; what it gives to be awaited is awaited. It is not
+        called where the client is closed before. Raises InvalidArgument.
+        """
+        self._callbacks.add(function)
+
+    def remove_done_callback(self, function: Callable[[OperationResult], Any]) -> int:
+        """Have it called no more; how often it was to be called."""
+        return self._callbacks.remove(function)
+
+    async def _history(self) -> History:
+        backoff = Backoff(*_PAUSE)
+        while True:
+            try:
+                ended = await self._until_ended()
+                if ended is not None:
+                    return read(History.decode, ended)
+                backoff.reset()
+            except ClusterChanged:
+                raise
+            except EtcdUnavailable as error:
+                self._etcd.transport.check()
+                if not self._waiting_for_etcd:
+                    self._waiting_for_etcd = True
+                    log.warning("waiting for etcd: %s", error, extra={"operation": self.ref})
+                await asyncio.sleep(backoff.pause())
+
+    def _heard(self) -> None:
+        """etcd has answered: say so where it was said that it does not."""
+        if self._waiting_for_etcd:
+            self._waiting_for_etcd = False
+            log.warning("etcd answers again", extra={"operation": self.ref})
+
+    async def _until_ended(self) -> KeyValue | None:
+        """The history record; None where the watch came to an end before it.
+
+        Watched from now on first, and read then: a watch from a revision that has passed is served by etcd's loop for
+        the belated alone, up to 0.1 s later, and the operation is under way while this begins.
+        """
+        from distop.store.etcd_messages import key_value
+        from distop.store.transport import RequestFailed
+        from distop.store.watch import WatchStream
+
+        key = self._keys.history(self._ref)
+        stream = WatchStream(self._etcd, key, key + "\0", 0)
+        reading: asyncio.Future[Any] | None = None
+        try:
+            await stream.open(_POLL)
+            reading = asyncio.ensure_future(stream.read())
+            pauses = chain(_EARLY_POLLS, repeat(_POLL))
+            while True:
+                await asyncio.wait([reading], timeout=next(pauses))
+                if reading.done():
+                    message = reading.result()
+                    if message is None or message.canceled:
+                        return await self._ended_by_now()
+                    self._heard()
+                    for event in message.events:
+                        if event.kv.value:
+                            return key_value(event.kv)
+                    reading = asyncio.ensure_future(stream.read())
+                if (ended := await self._ended_by_now()) is not None:
+                    return ended
+        except RequestFailed as error:
+            raise EtcdUnavailable(str(error)) from None
+        finally:
+            stream.cut()
+            if reading is not None and not reading.done():
+                with contextlib.suppress(Exception):
+                    await reading
+
+    async def _ended_by_now(self) -> KeyValue | None:
+        """The history record, if there is one. Raises NotFound when there is no operation either."""
+        history, state = await self._etcd.read(
+            Get(self._keys.history(self._ref)), Get(self._keys.of(self._ref, "state"), count_only=True)
+        )
+        self._heard()
+        if history.kv is not None:
+            return history.kv
+        if not state.count:
+            raise no_operation(self.ref)
+        return None
+
+    async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
+        """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``.
+
+        Raises NotFound, InvalidArgument (``interval`` is no number).
+        """
+        seconds(interval, "the interval")
+        last: OperationStatus | None = None
+        waiter = asyncio.ensure_future(self.wait())
+        try:
+            while True:
+                with contextlib.suppress(EtcdUnavailable):
+                    now = await self.status()
+                    if now != last:
+                        yield now
+                    if now.ended:
+                        return
+                    last = now
+                await asyncio.wait([waiter], timeout=interval)
+                if waiter.done() and waiter.exception() is not None:
+                    waiter.result()
+        finally:
+            waiter.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await waiter
+
+    # --------------------------------------------------------------- commands
+
+    async def cancel(self, text: str = "") -> None:
+        """Stop it: no more jobs start, running ones are told to stop and clean up. Again on one that is being
+        cancelled changes nothing. ``text``: why, for the record.
+
+        Raises NotAllowed when it has ended, is completing, or is stopped because its jobs failed: its completion code
+        decides what becomes of it. Raises NotFound, OutcomeUnknown.
+        """
+        why = self._wanted(shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PENDING:
+                return await self._not_begun(mod, why)
+            if state is State.CANCELLING:
+                await self._check_cancelled()
+                return None
+            return t.cancel(self._keys, self._ref, mod, why)
+
+        await self._command("cancelled", step, why)
+
+    async def _check_cancelled(self) -> None:
+        """Raises NotAllowed where the operation is being stopped for another reason than a cancel."""
+        kv = await self._etcd.get(self._keys.of(self._ref, "cancel"))
+        if kv is not None and read(Cancel.decode, kv).reason == "failed":
+            raise NotAllowed(
+                f"{self.ref} is being stopped because its jobs failed, and cannot be cancelled any more: it ends once "
+                "its completion code has run"
+            )
+
+    async def end_series(self, text: str = "") -> str:
+        """End the series that it is of (``every``), whichever operation of it goes on by now, and whether this one has
+        ended: that one is cancelled, be it that it waits or that it runs, and none comes after it. Its name. One that
+        is just ending is waited for, to cancel the next. ``text``: why, for the record.
+
+        Raises NotAllowed (it is of no series; the series has ended; or what goes on of it does not come to its end),
+        NotFound, OutcomeUnknown (call again).
+        """
+        check_text(text, "the reason of a cancel")
+        first = await series_lookup.first_of(self._etcd, self._keys, self._ref)
+        began, tries = time.monotonic(), 0
+        while (ref := await series_lookup.latest_of(self._etcd, self._keys, first)) is not None:
+            try:
+                await Operation(self._etcd, self._keys, ref).cancel(text)
+                return str(ref)
+            except (NotAllowed, NotFound) as error:
+                if time.monotonic() - began > _END_OF_ONE:
+                    raise NotAllowed(f"the series goes on: {error}; call again") from None
+                tries += 1
+                await asyncio.sleep(pause(tries))
+        raise NotAllowed(f"the series that began with {first} has ended")
+
+    def _wanted(self, text: str) -> Cancel:
+        """The record of a cancel by this client."""
+        return Cancel("user", text, by=acting(self._etcd), time=rfc3339(time.time()))
+
+    async def _done_so_far(self) -> Actions:
+        """What was done to it. Read after its state: whoever changes that writes the state as well."""
+        kv = await self._etcd.get(self._keys.of(self._ref, "actions"))
+        return read(Actions.decode, kv) if kv is not None else NO_ACTIONS
+
+    async def _with(
+        self, action: str, before: Mapping[str, Any] = NOTHING, after: Mapping[str, Any] = NOTHING
+    ) -> Actions:
+        """What was done to it, with this action of this client's."""
+        new = Action.change(rfc3339(time.time()), action, acting(self._etcd), before, after)
+        return (await self._done_so_far()).and_then(new)
+
+    async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
+        """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
+        (``held``) where its hold is gone.
+        """
+        keys, ref = self._keys, self._ref
+        kv = await self._etcd.get(keys.of(ref, "spec"))
+        if kv is None:
+            raise _Ended
+        spec = read(Spec.decode, kv)
+        kv = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
+        record = read(Hold.decode, kv) if kv is not None else None
+        if record is None and held:
+            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+        void = record is not None and record.kind == GRAPH
+        if record is not None and void and record.state is HoldState.HELD:
+            raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
+        terms = Prepared.of(record) if record is not None else None
+        if terms is not None and terms.op != str(ref):
+            # Somebody wrote the hold of another operation into this one's spec.
+            terms = None
+            if held:
+                raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
+        alarm = record.text if record is not None and terms is not None and terms.alarm else ""
+        actions = await self._done_so_far()
+        history = ended_waiting(
+            ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void, actions=actions
+        )
+        end = w.end_waiting(keys, ref, mod, history, why)
+        if kv is None or record is None or terms is None or record.state is not HoldState.HELD:
+            return end
+        return denied_with(keys, end, terms, kv.mod_revision, why.text or "it was cancelled")
+
+    async def confirm(self) -> None:
+        """Let it begin, where it was prepared (C13); again changes nothing.
+
+        Raises NotAllowed (it was not prepared; or, with the reason, it was given up, abandoned or cancelled), NotFound,
+        OutcomeUnknown (confirm it again).
+        """
+        await two_phase.confirm_operation(self._etcd, self._keys, self._ref)
+
+    async def abandon(self, text: str = "") -> None:
+        """End it, where it was prepared and not confirmed: it never runs. Again changes nothing. ``text``: why.
+
+        Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
+        """
+        why = self._wanted(shorten(check_text(text, "the reason") or "its sender abandoned it", _LONGEST_CANCEL_TEXT))
+        external_id = await two_phase.held_by(self._etcd, self._keys, self._ref)
+        if external_id is None:
+            raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PENDING:
+                return await self._not_begun(mod, why, held=True)
+            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+
+        try:
+            await self._command("abandoned", step)
+        except NotAllowed:
+            kv = await self._etcd.get(self._keys.history(self._ref))
+            if kv is None or not never_ran(read(History.decode, kv)):
+                raise
+
+    async def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that
+        can go on from a checkpoint later save it, the others start over. Its status has the stage ``pausing`` as long
+        as jobs run, then ``paused``. Raises as :meth:`cancel` does.
+        """
+        if not isinstance(now, bool):
+            raise InvalidArgument(f"now is True or False, not {shown(now)}")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
+                return None
+            if state not in (State.RUNNING, State.PAUSED):
+                begun = " and has not begun" if state is State.PENDING else ""
+                raise NotAllowed(f"{self.ref} is {state}{begun}: it cannot be paused")
+            actions = await self._with("pause --now" if now else "pause")
+            return t.pause(self._keys, self._ref, mod, now=now, seen=state, actions=actions)
+
+        await self._command("paused", step)
+
+    async def resume(self) -> None:
+        """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.RUNNING:
+                return None
+            if state is not State.PAUSED:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
+            terms, _, _ = await self._terms()
+            return t.resume(self._keys, self._ref, mod, planned, terms, await self._with("resume"))
+
+        await self._command("resumed", step)
+
+    async def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
+        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
+        to the failure policy again.
+
+        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        """
+        wanted = changes(
+            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+        )
+        if not wanted:
+            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state not in t.ALTERABLE:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
+            terms, opened, code = await self._terms()
+            if not code:
+                refuse_unowned(self._ref.type, DEFAULT.altered(wanted))
+            new = terms.options.altered(wanted)
+            if new == terms.options:
+                return None
+            before = {name: getattr(terms.options, name) for name in wanted}
+            actions = await self._with("alter", before, wanted)
+            return t.alter(self._keys, self._ref, state, mod, new, opened, actions)
+
+        await self._command("altered", step)
+
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None, bool]:
+        """What is said of it; its gate with the mod revision, where it is open; whether executors may have code for it.
+
+        Raises _Ended.
+        """
+        keys, ref = self._keys, self._ref
+        spec, said, gate, plan = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref)), Get(keys.of(ref, "plan"))
+        )
+        if spec.kv is None:
+            raise _Ended
+        written = read(Spec.decode, spec.kv)
+        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
+        beside = read(Plan.decode, plan.kv).beside if plan.kv is not None else ()
+        return Terms(options, mod, written.where, beside), opened, written.rules.code
+
+    async def rerun(
+        self,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        time_limit: float | None = None,
+        submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
+        ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
+        that files are read as they are by now. The other parameters are those of a start; policy, attempts,
+        time limit and labels stay as they were, unless given.
+
+        Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
+        """
+        if unfinished is not None and not isinstance(unfinished, bool):
+            raise InvalidArgument(f"unfinished is True, False or None, not {shown(unfinished)}")
+        started = await rerun(
+            self._etcd,
+            self._keys,
+            self._ref,
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            time_limit=time_limit,
+            submitter=submitter if submitter is not None else acting(self._etcd),
+            labels=labels,
+        )
+        earlier, shared_dir = started.earlier, self._shared_dir
+        return Operation(self._etcd, self._keys, started.ref, already_started=earlier, shared_dir=shared_dir)
+
+    async def _command(
+        self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]], why: Cancel | None = None
+    ) -> None:
+        """``why``: what a cancel writes. By that its own is known again where the answer was lost, and the operation
+        has ended since.
+        """
+        keys, ref = self._keys, self._ref
+        repeated, ended = False, 0
+        while True:
+            state, decision, plan, history, pending = await self._etcd.read(
+                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
+                Get(keys.history(ref)),
+                Get(keys.pending(ref)),
+            )
+            record = read(History.decode, history.kv) if repeated and history.kv is not None else None
+            if record is not None and why is not None and record.cancel == why:
+                return
+            word = self._going_on(done, state, decision, history)
+            phase = pending.kv.value if pending.kv is not None else b""
+            try:
+                txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            except _Ended:
+                if word.mod_revision == ended:
+                    raise UnreadableRecord(
+                        f"the record at {keys.of(ref, 'spec')} is missing, and {ref} has not ended"
+                    ) from None
+                ended = word.mod_revision
+                continue
+            if txn is None:
+                return
+            result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
+            if result.succeeded:
+                return
+            repeated = repeated or result.repeated
+            # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
+
+    def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:
+        """The state's key. Raises NotFound; NotAllowed, which says how it ended."""
+        if history.kv is not None:
+            record = read(History.decode, history.kv)
+            raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
+        if state.kv is None:
+            raise no_operation(self.ref)
+        if decision.kv is not None:
+            verdict = read(Decision.decode, decision.kv).verdict
+            raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")
+        return state.kv

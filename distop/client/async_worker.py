@@ -1,0 +1,370 @@
+"""A worker loop that is ready made, on the low-level claims (L11-L24, L28): for processes that are no executors.
+
+``Worker(client, {"copy": copy, "report": report}).run()`` calls a handler for each job; ``async for job in worker``
+gives them out. Claims are extended while the job is held. Each type has a number of jobs at once, and if wanted a rate.
+
+A token bucket: how often something may begin, by a monotonic clock, in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import secrets, time
+from distop.errors import DistopError, FatalError, InvalidArgument, InvalidToken, JobFailed, UsageError, describe
+from distop.protocol.texts import shown
+from distop.services.claims import owned_jobs as m
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from distop.client.async_client import Client
+
+    Handler = Callable[["Job"], Any]
+
+__all__ = ["Job", "Worker"]
+
+log = logging.getLogger("distop.worker")
+
+TROUBLE_PAUSE = 1.0
+"""Seconds until etcd is asked again after it could not be."""
+
+
+class Job:
+    """A job that a worker holds: what :class:`distop.services.claims.owned_jobs.OwnedJob` has, and how to return it.
+    Once it is returned, or lost, nothing more can be written for it.
+    """
+
+    def __init__(self, worker: Worker, owned: m.OwnedJob) -> None:
+        self._worker = worker
+        self.owned = owned
+        self.op, self.type, self.table, self.object = owned.op, owned.type, owned.table, owned.object
+        self.partition, self.ordinal, self.plan = owned.partition, owned.ordinal, owned.plan
+        self.arg, self.attempt, self.failures, self.token = owned.arg, owned.attempt, owned.failures, owned.token
+        self.returned = False
+        self._lost = asyncio.Event()
+
+    @property
+    def lost(self) -> bool:
+        """Another has it, or its operation is being cancelled: stop. May be asked from any thread."""
+        return self._lost.is_set()
+
+    async def wait_lost(self) -> None:
+        """Return once it is lost."""
+        await self._lost.wait()
+
+    async def complete(self, result: Any = None) -> None:
+        """It is done. Raises as :meth:`distop.client.async_client.Client.return_job`, as the others do."""
+        await self.give_back(m.Complete(result))
+
+    async def abort(self, message: str, result: Any = None) -> None:
+        """A verdict: it has failed."""
+        await self.give_back(m.Abort(message, result))
+
+    async def retry(self, error: str = "") -> None:
+        """It broke: to be tried again."""
+        await self.give_back(m.Retry(error))
+
+    async def release(self) -> None:
+        """As if it had not been claimed."""
+        await self.give_back(m.Release())
+
+    async def give_back(self, outcome: m.Outcome) -> None:
+        """Return it so."""
+        try:
+            await self._worker.client.return_job(self.token, outcome)
+        except InvalidToken:
+            self._worker.forget(self)
+            raise
+        self._worker.forget(self)
+
+
+class Worker:
+    """Claims jobs of some types and has them handled, until :meth:`stop`.
+
+    ``handlers``: type → what is called with the :class:`Job`, a coroutine function or a plain one, which is then called
+    in a thread; or a list of types, for ``async for``. What a handler returns is the job's result (or one of
+    ``distop.Complete``, ``Abort``, ``Retry``, ``Release``); JobFailed is a verdict, as FatalError is, and any other
+    exception has the job tried again. ``concurrency``: jobs at once, for all types or by type (default 1).
+    ``rate``: jobs a second that are begun in this process, by type, or (rate, burst). ``accept``: asked of each job
+    before it is claimed. ``duration``: seconds for which others leave a job of this worker alone after it was last
+    heard of; that an operation is being cancelled it learns within a third of it. ``poll``: seconds between looks while
+    nothing is heard.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        handlers: Mapping[str, Handler] | Iterable[str],
+        *,
+        actor: str | None = None,
+        concurrency: int | Mapping[str, int] = 1,
+        rate: Mapping[str, float | tuple[float, float]] | None = None,
+        accept: Callable[[m.OfferedJob], bool] | None = None,
+        duration: float = 60.0,
+        poll: float = 5.0,
+    ) -> None:
+        self.client = client
+        self.actor = m.check_actor(actor or f"{socket.gethostname()}-{os.getpid()}-{secrets.randbits(16):04x}")
+        self._types = list(m.check_types(list(handlers) if isinstance(handlers, Mapping) else handlers))
+        self._handlers: Mapping[str, Handler] = handlers if isinstance(handlers, Mapping) else {}
+        for name, handler in self._handlers.items():
+            if not callable(handler):
+                raise InvalidArgument(f"the handler of {name} must be callable, not {handler!r:.100}")
+        self._most = self._concurrency(concurrency)
+        self._buckets = {name: _bucket(rate[name]) for name in self._known(rate or {}, "rate")} if rate else {}
+        self._accept = accept
+        self._duration = m.check_duration(duration)
+        self._poll = m.check_duration(poll)
+        self._held: dict[str, Job] = {}
+        self._running: Counter[str] = Counter()
+        self._freed = asyncio.Event()
+        self._stopped = False
+        self._version = -1
+
+    def _known(self, by_type: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+        if not isinstance(by_type, Mapping):
+            raise InvalidArgument(f"the {what} is given by type, such as {{{self._types[0]!r}: 10}}")
+        if unknown := sorted(set(by_type) - set(self._types)):
+            raise InvalidArgument(f"the {what} of {', '.join(unknown)} is given, which this worker does not handle")
+        return by_type
+
+    def _concurrency(self, given: int | Mapping[str, int]) -> dict[str, int]:
+        if isinstance(given, int):
+            given = dict.fromkeys(self._types, given)
+        most = dict.fromkeys(self._types, 1) | dict(self._known(given, "concurrency"))
+        for name, count in most.items():
+            if m.check_count(count, f"the concurrency of {name}") < 1:
+                raise InvalidArgument(f"the concurrency of {name} is at least 1, not {count}")
+        return most
+
+    # ------------------------------------------------------------------- jobs
+
+    def stop(self) -> None:
+        """Claim nothing more: :meth:`run` returns, and ``async for`` ends, once what is held was returned."""
+        self._stopped = True
+        self._freed.set()
+
+    @property
+    def held(self) -> list[Job]:
+        """The jobs that are held now."""
+        return list(self._held.values())
+
+    def forget(self, job: Job) -> None:
+        """It was returned, or cannot be."""
+        if self._held.pop(job.token, None) is not None:
+            job.returned = True
+            self._running[job.type] -= 1
+            self._freed.set()
+
+    async def __aiter__(self) -> AsyncGenerator[Job, None]:
+        keeping = asyncio.ensure_future(self._keep())
+        try:
+            while not self._stopped:
+                for job in await self._claim():
+                    yield job
+            while self._held:
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+
+    async def _claim(self) -> list[Job]:
+        """Jobs for what is free of each type's number and rate; waits a while where there are none."""
+        self._freed.clear()
+        room, pause = self._room()
+        if room:
+            try:
+                owned = await self._own(room)
+            except UsageError:
+                raise
+            except DistopError as error:
+                log.warning("could not claim jobs: %s", describe(error))
+                owned, pause = [], TROUBLE_PAUSE
+                self._version = -1
+            if owned:
+                return [self._hold(one) for one in owned]
+        await self._wait(pause, watch=bool(room))
+        return []
+
+    async def _own(self, room: Mapping[str, int]) -> list[m.OwnedJob]:
+        self._version = await self.client.jobs_version()
+        most = sum(room.values())
+        return await self.client.own_jobs(self.actor, room, most, self._duration, accept=self._accept)
+
+    def _room(self) -> tuple[dict[str, int], float]:
+        room: dict[str, int] = {}
+        pause = self._poll
+        for name in self._types:
+            free = self._most[name] - self._running[name]
+            bucket = self._buckets.get(name)
+            if bucket is not None and free > 0:
+                free = min(free, bucket.available())
+                if not free:
+                    pause = min(pause, bucket.wait())
+            if free > 0:
+                room[name] = free
+        return room, pause
+
+    def _hold(self, owned: m.OwnedJob) -> Job:
+        job = self._held[owned.token] = Job(self, owned)
+        self._running[owned.type] += 1
+        if (bucket := self._buckets.get(owned.type)) is not None:
+            bucket.spend()
+        return job
+
+    async def _wait(self, pause: float, *, watch: bool) -> None:
+        """Until something is free, or (``watch``) there may be more to claim; at most so many seconds."""
+        if self._stopped:
+            return
+        freed = asyncio.ensure_future(self._freed.wait())
+        waits: set[asyncio.Future[Any]] = {freed}
+        if watch:
+            waits.add(asyncio.ensure_future(self.client.jobs_changed(self._version, pause)))
+        try:
+            await asyncio.wait(waits, timeout=max(pause, 0.001), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Extend what is held, three times in each duration, and tell the jobs that are lost."""
+        while True:
+            await asyncio.sleep(self._duration / 3)
+            jobs = [job for job in self._held.values() if not job.lost]
+            if not jobs:
+                continue
+            try:
+                alive = await self.client.extend([job.token for job in jobs], self._duration)
+            except DistopError as error:
+                log.warning("could not extend %d jobs (tried again): %s", len(jobs), describe(error))
+                continue
+            for job, ok in zip(jobs, alive, strict=True):
+                if not ok and not job.returned:
+                    log.info("lost the job %s of %s", job.partition, job.op)
+                    job._lost.set()
+
+    # --------------------------------------------------------------- handlers
+
+    async def run(self) -> None:
+        """Have the handlers called, until :meth:`stop`; what runs then is awaited. Cancelled, it cancels the handlers
+        and releases their jobs.
+        """
+        if not self._handlers:
+            raise UsageError("this worker has no handlers: give them by type, or use it with `async for`")
+        threads = ThreadPoolExecutor(sum(self._most.values()), thread_name_prefix=f"distop-{self.actor}")
+        tasks: set[asyncio.Task[None]] = set()
+        jobs = aiter(self)
+        try:
+            async for job in jobs:
+                task = asyncio.ensure_future(self._handle(job, threads))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _handle(self, job: Job, threads: ThreadPoolExecutor) -> None:
+        working = asyncio.ensure_future(self._call(job, threads))
+        losing = asyncio.ensure_future(job.wait_lost())
+        try:
+            await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
+                outcome: m.Outcome = m.Release()
+            else:
+                outcome = working.result()
+        except asyncio.CancelledError:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await asyncio.shield(self._finish(job, m.Release()))
+            raise
+        finally:
+            losing.cancel()
+        await self._finish(job, outcome)
+
+    async def _call(self, job: Job, threads: ThreadPoolExecutor) -> m.Outcome:
+        handler = self._handlers[job.type]
+        try:
+            if inspect.iscoroutinefunction(handler):
+                result = await handler(job)
+            else:
+                result = await asyncio.get_running_loop().run_in_executor(threads, handler, job)
+                if inspect.isawaitable(result):
+                    result = await result
+        except JobFailed as error:
+            return m.Abort(describe(error), error.result)
+        except FatalError as error:
+            return m.Abort(describe(error))
+        except Exception as error:
+            log.warning("the handler of %s broke: %s", job.type, describe(error), exc_info=error)
+            return m.Retry(f"{type(error).__name__}: {error}")
+        return result if isinstance(result, m.Outcome) else m.Complete(result)
+
+    async def _finish(self, job: Job, outcome: m.Outcome) -> None:
+        """Return it, for as long as that makes sense."""
+        while not job.returned:
+            try:
+                await job.give_back(outcome)
+            except InvalidToken as error:
+                log.info("what came of a job is dropped: %s", error)
+            except InvalidArgument as error:
+                outcome = m.Abort(f"what it returned cannot be kept: {error}")
+            except DistopError as error:
+                log.warning("a job could not be returned (tried again): %s", describe(error))
+                await asyncio.sleep(TROUBLE_PAUSE)
+            except Exception as error:
+                log.exception("a job could not be returned")
+                outcome = m.Retry(describe(error))
+                await asyncio.sleep(TROUBLE_PAUSE)
+
+
+def _bucket(given: float | tuple[float, float]) -> Bucket:
+    return Bucket(*given) if isinstance(given, tuple | list) else Bucket(given)
+
+
+class Bucket:
+    """``rate`` tokens come in a second, and up to ``burst`` are kept (default: those of one second, and one at least);
+    it begins full. Raises InvalidArgument.
+    """
+
+    def __init__(self, rate: float, burst: float | None = None) -> None:
+        for value, what in ((rate, "a rate"), (burst, "a burst")):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if value is not None and not (number and value > 0):
+                raise InvalidArgument(f"{what} is a positive number, not {shown(value)}")
+        self.rate = float(rate)
+        self.burst = max(1.0, float(burst if burst is not None else rate))
+        self._tokens = self.burst
+        self._at = time.monotonic()
+
+    def available(self) -> int:
+        """Whole tokens that are there now."""
+        now = time.monotonic()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+        self._at = now
+        return int(self._tokens + 1e-9)
+
+    def spend(self, count: int = 1) -> None:
+        """Take so many, as :meth:`available` has told them."""
+        self._tokens -= count
+
+    def wait(self) -> float:
+        """Seconds until a token is there; 0: now."""
+        return 0.0 if self.available() else (1.0 - self._tokens) / self.rate

@@ -1,0 +1,394 @@
+"""The blocking client: safe from any thread, and from code that already runs an event loop.
+
+One private daemon thread with an event loop of its own serves all clients of a process. A call from inside a
+coroutine works and blocks that coroutine's loop meanwhile; use :mod:`distop.aio` there. Not to be used across
+``fork()``: threads and gRPC do not survive it; connect in the child instead (a client of the parent says so).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.client.blocking_operation import Operation, Submission
+from distop.client.blocking_worker import Job, Worker
+from distop.client.loop_thread import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    from distop import aio
+    from distop.client.graphs import Start, Step
+    from distop.protocol.behavior_declaration import Declaration
+    from distop.protocol.records import Node, OperationRef, TableRecord
+    from distop.protocol.txn import Compare
+    from distop.protocol.txn import Operation as TxnOperation
+    from distop.services.claims.owned_jobs import OfferedJob, Outcome, OwnedJob
+    from distop.services.inspection.history_pages import HistoryPage
+    from distop.services.inspection.survey import Count
+    from distop.services.inspection.why import Why
+    from distop.services.operation_results import OperationStatus, Transaction
+    from distop.services.submission.start_request import Every
+
+__all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
+
+_lock = threading.Lock()
+_loop: Loop | None = None
+_default: Client | None = None
+
+
+def _shared_loop() -> Loop:
+    global _loop
+    with _lock:
+        if _loop is None or _loop.pid != os.getpid():
+            _loop = Loop()
+        return _loop
+
+
+def _forget_after_fork() -> None:
+    global _lock, _loop, _default
+    _lock, _loop, _default = threading.Lock(), None, None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class Client:
+    """:class:`distop.aio.Client` with blocking methods; may be shared by threads. A context manager."""
+
+    def __init__(self, loop: Loop, inner: aio.Client) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._closed = False
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Close the connection. Operations go on."""
+        if not self._closed and self._loop.pid == os.getpid():
+            self._loop.run(self._inner.close())
+        self._closed = True
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        time_limit: float | None = None,
+        submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
+        every: Every | float | None = None,
+        id: str | None = None,  # noqa: A002
+        one_off: bool = False,
+        on_duplicate: str | None = None,
+    ) -> Operation:
+        """Start an operation; see :meth:`distop.aio.Client.start_operation`.
+
+        Raises UnknownBehavior, InvalidArgument, NotFound, Incompatible, OutcomeUnknown, EtcdUnavailable.
+        """
+        inner = self._loop.run(
+            self._inner.start_operation(
+                type_name,
+                table,
+                arg,
+                partitions=partitions,
+                request_id=request_id,
+                failure_policy=failure_policy,
+                retry_attempts=retry_attempts,
+                time_limit=time_limit,
+                submitter=submitter,
+                labels=labels,
+                not_before=not_before,
+                delay=delay,
+                after=after,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+                where=where,
+                every=every,
+                id=id,
+                one_off=one_off,
+                on_duplicate=on_duplicate,
+            )
+        )
+        return Operation(self._loop, inner)
+
+    def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other, all or none: see
+        :meth:`distop.aio.Client.start_operations`.
+        """
+        inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
+        return [Operation(self._loop, one) for one in inner]
+
+    def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
+        """Operations to be started by a transaction of the caller's own: see :meth:`distop.aio.Client.submission`."""
+        return Submission(self._loop, self._loop.run(self._inner.submission(starts, request_id=request_id)))
+
+    def transaction(
+        self,
+        *,
+        compare: Iterable[Compare] = (),
+        success: Iterable[TxnOperation] = (),
+        failure: Iterable[TxnOperation] = (),
+        start: Step | Iterable[Start],
+        request_id: str | None = None,
+    ) -> Transaction:
+        """One transaction of the caller's that also starts operations: see :meth:`distop.aio.Client.transaction`."""
+        done = self._loop.run(
+            self._inner.transaction(
+                compare=compare, success=success, failure=failure, start=start, request_id=request_id
+            )
+        )
+        return replace(done, operations=[Operation(self._loop, one) for one in done.operations])
+
+    def prepare_operation(
+        self, type_name: str, table: str, arg: Any = None, *, external_id: str, **options: Any
+    ) -> Operation:
+        """Insert an operation that begins once it is confirmed: see :meth:`distop.aio.Client.prepare_operation`."""
+        inner = self._inner.prepare_operation(type_name, table, arg, external_id=external_id, **options)
+        return Operation(self._loop, self._loop.run(inner))
+
+    def confirm(self, external_id: str) -> Operation:
+        """Let the operation begin that was prepared under this id. Raises NotFound, NotAllowed, OutcomeUnknown."""
+        return Operation(self._loop, self._loop.run(self._inner.confirm(external_id)))
+
+    def prepared_operation(self, external_id: str) -> Operation:
+        """The operation that was prepared under this id. Raises NotFound."""
+        return Operation(self._loop, self._loop.run(self._inner.prepared_operation(external_id)))
+
+    def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
+        self._loop.run(self._inner.add_dependencies(pairs))
+
+    def rerun(
+        self,
+        ref: str | OperationRef,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        time_limit: float | None = None,
+        submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Operation:
+        """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
+        return self.operation(ref).rerun(
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            time_limit=time_limit,
+            submitter=submitter,
+            labels=labels,
+        )
+
+    def operation(self, ref: str | OperationRef) -> Operation:
+        """The operation of this name, which is not looked up. Raises InvalidArgument."""
+        return Operation(self._loop, self._inner.operation(ref))
+
+    def operations(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[OperationStatus]:
+        """The operations that have not ended, with their status; see :meth:`distop.aio.Client.operations`."""
+        return self._loop.run(self._inner.operations(table, type=type, states=states, labels=labels))
+
+    def counts(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[Count, ...]:
+        """How many operations have not ended, by type and state; see :meth:`distop.aio.Client.counts`."""
+        return self._loop.run(self._inner.counts(table, type=type, states=states, labels=labels))
+
+    def why(self, ref: str | OperationRef) -> Why:
+        """What an operation waits for, and what to do about it. Raises NotFound, InvalidArgument."""
+        return self.operation(ref).why()
+
+    def history(
+        self,
+        table: str | None = None,
+        limit: int = 100,
+        *,
+        type: str | None = None,  # noqa: A002
+        op: str | OperationRef | None = None,
+        states: str | Collection[str] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        alarms: bool = False,
+        after: str | None = None,
+    ) -> HistoryPage:
+        """How operations ended, the newest first; see :meth:`distop.aio.Client.history`."""
+        return self._loop.run(
+            self._inner.history(
+                table,
+                limit,
+                type=type,
+                op=op,
+                states=states,
+                since=since,
+                until=until,
+                labels=labels,
+                request_id=request_id,
+                alarms=alarms,
+                after=after,
+            )
+        )
+
+    def nodes(self) -> dict[str, Node]:
+        """The live executors, by incarnation."""
+        return self._loop.run(self._inner.nodes())
+
+    def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
+        """Empty an executor; see :meth:`distop.aio.Client.drain`."""
+        return self._loop.run(self._inner.drain(executor, wait=wait, timeout=timeout))
+
+    def undrain(self, executor: str) -> None:
+        """Let an executor work again; nothing changes when it is not drained. Raises NotFound."""
+        self._loop.run(self._inner.undrain(executor))
+
+    def behaviors(self) -> list[Declaration]:
+        """The operation types that executors have published."""
+        return self._loop.run(self._inner.behaviors())
+
+    def register_type(
+        self, type_name: str, arg_schema: Mapping[str, Any] | None = None, *, replace: bool = False, **declared: Any
+    ) -> Declaration:
+        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for the options and for what is
+        raised.
+        """
+        return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **declared))
+
+    def own_jobs(
+        self,
+        actor: str,
+        types: Iterable[str] | Mapping[str, int | None],
+        max: int = 1,  # noqa: A002  # the name in the requirements
+        duration: float = 60.0,
+        *,
+        accept: Callable[[OfferedJob], bool] | None = None,
+    ) -> list[OwnedJob]:
+        """Claim jobs for a worker loop of one's own; see :meth:`distop.aio.Client.own_jobs`. (``accept`` is called in
+        the client's own thread.)
+        """
+        return self._loop.run(self._inner.own_jobs(actor, types, max, duration, accept=accept))
+
+    def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
+        """Keep jobs for longer; for each whether it is still owned. See :meth:`distop.aio.Client.extend`."""
+        return self._loop.run(self._inner.extend(tokens, duration))
+
+    def return_job(self, token: str, outcome: Outcome) -> None:
+        """Return a job; see :meth:`distop.aio.Client.return_job`. Raises InvalidToken, InvalidArgument,
+        OutcomeUnknown.
+        """
+        self._loop.run(self._inner.return_job(token, outcome))
+
+    def tables(self) -> list[TableRecord]:
+        """The registered tables."""
+        return self._loop.run(self._inner.tables())
+
+    def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
+        """Register a table; see :meth:`distop.aio.Client.add_table`."""
+        return self._loop.run(self._inner.add_table(record, replace=replace, check=check))
+
+    def actions(self, table: str | None = None) -> list[dict[str, Any]]:
+        """As :meth:`distop.client.async_client.Client.actions`."""
+        return self._loop.run(self._inner.actions(table))
+
+    def remove_table(self, name: str) -> None:
+        """Remove a table from the registry. Raises NotFound, NotAllowed."""
+        self._loop.run(self._inner.remove_table(name))
+
+
+def connect(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    client: Any = None,
+    namespace: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    ca_cert: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    connect_timeout: float | None = None,
+    shared_dir: str | None = None,
+) -> Client:
+    """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
+
+    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
+    certificate files, so those are given here as well. ``connect_timeout``: seconds, default 10.
+    ``shared_dir``: the executors' shared directory, where results are that are too large for etcd.
+    Raises InvalidArgument, EtcdUnavailable, PermissionDenied.
+    """
+    from distop.aio import connect as connecting
+
+    loop = _shared_loop()
+
+    async def work() -> aio.Client:
+        return await connecting(
+            endpoints,
+            client=client,
+            namespace=namespace,
+            username=username,
+            password=password,
+            ca_cert=ca_cert,
+            cert=cert,
+            key=key,
+            connect_timeout=connect_timeout,
+            shared_dir=shared_dir,
+        )
+
+    return Client(loop, loop.run(work()))
+
+
+_connecting = threading.Lock()
+
+
+def start_operation(type_name: str, table: str, arg: Any = None, **options: Any) -> Operation:
+    """Start an operation with the default client, which is connected on first use (``DISTOP_ETCD``).
+
+    See :meth:`Client.start_operation` for the options and for what is raised.
+    """
+    global _default
+    with _connecting:
+        if _default is None or _default._closed:
+            _default = connect()
+        client = _default
+    return client.start_operation(type_name, table, arg, **options)

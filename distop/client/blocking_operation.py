@@ -1,0 +1,213 @@
+"""One operation, and a submission, as a client that blocks sees them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.client.done_callbacks import check_callback, log
+from distop.client.loop_thread import close, next_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+
+    from distop import aio
+    from distop.client.loop_thread import Loop
+    from distop.protocol.records import OperationRef
+    from distop.services.inspection.outcomes import JobResult
+    from distop.services.inspection.why import Why
+    from distop.services.operation_results import OperationResult, OperationStatus
+    from distop.services.submission import transactional_start
+
+T = TypeVar("T")
+
+
+class Operation:
+    """An operation that was started: :class:`distop.aio.Operation` with blocking methods."""
+
+    def __init__(self, loop: Loop, inner: aio.Operation) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def ref(self) -> str:
+        """``table/type[/object]/instance``: what the command line takes."""
+        return self._inner.ref
+
+    @property
+    def instance_id(self) -> int:
+        """The instance number."""
+        return self._inner.instance_id
+
+    @property
+    def parts(self) -> OperationRef:
+        """Table, type, object and instance."""
+        return self._inner.parts
+
+    @property
+    def already_started(self) -> bool:
+        """An earlier call with the same request id had started it."""
+        return self._inner.already_started
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going. ``report``:
+        a pydantic model, as which the report is given.
+
+        Raises WaitTimeout, NotFound, InvalidArgument.
+        """
+        return self._loop.run(self._inner.wait(timeout, report=report))
+
+    def results(self, model: type | None = None) -> Iterator[JobResult]:
+        """How its jobs ended, one after the other; see :meth:`distop.aio.Operation.results`."""
+        return self._each(self._inner.results(model))
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in a thread of its own, when the operation has ended: soon, if
+        it has by now. It may use this client. What it raises is logged, and breaks nothing. It is not called where the
+        client is closed before, and the end of the process does not wait for it. Raises InvalidArgument.
+        """
+        check_callback(function)
+        self._loop.run(self._add(_InThread(function, self.ref)))
+
+    async def _add(self, function: _InThread) -> None:
+        self._inner.add_done_callback(function)
+
+    def why(self) -> Why:
+        """What it waits for, and what to do about it. Raises NotFound."""
+        return self._loop.run(self._inner.why())
+
+    def status(self) -> OperationStatus:
+        """How it is doing. Raises NotFound."""
+        return self._loop.run(self._inner.status())
+
+    def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
+        """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
+        return self._each(self._inner.watch(interval))
+
+    def _each(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
+        try:
+            while True:
+                found = self._loop.run(next_of(stream))
+                if found is None:
+                    return
+                yield found
+        finally:
+            self._loop.run(close(stream))
+
+    def cancel(self, text: str = "") -> None:
+        """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
+        self._loop.run(self._inner.cancel(text))
+
+    def end_series(self, text: str = "") -> str:
+        """End the series that it is of; see :meth:`distop.aio.Operation.end_series`."""
+        return self._loop.run(self._inner.end_series(text))
+
+    def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
+        checkpoints. Raises as :meth:`cancel` does.
+        """
+        self._loop.run(self._inner.pause(now=now))
+
+    def resume(self) -> None:
+        """Let a paused operation go on. Raises as :meth:`cancel` does."""
+        self._loop.run(self._inner.resume())
+
+    def confirm(self) -> None:
+        """Let it begin, where it was prepared; again changes nothing. See :meth:`distop.aio.Operation.confirm`."""
+        self._loop.run(self._inner.confirm())
+
+    def abandon(self, text: str = "") -> None:
+        """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
+        self._loop.run(self._inner.abandon(text))
+
+    def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        self._loop.run(
+            self._inner.alter(
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
+    def rerun(
+        self,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        time_limit: float | None = None,
+        submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; see
+        :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
+        """
+        inner = self._loop.run(
+            self._inner.rerun(
+                unfinished=unfinished,
+                request_id=request_id,
+                failure_policy=failure_policy,
+                retry_attempts=retry_attempts,
+                time_limit=time_limit,
+                submitter=submitter,
+                labels=labels,
+            )
+        )
+        return Operation(self._loop, inner)
+
+
+class Submission:
+    """:class:`distop.services.submission.transactional_start.Submission` with blocking methods."""
+
+    def __init__(self, loop: Loop, inner: transactional_start.Submission) -> None:
+        self._loop = loop
+        self._inner = inner
+        self.compares = inner.compares
+        self.puts = inner.puts
+
+    @property
+    def refs(self) -> tuple[OperationRef, ...]:
+        """The operations, which exist once the transaction has been committed."""
+        return self._inner.refs
+
+    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
+        """The compares and the operations as an ``etcd3`` client's transaction takes them."""
+        return self._inner.etcd3(client)
+
+    def stale(self) -> bool:
+        """After a refusal: whether a new submission is needed; else it was a compare of the caller's."""
+        return self._loop.run(self._inner.stale())
+
+    def committed(self) -> bool:
+        """Where the outcome is not known: whether it was committed; where it was not, it never will be."""
+        return self._loop.run(self._inner.committed())
+
+
+class _InThread:
+    """Calls a function in a thread of its own: it may block, and call the client."""
+
+    def __init__(self, function: Callable[[OperationResult], Any], op: str) -> None:
+        self._function = function
+        self._op = op
+
+    def __call__(self, result: OperationResult) -> None:
+        threading.Thread(target=self._call, args=(result,), name="distop-callback", daemon=True).start()
+
+    def _call(self, result: OperationResult) -> None:
+        try:
+            self._function(result)
+        except Exception as error:
+            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)

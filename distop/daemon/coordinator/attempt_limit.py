@@ -1,0 +1,37 @@
+"""Attempts at planning and at completion that failed: how they are counted, and which one was the last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.clock import random, time
+from distop.decide import next_steps
+
+if TYPE_CHECKING:
+    from distop.daemon.incarnation_context import Context
+    from distop.protocol.records import Attempts, OperationRef, Spec
+    from distop.worker.daemon_side.requests import WorkerError
+
+
+class Elsewhere(Exception):
+    """A call failed, and that is counted. The next attempt is better made by another node: what went wrong may be this
+    node's own trouble.
+    """
+
+
+def failed_attempt(
+    ctx: Context, ref: OperationRef, spec: Spec, what: str, before: int, error: WorkerError
+) -> tuple[Attempts, bool] | None:
+    """The attempts with this one, which followed ``before`` others, and whether it was the last. None, and nothing to
+    be counted, where only this node cannot do it: it is for another one to do.
+    """
+    rules, where, tables = spec.rules, spec.where, (ref.table,)
+    if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error), tables):
+        return None
+    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error), where, tables=tables):
+        return None
+    text = f"{what} failed: {error}"
+    ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": before + 1})
+    final = error.kind in ("fatal", "unable") or next_steps.gives_up(rules, before + 1)
+    jitter = 0.0 if final else random.uniform(0.5, 1.0)
+    return next_steps.failed_attempt(rules, before, text, time.time(), final=final, jitter=jitter)

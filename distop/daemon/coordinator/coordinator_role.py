@@ -1,0 +1,509 @@
+"""The coordinator role for one type on one table: plan, track, complete, clean.
+
+A thin shell: ``decide.next_steps.next_step`` says what to do next for an operation, from one view; here it is done, one
+thing at a time for each operation, and after each commit the view is awaited before deciding again (W11). Planning,
+completion and cleanup code run in the child; what is done about them is in ``planning``, ``ending`` and ``reaping``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.clock import random, time
+from distop.daemon.action_log import ActionLog
+from distop.daemon.coordinator.attempt_limit import Elsewhere
+from distop.daemon.coordinator.claim_watch import ClaimWatch
+from distop.daemon.coordinator.label_routing import Placing
+from distop.daemon.coordinator.operation_end import Ending, Later
+from distop.daemon.coordinator.operation_planning import Planning
+from distop.daemon.coordinator.orphaned_jobs import Reaper
+from distop.daemon.coordinator.pending_starts import Waiters
+from distop.decide import coordinator_ranking, next_steps
+from distop.decide.view import TypeView
+from distop.errors import DistopError, MalformedRequest, SessionLost, describe
+from distop.protocol import operation_transitions as t
+from distop.protocol.json_codec import SCHEMA_VERSION
+from distop.protocol.keys import state_ordinal
+from distop.protocol.state_tables import Stage
+from distop.protocol.txn import Get
+from distop.runtime.backoff import Backoff
+from distop.store.watch import Feed
+from distop.worker.daemon_side.requests import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+    from distop.daemon.incarnation_context import Context
+    from distop.decide.operation_view import OperationView
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import Txn
+    from distop.store.watch import Batch, Event
+
+LONG_STEP = 5.0
+"""Seconds after which a step of an operation is not thrown away for the trouble of another."""
+REFUSED_PAUSE = (0.02, 2.0)
+TOLD_AFTER = 8
+"""Refusals of an operation's decision in a row after which it is said what stands in its way: a view that is behind has
+caught up by then.
+"""
+
+COORDINATION = "coordination"
+"""Names the rejected write in messages: one by the operation's coordinator."""
+
+T = TypeVar("T")
+
+
+class Overtaken(Exception):
+    """The operation left the stage for which a call into the child was made: decide again."""
+
+
+class Coordinator:
+    """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
+    it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
+    nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
+    labels (False: not yet). ``only_ending``: no live node has code of the type, so cancelled operations are ended, and
+    those that never will begin; all others are left alone.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        table: str,
+        type_name: str,
+        fence: int,
+        on_failure: Callable[[BaseException], None],
+        on_trouble: Callable[[], None],
+        on_elsewhere: Callable[[], bool],
+        only_ending: bool = False,
+    ) -> None:
+        self._ctx = ctx
+        self.fence = fence
+        self._keys = ctx.keys
+        self._guard = t.election_guard(ctx.keys, table, type_name, fence)
+        self._view = TypeView(ctx.keys, table, type_name, ctx.limits.outcomes_ahead)
+        self._log = ctx.log
+        self._only_ending = only_ending
+        self._on_failure = on_failure
+        self._on_trouble = on_trouble
+        self._begun: dict[OperationRef, float] = {}
+        """Operations of which a step is being done, and since when."""
+        self._driving: dict[OperationRef, asyncio.Task[None]] = {}
+        self._again: set[OperationRef] = set()
+        self._timers: dict[OperationRef, asyncio.TimerHandle] = {}
+        self._calls: dict[OperationRef, Stage] = {}
+        """Operations for which the child is at work, and the stage that this is for."""
+        self._overtaken: set[OperationRef] = set()
+        """Those of them that have left that stage."""
+        self._placing = Placing(ctx, on_elsewhere, self._kick, only_ending)
+        self._left_alone: set[OperationRef] = set()
+        self._barred: set[OperationRef] = set()
+        """Operations of which it was said that a claim bars their end."""
+        self._first: set[OperationRef] = set()
+        """Operations whose completion code is at work before the decision."""
+        self._malformed: set[OperationRef] = set()
+        """Operations whose next write etcd rejects as invalid."""
+        self._cancelling: set[OperationRef] = set()
+        """Operations that are being cancelled: they wait for their claims to go."""
+        self._watching: asyncio.Task[None] | None = None
+        self._ready = False
+        self._closed = False
+        relist = max(ctx.config.poll, 300.0)
+        self._jobs = Feed(
+            ctx.client,
+            *ctx.keys.type_range(table, type_name),
+            self._fold_jobs,
+            relist_every=relist,
+            name="jobs",
+            ignore=(b".progress",),
+            gather=self._view.listing,
+            gone=(b".arg", b".outcome"),  # they go with the state
+        )
+        claims = ctx.keys.type_claims(table, type_name)
+        self._claims = ClaimWatch(
+            lambda apply: Feed(ctx.client, *claims, apply, relist_every=relist, name="claims"),
+            self._fold_claims,
+            self._view.forget_claims,
+            on_failure,
+        )
+        self._actions = ActionLog(ctx.log)
+        self._planning = Planning(
+            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
+        )
+        self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
+        self._waiters = Waiters(
+            ctx, self._guard, self._view, self._commit, self._reached, self._actions, only_ending
+        )
+        self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
+
+    async def start(self) -> None:
+        """Watch, and drive whatever is there. Raises what the first listings raise; then nothing is running."""
+        try:
+            await self._jobs.start()
+        except BaseException:
+            await self._close_feeds()
+            raise
+        if self._closed:
+            await self._close_feeds()  # close() came before there was anything to close
+            return
+        self._ready = True
+        self._watching = asyncio.ensure_future(self._watch())
+        self._kick(self._view.operations)
+
+    async def _watch(self) -> None:
+        """Tell when the jobs' feed fails: without it nothing would be decided any more, and nobody would know."""
+        try:
+            await self._jobs.wait()
+        except Exception as error:
+            self._on_failure(error)
+
+    async def _close_feeds(self) -> None:
+        await asyncio.gather(self._jobs.close(), self._claims.close())
+
+    @property
+    def ends_something(self) -> bool:
+        """The end of an operation is under way that etcd tells nothing of yet."""
+        return bool(self._first)
+
+    def cluster_changed(self) -> None:
+        """Nodes came or went, or perhaps anything: claims that are being waited for may be free to delete."""
+        if self._ready:
+            self._waiters.holds_changed()
+            self._waiters.table_changed()
+        self._placing.changed()
+        if self._cancelling:
+            self._kick(self._cancelling)
+
+    def holds_changed(self, ids: Collection[str]) -> None:
+        """These holds changed."""
+        if self._ready:
+            self._waiters.holds_changed(ids)
+
+    def table_changed(self) -> None:
+        """Operations on the table began or ended."""
+        self._waiters.table_changed()
+
+    def close(self) -> None:
+        """Stop at once: the election or the session is over."""
+        self._ready, self._closed = False, True
+        if self._watching is not None:
+            self._watching.cancel()
+        self._waiters.close()
+        self._ending.close()
+        self._settle_refusals(self._malformed)
+        self._placing.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        for drive in self._driving.values():
+            drive.cancel()
+        self._closing = asyncio.ensure_future(self._close_feeds())
+
+    async def stop(self) -> None:
+        """Stop, and wait until nothing of this role is under way."""
+        drives = [*self._driving.values(), *self._waiters.under_way()]
+        self.close()
+        await asyncio.gather(*drives, self._closing, return_exceptions=True)
+
+    # ------------------------------------------------------------------- fold
+
+    def _fold_jobs(self, batch: Batch) -> None:
+        if batch.listing:
+            changed = self._view.take(batch.gathered)
+        else:
+            changes = batch.events
+            self._keep_arguments(changes)
+            changed = self._view.apply(changes)
+        for told in (self._left_alone, self._barred):
+            told.difference_update([ref for ref in told if ref not in self._view.operations])
+        self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
+        self._ending.keep(self._view.operations)
+        self._actions.keep(self._view.operations)
+        for ref in changed:
+            op = self._view.operations.awake.get(ref)
+            if op is not None and (op.cancel is not None or op.actions.kept):
+                self._actions.see(op)
+            if op is not None and op.stage is Stage.CANCELLING and op.spec is not None and not next_steps.newer(op):
+                self._cancelling.add(ref)
+            else:
+                self._cancelling.discard(ref)
+        self._claims.want(bool(self._cancelling) and not self._closed)
+        self._kick(changed)
+
+    def _settle_refusals(self, refs: Iterable[OperationRef]) -> None:
+        """Forget the rejected writes of operations that this coordinator writes no more."""
+        for ref in list(refs):
+            self._malformed.discard(ref)
+            self._ctx.rejected_writes.settled(str(ref), COORDINATION)
+
+    def _keep_arguments(self, changes: Sequence[Event]) -> None:
+        """Those of operations that start come with their other records, and planning needs them at once."""
+        for change in changes:
+            if change.kv.key.endswith(".arg") and not change.deleted:
+                with suppress(DistopError, ValueError):  # whoever reads it for use says what is wrong with it
+                    key = self._keys.parse(change.kv.key)
+                    if key.ref is not None:
+                        self._ctx.keep_argument(key.ref, change.kv.value)
+
+    def _fold_claims(self, batch: Batch) -> None:
+        changes = batch.events
+        self._kick(self._view.replace(changes, claims=True) if batch.listing else self._view.apply(changes))
+
+    def _kick(self, refs: Any) -> None:
+        if not self._ready:
+            return
+        refs = sorted(refs, key=self._turn)
+        self._waiters.look(refs)
+        for ref in refs:
+            if self._stage(ref) is Stage.WAITING:
+                continue
+            if ref in self._driving:
+                self._again.add(ref)
+                self._check_call(ref)
+            elif not self._rests(ref):
+                self._driving[ref] = asyncio.ensure_future(self._drive(ref))
+
+    def _rests(self, ref: OperationRef) -> bool:
+        """There is nothing to do for an operation but to wait for an event."""
+        op = self._view.operations.get(ref)
+        if op is None:
+            return True
+        if self._next_step(op) is not None:
+            return False
+        self._nothing_to_do(op)
+        return True
+
+    def _next_step(self, op: OperationView) -> next_steps.Step:
+        ends = coordinator_ranking.ends_without_code(op.state, op.cancel) or op.stage is Stage.CLEANING
+        if self._only_ending and not ends:
+            return None
+        nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
+        actors = next_steps.actors_of(op, time.monotonic()) if op.ref in self._cancelling else {}
+        return next_steps.next_step(self._keys, op, nodes, self._guard, time.time(), poll, actors)
+
+    def _nothing_to_do(self, op: OperationView) -> None:
+        if next_steps.newer(op):
+            self._leave_alone(op)
+        elif next_steps.may_end_soon(op):
+            self._ending.foresee(op)
+
+    def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
+        """The most urgent first, then in their order."""
+        return -self._view.operations.priority(ref), ref
+
+    # ------------------------------------------------------------------ drive
+
+    async def _drive(self, ref: OperationRef) -> None:
+        """Do what is next for one operation until there is nothing to do but wait."""
+        refused, refusals = Backoff(*REFUSED_PAUSE), 0
+        try:
+            while self._ready:
+                self._again.discard(ref)
+                op = self._view.operations.get(ref)
+                if op is None:
+                    return
+                step = self._next_step(op)
+                if step is None or isinstance(step, next_steps.WakeAt):
+                    if step is not None:
+                        self._wake_at(ref, step.time)
+                    else:
+                        self._nothing_to_do(op)
+                    if ref in self._again:
+                        continue
+                    return
+                if (step := self._placing.here(op, step)) is None:
+                    return
+                self._begun[ref] = time.monotonic()
+                try:
+                    applied = await self._perform(op, step, refused=refusals > 0)
+                except Overtaken:
+                    applied = True
+                except Elsewhere:
+                    applied = True
+                    self._trouble(ref)
+                finally:
+                    self._placing.done(ref)
+                if applied:
+                    refused.reset()
+                    refusals = 0
+                    if ref in self._malformed:
+                        self._settle_refusals([ref])
+                else:
+                    # Refused: the view was behind. What it missed is on its way.
+                    refusals += 1
+                    if refusals == TOLD_AFTER:
+                        await self._jobs.relist()  # a watch may have lost events (etcd#20573)
+                    if refusals >= TOLD_AFTER:
+                        await self._barred_by_claims(op)
+                    await asyncio.sleep(refused.pause())
+        except (SessionLost, asyncio.CancelledError):
+            pass
+        except Later as later:
+            self._wake_at(ref, later.when)
+        except MalformedRequest as error:
+            self._malformed.add(ref)
+            self._wake_at(ref, time.time() + self._ctx.rejected_writes.refused(str(ref), COORDINATION, error))
+        except (DistopError, OSError) as error:
+            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
+            self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))
+        except Exception:
+            self._log.exception("coordination broke; it goes on shortly", extra={"operation": str(ref)})
+            self._wake_at(ref, time.time() + random.uniform(2.0, 5.0))
+        finally:
+            self._driving.pop(ref, None)
+            self._begun.pop(ref, None)
+            if ref in self._again:
+                self._kick([ref])
+
+    def _trouble(self, ref: OperationRef) -> None:
+        """An attempt for an operation failed. Another node may make the next one; not at the cost of what has long been
+        under way for others.
+        """
+        now = time.monotonic()
+        if all(other == ref or now - begun < LONG_STEP for other, begun in self._begun.items()):
+            self._on_trouble()
+
+    async def _barred_by_claims(self, op: OperationView) -> None:
+        """Say, once, which claim of a job that has ended bars its operation's end: no part of distop writes one."""
+        if op.plan is None or op.ended < op.plan.count or op.ref in self._barred:
+            return
+        (left,) = await self._ctx.client.read(Get(*self._keys.claims_range(op.ref), limit=1, keys_only=True))
+        if left.kv is not None:
+            self._barred.add(op.ref)
+            key = left.kv.key
+            self._log.warning(
+                "all jobs have ended, but etcd refuses the end of the operation while there is the claim %s, which no "
+                "release of distop writes for a job that has ended: delete that key (`etcdctl del %s`)",
+                key,
+                key,
+                extra={"operation": str(op.ref)},
+            )
+
+    def _leave_alone(self, op: OperationView) -> None:
+        if op.spec is not None and op.ref not in self._left_alone:
+            self._left_alone.add(op.ref)
+            self._log.warning(
+                "left alone: a newer release of distop wrote it (version %d, known here: %d)",
+                op.spec.version,
+                SCHEMA_VERSION,
+                extra={"operation": str(op.ref)},
+            )
+
+    def _wake_at(self, ref: OperationRef, when: float) -> None:
+        old = self._timers.pop(ref, None)
+        if old is not None:
+            old.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[ref] = loop.call_later(max(0.0, when - time.time()), self._due, ref)
+
+    def _due(self, ref: OperationRef) -> None:
+        self._timers.pop(ref, None)
+        self._kick([ref])
+
+    async def _perform(self, op: OperationView, step: next_steps.Step, *, refused: bool = False) -> bool:
+        """Do one step; False: its transaction was refused. ``refused``: so was that of the step before.
+
+        The view goes on meanwhile. A step is done for the operation as it was decided for (its claims aside, of which
+        etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
+        cancel.
+        """
+        op = op.as_it_is()
+        ends = op.stage is Stage.CANCELLING and isinstance(step, next_steps.Commit | next_steps.Finish)
+        if ends and not await self._counted(op):
+            return False
+        match step:
+            case next_steps.MakePlan():
+                planned = await self._planning.plan(op)
+                if planned:
+                    self._actions.see(op)
+                return planned
+            case next_steps.Commit(txn) if txn.label == "signal":
+                return await self._ending.together(txn)
+            case next_steps.Commit(txn):
+                if (
+                    op.plan is not None
+                    and op.ended == op.plan.count
+                    and op.spec is not None
+                    and op.spec.rules.completes
+                ):
+                    self._ending.foresee_completion(op, op.plan.count)
+                return await self._commit(txn)
+            case next_steps.Complete(decision):
+                return await self._ending.complete(op, decision)
+            case next_steps.CompleteFirst(decision, otherwise):
+                if refused or op.ref.type not in self._ctx.reports_only:
+                    return await self._perform(op, otherwise)
+                self._first.add(op.ref)
+                try:
+                    return await self._ending.complete(op, decision)
+                finally:
+                    self._first.discard(op.ref)
+            case next_steps.Finish(decision, decision_mod):
+                return await self._ending.finish(op, decision, decision_mod)
+            case next_steps.Reap(claims):
+                return await self._reaper.reap(op, claims)
+            case next_steps.Clean(count, follow_ups):
+                return await self._ending.clean(op, count, follow_ups)
+            case _:
+                return True
+
+    async def _counted(self, op: OperationView) -> bool:
+        """Whether the view shows how each job of a cancelled operation ended. Its claims may have been seen to go
+        before the jobs' states, of which another watch tells, are seen to come; and here no full count says that all
+        are there.
+        """
+        ref, keys, client = op.ref, self._keys, self._ctx.client
+        ended = op.ended  # what the step was decided from: the view goes on while this reads
+        first, after = keys.jobs_range(ref)
+        claims, jobs = await client.read(
+            Get(*keys.claims_range(ref), count_only=True), Get(first, after, count_only=True)
+        )
+        if claims.count:
+            return False
+        if jobs.count == 2 * ended:  # state and outcome of each, and no checkpoint
+            return True
+        listing = await client.list(first, after, keys_only=True)
+        if sum(state_ordinal(kv.key) is not None for kv in listing.kvs) == ended:
+            return True
+        await self._reached(listing.revision)
+        return False
+
+    async def _commit(self, txn: Txn) -> bool:
+        result = await self._ctx.commit(txn)
+        if result.succeeded:
+            await self._reached(result.revision)
+        return result.succeeded
+
+    async def _reached(self, revision: int) -> None:
+        await self._jobs.reached(revision)
+
+    # ------------------------------------------------------------------ calls
+
+    async def _call(self, ref: OperationRef, stage: Stage, call: Callable[[], Awaitable[T]]) -> T:
+        """A call into the child for an operation in this stage. Raises WorkerError; or Overtaken, when the operation
+        left the stage and the call was stopped for that: it then says nothing about the behavior.
+        """
+        if self._stage(ref) is not stage:
+            raise Overtaken
+        self._calls[ref] = stage
+        try:
+            return await call()
+        except WorkerError:
+            if ref in self._overtaken:
+                raise Overtaken from None
+            raise
+        finally:
+            del self._calls[ref]
+            self._overtaken.discard(ref)
+
+    def _stage(self, ref: OperationRef) -> Stage:
+        operations = self._view.operations
+        if operations.rests(ref):
+            return Stage.WAITING
+        return op.stage if (op := operations.awake.get(ref)) is not None else Stage.ABSENT
+
+    def _check_call(self, ref: OperationRef) -> None:
+        stage = self._calls.get(ref)
+        if stage is not None and ref not in self._overtaken and self._stage(ref) is not stage:
+            self._overtaken.add(ref)
+            self._ctx.worker.cancel_calls(str(ref))

@@ -1,0 +1,165 @@
+"""Sees to prepared operations that nobody confirms: asks their verifiers, and lets them begin or gives them up (C13).
+
+One daemon asks at a time: an attempt begins by counting it in the hold, under compare, and the others see that it is
+counted. Which is the first follows from the hold and from the incarnations that live
+(``protocol.prepared_operations.rank``). Clocks are each node's own, since it saw the hold written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING
+
+from distop.errors import DistopError, InvalidArgument, MalformedRequest, SessionLost, describe
+from distop.protocol import prepared_operations as p
+from distop.protocol.dependencies import HoldState, hold_named
+from distop.protocol.executor_nodes import NodeState, refusal
+from distop.protocol.record_reading import read, word
+from distop.protocol.records import OperationRef, State
+from distop.protocol.txn import TxnResult
+from distop.worker.daemon_side.requests import Verified, WorkerError
+
+if TYPE_CHECKING:
+    from distop.daemon.incarnation_context import Context
+    from distop.protocol.txn import Txn
+
+AT_ONCE = 8
+"""Verifications of one daemon that go on at once."""
+_WRITE = "verification"
+"""In the node record, what etcd rejects about a prepared hold."""
+
+
+class Verifying:
+    """The verifications of one incarnation."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._log = ctx.log
+        self._at_work: dict[str, asyncio.Task[None]] = {}
+        """By hold."""
+        self._rejected: dict[str, tuple[int, asyncio.Event]] = {}
+        """Holds of which etcd rejects a write as invalid: the mod revision that it compares, and what ends its pause.
+        """
+
+    def due(self, terms: p.Terms, age: float) -> float:
+        """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago.
+
+        Infinite where it does not serve the operation.
+        """
+        ctx = self._ctx
+        nodes = ctx.cluster.nodes
+        try:
+            ref = OperationRef.parse(terms.op)
+        except InvalidArgument:
+            return inf  # it names no operation that could begin
+        if not ctx.admits(ref.type, (ref.table,)):
+            return inf
+        serving = (inc for inc, node in nodes.items() if not refusal(node.serves, ref.type, (ref.table,)))
+        able = [inc for inc in serving if nodes[inc].state is NodeState.ACTIVE]
+        # Those that are drained come last: they ask where nobody else is there.
+        rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
+        return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
+
+    def begin(self, id_: str, terms: p.Terms, mod: int) -> bool:
+        """See to this hold, as it was seen, unless that is under way. False: others have to end first."""
+        if id_ in self._at_work:
+            return True
+        if len(self._at_work) - len(self._rejected) >= AT_ONCE:
+            return False
+        task = self._at_work[id_] = asyncio.ensure_future(self._see_to(id_, terms, mod))
+        task.add_done_callback(lambda _: self._at_work.pop(id_, None))
+        return True
+
+    def changed(self, id_: str) -> None:
+        """This hold was written, or went: a rejected write that compares what it was is sent no more."""
+        found = self._rejected.get(id_)
+        if found is not None and not self._stands(id_, found[0]):
+            found[1].set()
+
+    def close(self) -> None:
+        """Stop at once."""
+        for task in self._at_work.values():
+            task.cancel()
+
+    async def _see_to(self, id_: str, terms: p.Terms, mod: int) -> None:
+        try:
+            await self._attempt(id_, terms, mod)
+        except SessionLost:
+            return
+        except (DistopError, OSError) as error:
+            self._log.warning("a prepared operation has to wait: %s", describe(error), extra={"operation": terms.op})
+
+    def _stands(self, id_: str, mod: int) -> bool:
+        """As far as is known here, nobody has written the hold since. The view may not show that revision yet."""
+        hold = self._ctx.cluster.holds.get(id_)
+        return hold is not None and hold.mod <= mod
+
+    async def _write(self, id_: str, txn: Txn, mod: int) -> TxnResult:
+        """Write about a hold whose mod revision is ``mod``.
+
+        What etcd rejects as invalid is told, and this write alone is sent again, for as long as the hold stands: a
+        verifier's answer is not forgotten for it. Raises what else a commit does, such as SessionLost.
+        """
+        ctx, written = self._ctx, asyncio.Event()
+        try:
+            while True:
+                try:
+                    return await ctx.commit(txn)
+                except MalformedRequest as error:
+                    if not self._stands(id_, mod):
+                        return TxnResult(False, 0)
+                    self._rejected[id_] = mod, written
+                    pause = ctx.rejected_writes.refused(hold_named(id_), _WRITE, error)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(written.wait(), pause)
+                    return TxnResult(False, 0)
+        finally:
+            if self._rejected.pop(id_, None) is not None:
+                ctx.rejected_writes.settled(hold_named(id_), _WRITE)
+
+    async def _attempt(self, id_: str, terms: p.Terms, mod: int) -> None:
+        """Raises SessionLost."""
+        ctx, ref = self._ctx, OperationRef.parse(terms.op)
+        kv = await ctx.client.get(ctx.keys.of(ref, "state"))
+        if kv is None or read(word(State), kv) is not State.PENDING:
+            # It was cancelled by a client that does not know of two phases: nobody is to be told that it was confirmed.
+            await self._write(id_, p.write(ctx.keys, terms, mod, HoldState.DENIED, "it has ended"), mod)
+            return
+        begun = p.begun(terms, ctx.incarnation)
+        if begun is None:
+            await self._give_up(id_, terms, mod, completed=None)
+            return
+        counted = await self._write(id_, p.write(ctx.keys, begun, mod), mod)
+        if not counted.succeeded:
+            return  # somebody else was first; or it was confirmed
+        answer = await self._ask(begun)
+        if answer.completed:
+            confirmed = p.confirm(ctx.keys, ref, begun, counted.revision)
+            if (await self._write(id_, confirmed, counted.revision)).succeeded:
+                self._log.info(
+                    "%s says that its sender's transaction was completed", terms.verify, extra={"operation": terms.op}
+                )
+        elif answer.completed is False:
+            await self._give_up(id_, begun, counted.revision, completed=False)
+        else:
+            failed = p.without_answer(begun, p.Unanswered.of(answer.why))
+            if p.begun(failed, ctx.incarnation) is None:
+                await self._give_up(id_, failed, counted.revision, completed=None)
+                return
+            self._log.warning("%s did not tell: %s", terms.verify, failed.error, extra={"operation": terms.op})
+            await self._write(id_, p.write(ctx.keys, failed, counted.revision), counted.revision)
+
+    async def _ask(self, terms: p.Terms) -> Verified:
+        try:
+            return await self._ctx.worker.verify(terms.op, terms.external_id, terms.verify, p.ASK_LIMIT)
+        except WorkerError as error:
+            self._log.warning("%s was not asked: %s", terms.verify, describe(error), extra={"operation": terms.op})
+            return Verified(None, p.Unanswered.FAILED)
+
+    async def _give_up(self, id_: str, terms: p.Terms, mod: int, *, completed: bool | None) -> None:
+        text = p.sentence(terms, completed)
+        denied = p.write(self._ctx.keys, p.alarm(terms), mod, HoldState.DENIED, text)
+        if (await self._write(id_, denied, mod)).succeeded:
+            self._log.error("a prepared operation is given up: %s", text, extra={"operation": terms.op})

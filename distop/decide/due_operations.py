@@ -1,0 +1,201 @@
+"""Whether an operation that waits may begin: a pure function of its view, the holds and the time. History records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distop.decide.next_steps import newer
+from distop.protocol.dependencies import GRAPH, HoldState
+from distop.protocol.frozen import frozen
+from distop.protocol.json_codec import parse_time, shorten
+from distop.protocol.prepared_operations import Terms
+from distop.protocol.records import Cancel, History, State
+from distop.protocol.user_actions import NO_ACTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.decide.operation_view import OperationView
+    from distop.protocol.dependencies import Hold
+    from distop.protocol.jobs import Outcome
+    from distop.protocol.records import Decision, OperationRef, Spec
+    from distop.protocol.revisioned import Seen
+    from distop.protocol.user_actions import Actions
+
+
+SUBMITTER_KEPT = 1_000
+"""Characters in a history record: an operation that submits others may have a long name."""
+
+
+@frozen
+class Begin:
+    """Nothing is left that it waits for, but what runs on its table."""
+
+
+@frozen
+class Join:
+    """The last of those that it waited for has ended, and it does nothing itself: it ends."""
+
+
+@frozen
+class EndWaiting:
+    """It never will begin."""
+
+    why: Cancel
+    alarm: str = ""
+    """What people have to be told of."""
+    void: bool = False
+    """Its graph never was there as a whole."""
+    hold: str = ""
+    """The hold that its transaction compares to be absent; the view has not seen it."""
+
+
+@frozen
+class At:
+    """Not before this time (seconds since the epoch)."""
+
+    time: float
+
+
+@frozen
+class Blocked:
+    """Until others have ended; or (``hold``) until this hold is gone."""
+
+    hold: str = ""
+
+
+Fate: TypeAlias = Begin | Join | EndWaiting | At | Blocked | None
+
+
+def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate:
+    """What becomes of an operation that waits; None: it is not for this release to say. Wall clocks decide nothing but
+    when a time has come (P2, P19).
+    """
+    spec = op.spec
+    if spec is None or newer(op):
+        return None
+    hold = holds.get(spec.hold) if spec.hold else None
+    if hold is not None and hold.value.state is HoldState.DENIED:
+        terms, text = Terms.of(hold.value), hold.value.text
+        alarm = text if terms is not None and terms.alarm else ""
+        return EndWaiting(Cancel("aborted", text), alarm, void=hold.value.kind == GRAPH)
+    if hold is not None:
+        return Blocked(spec.hold)
+    if op.broken:
+        return EndWaiting(Cancel("aborted", next(iter(op.broken.values()))), hold=spec.hold)
+    if op.after:
+        return Blocked()
+    due = parse_time(spec.not_before)
+    if due > now:
+        return At(due)
+    return Join() if spec.rules.joins else Begin()
+
+
+def ended_waiting(
+    ref: OperationRef,
+    spec: Spec,
+    state: State,
+    finished: str,
+    why: Cancel | None,
+    alarm: str = "",
+    *,
+    void: bool = False,
+    actions: Actions = NO_ACTIONS,
+    executor: str = "",
+) -> History:
+    """The history record of an operation that ended without having begun. ``void``, ``actions``, ``executor``: as in
+    it.
+    """
+    found: dict[str, Any] = {"total": 0, "success": 0, "failed": 0, "cancel": why, "alarm": alarm, "void": void}
+    return record_of(ref, spec, state, finished, **found, actions=actions, executor=executor)
+
+
+def series_of(spec: Spec, ref: OperationRef) -> str:
+    """The operation with which the series began that it is of; "": it is of none."""
+    return str(spec.series.get("first") or ref) if spec.series is not None else ""
+
+
+ERRORS_KEPT = 10
+"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
+ERROR_TEXT = 2_000
+"""Characters of each."""
+MAX_HISTORY_BYTES = 1024 * 1024
+
+
+def error_of(partition: int, outcome: Outcome | None) -> dict[str, Any]:
+    """What a history record says of a job that failed."""
+    if outcome is None:
+        return {"partition": str(partition), "text": "failed"}
+    told: dict[str, Any] = {"partition": outcome.name, "text": shorten(outcome.error or "failed", ERROR_TEXT)}
+    if outcome.result is not None:
+        told["verdict"] = True
+    if outcome.tried:
+        told["attempts"] = [one.to_json() for one in outcome.tried]
+    return told
+
+
+def final_record(
+    ref: OperationRef,
+    spec: Spec,
+    decision: Decision,
+    job_errors: Sequence[Mapping[str, Any]],
+    finished: str,
+    *,
+    report: Any,
+    failure: str | None,
+    cancel: Cancel | None,
+    actions: Actions,
+    executor: str,
+) -> tuple[History, bytes]:
+    """The history record of an operation that is decided, and its value. ``report`` and ``failure``: what its
+    completion code returned, and the sentence with which it made the operation fail. ``job_errors``: :func:`error_of`
+    the first jobs that failed. A report that is too large for the record fails the operation.
+    """
+    errors = list(job_errors)
+    state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
+    if failure:
+        answered = {"verdict": True} if report is not None else {}
+        errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT), **answered})
+    if decision.error:
+        errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
+    history = record_of(
+        *(ref, spec, state, finished),
+        total=decision.total,
+        success=decision.success,
+        failed=decision.failed,
+        report=report,
+        errors=tuple(errors[:ERRORS_KEPT]),
+        failed_ranges=decision.failed_ranges,
+        cancel=cancel,
+        failed_truncated=decision.failed_truncated,
+        actions=actions,
+        executor=executor,
+    )
+    value = history.encode()
+    if (size := len(value)) > MAX_HISTORY_BYTES:
+        note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
+        errors.insert(0, {"partition": None, "text": note})
+        history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+        value = history.encode()
+    return history, value
+
+
+def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:
+    """The history record of an operation: what its spec tells of it, and what was ``found``."""
+    return History(
+        op=str(ref),
+        state=state,
+        started=spec.time,
+        finished=finished,
+        request_id=spec.request_id,
+        request_digest=spec.request_digest,
+        submitter=shorten(spec.submitter, SUBMITTER_KEPT),
+        by=spec.by,
+        id=spec.id,
+        follows=spec.follows,
+        rerun_of=spec.rerun_of,
+        labels=spec.labels,
+        series=series_of(spec, ref),
+        **found,
+    )

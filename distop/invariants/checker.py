@@ -1,0 +1,673 @@
+"""The invariants of distop, checked on etcd's own history (docs/internals/architecture.md, "Invariants").
+
+:class:`Checker` replays the history revision by revision and judges each against what was before it; ``check`` is a
+fold over it. Time is linear in the number of changes; memory is bounded by what exists at a revision (operations that
+have not ended and their jobs, history records, nodes), not by how long the history is. Invariant 11 (everything ends)
+is about time and is not visible in a history. Invariant 0 stands for a record that cannot be read at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from distop.errors import InvalidArgument
+from distop.invariants.cluster_invariants import ClusterTrace, Ids, RequestKeys, Requests
+from distop.invariants.job_invariants import job_faults, unreadable
+from distop.invariants.limit_invariants import freed_under_claim, limit_faults, orphaned_permit, unclaimed_permit
+from distop.invariants.operation_invariants import (
+    FOLLOWS,
+    UnreadableChunk,
+    all_succeeded,
+    miscounted,
+    unfit_gate,
+    unfit_plan,
+    unfit_record,
+)
+from distop.invariants.replay_state import (
+    ACTIVE,
+    STORY,
+    JobDelta,
+    JobTrace,
+    OperationTrace,
+    Violation,
+    apart,
+    brief,
+    tell,
+)
+from distop.protocol import keys as K
+from distop.protocol.dependencies import Edge
+from distop.protocol.identity import holder_of
+from distop.protocol.json_codec import UNREADABLE, loads, parse_time
+from distop.protocol.plan import Gate
+from distop.protocol.records import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
+from distop.protocol.revisioned import Change
+from distop.protocol.schedule import Series, following, next_request
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from distop.protocol.keys import Keys, ParsedKey
+    from distop.protocol.txn import KeyValue
+
+_LATE = "written after its operation was finished and cleaned up"
+
+
+def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+    """Whether these writes start an operation."""
+    return any(key.name == "spec" and key.family == K.OP and not change.deleted for key, change in writes)
+
+
+def _ends(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+    """An operation ends by these."""
+    states = [change.kv.value for key, change in writes if key.name == "state" and key.family == K.OP]
+    return any(State(value.decode()).terminal for value in states if value)
+
+
+def check(
+    keys: Keys, history: Iterable[tuple[int, Sequence[Change]]], listing: Iterable[KeyValue] = ()
+) -> list[Violation]:
+    """Everything that the history breaks. ``history``: (revision, the changes of that revision) in order, from an
+    empty store, or from the state that ``listing`` holds (which itself is taken as it is).
+    """
+    checker = Checker(keys)
+    checker.begin(listing)
+    return [violation for revision, changes in history for violation in checker.feed(revision, changes)]
+
+
+class Checker:
+    """The replay, one revision at a time, for histories that are read as a stream.
+
+    It goes on after a violation, from what is there; a single wrong write may therefore show as several.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.revision = 0
+        """The last revision that was fed."""
+        self.operations_seen = 0
+        self.jobs_seen = 0
+        self._violations: list[Violation] = []
+        self._quiet = False
+        self._operations: dict[OperationRef, OperationTrace] = {}
+        self._job_roots: dict[str, OperationTrace] = {}
+        self._claim_roots: dict[str, OperationTrace] = {}
+        self._cluster = ClusterTrace()
+        self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
+        self._existing: set[str] = set()
+        self._records: dict[OperationRef, int] = {}
+        """History records, with the revision at which each was written."""
+        self._requests = Requests()
+        self._request_keys = RequestKeys()
+        self._ids = Ids()
+        self._left_ids: dict[tuple[str, str, str], OperationTrace | None] = {}
+        """Those of which an operation went in this revision that might have kept it."""
+
+    def begin(self, listing: Iterable[KeyValue]) -> None:
+        """Start from what a listing holds instead of from an empty store."""
+        self._quiet = True
+        self.feed(0, [Change(kv) for kv in listing])
+        self._quiet = False
+        for op in self._operations.values():
+            if op.plan is not None:
+                op.chunks = dict.fromkeys(op.chunks, b"")  # taken as they are; let their bytes go
+
+    @property
+    def operations(self) -> Collection[OperationRef]:
+        """Those whose keys exist, their history aside."""
+        return self._operations.keys()
+
+    def jobs_of(self, ref: OperationRef) -> int:
+        """How many jobs of an operation were seen, as long as its keys exist."""
+        op = self._operations.get(ref)
+        return len(op.jobs) if op is not None else 0
+
+    def feed(self, revision: int, changes: Sequence[Change]) -> list[Violation]:
+        """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
+        self.revision = revision
+        self._violations = []
+        for part in apart(self.keys, changes, self._goes_on):
+            self._step(part)
+        found, self._violations = self._violations, []
+        return found
+
+    def _goes_on(self, ref: OperationRef) -> bool:
+        op = self._operations.get(ref)
+        return op is not None and op.state is not None and not op.state.terminal
+
+    def _step(self, changes: Sequence[Change]) -> None:
+        jobs: dict[OperationTrace, dict[int, JobDelta]] = {}
+        own: dict[OperationRef, list[tuple[ParsedKey, Change]]] = {}
+        cluster: list[tuple[ParsedKey, Change]] = []
+        for change in changes:
+            if self._of_job(change, jobs):
+                continue
+            try:
+                key = self.keys.parse(change.kv.key)
+            except (InvalidArgument, ValueError):
+                continue  # not ours, or another namespace's
+            if key.ref is None:
+                cluster.append((key, change))
+            elif key.partition >= 0:
+                deltas = jobs.setdefault(self._trace(key.ref), {})
+                setattr(deltas.setdefault(key.partition, JobDelta()), key.name or "claim", change)
+            else:
+                own.setdefault(key.ref, []).append((key, change))
+        for ref, writes in own.items():
+            if any(key.family == K.OPEN and not change.deleted for key, change in writes):
+                self._trace(ref).gate = True  # a plan may bring claims along
+        for op, deltas in jobs.items():
+            for partition, delta in deltas.items():
+                self._job(op, partition, delta)
+        self._permits(own)
+        if not self._quiet:
+            self._new_edges(own)
+        started: dict[tuple[str, str], list[int]] = {}
+        for ref, writes in own.items():
+            self._operation(ref, writes, started)
+        places = {(ref.table, ref.type, ref.object) for ref in own}
+        tables = {ref.table for ref in own}
+        known = (self._operations.get(ref) for ref in own)
+        ids: dict[tuple[str, str, str], OperationTrace | None]
+        ids, self._left_ids = dict(self._left_ids), {}
+        ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        for key, change in cluster:
+            if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
+                self._denied_gone(key.id, change)
+            self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
+            if key.name == "current":
+                places.add((key.table, key.type, key.object))
+            elif key.name == "runOps":
+                tables.add(key.table)
+            elif key.family == K.UNIQUE:
+                ids.setdefault((key.table, key.type, key.id), None)
+            elif key.family == K.REQUEST:
+                self._request_key(change)
+            for number, text in self._cluster.fold(key, change, started, self._quiet):
+                self._found(number, change.kv.key, text)
+            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
+                del self._cluster_log[change.kv.key]
+        for ref, writes in own.items():
+            forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
+            if forgotten and (named := self._request_keys.naming(ref)):
+                self._found(14, named, f"it names {ref}, of which nothing is known any more", writes=forgotten)
+        for table, type_name in started:
+            self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
+        for table in tables:
+            if text := self._cluster.miscounted(table):
+                self._found(7, self.keys.run_ops(table), text)
+        for place in places:
+            self._one_at_a_time(place)
+        for place, one in ids.items():
+            self._one_of_an_id(place, one)
+        for ref in own:
+            self._holds_current(ref)
+        for op, deltas in jobs.items():
+            self._at_most(op, deltas)
+
+    # ------------------------------------------------------------------- jobs
+
+    def _of_job(self, change: Change, jobs: dict[OperationTrace, dict[int, JobDelta]]) -> bool:
+        """The hot path: a job's key of an operation that is known needs no parsing."""
+        head, _, name = change.kv.key.rpartition(".")
+        if name in K.JOB_NAMES:
+            head, _, number = head.rpartition(".")
+            op = self._job_roots.get(head)
+        else:
+            op, name, number = self._claim_roots.get(head), "claim", name
+        if op is None or len(number) != 6 or not (number.isascii() and number.isdigit()):
+            return False
+        deltas = jobs.get(op)
+        if deltas is None:
+            deltas = jobs[op] = {}
+        delta = deltas.get(int(number))
+        if delta is None:
+            delta = deltas[int(number)] = JobDelta()
+        setattr(delta, name, change)
+        return True
+
+    def _job(self, op: OperationTrace, partition: int, delta: JobDelta) -> None:
+        ref = op.ref
+        self.jobs_seen += partition not in op.jobs
+        job = op.job(partition)
+        over = self._is_over(op)
+        writes = [c for c in (delta.claim, delta.state, delta.outcome, delta.progress) if c is not None]
+        for change in writes:
+            self._exist(op, change)
+            if over and not change.deleted:
+                self._found(9, change.kv.key, _LATE, op, job, writes)
+        try:
+            if not self._quiet:
+                coordinated = (ref.table, ref.type) in self._cluster.elections
+                for number, key, text in job_faults(op, partition, job, delta, self._cluster.live, coordinated):
+                    self._found(number, key, text, op, job, writes)
+            op.fold_job(self.revision, job, partition, delta)
+        except UNREADABLE as error:
+            self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
+
+    def _permits(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+        """Who has which permit by now, and what the gate says."""
+        for ref, writes in own.items():
+            for key, change in writes:
+                if key.family != K.PERMIT:
+                    continue
+                op = self._trace(ref)
+                had = op.permits.get(key.chunk)
+                op.fold_permit(key.chunk, change)
+                if had is not None and freed_under_claim(op, key.chunk, had):
+                    text = f"it belongs to job {had}, whose claim with this permit goes on"
+                    self._found(16, change.kv.key, text, op, op.jobs[had], [change])
+                if unclaimed_permit(op, key.chunk):
+                    named = op.permits[key.chunk]
+                    text = f"it names job {named}, which has no claim with this permit"
+                    self._found(16, change.kv.key, text, op, op.jobs.get(named), [change])
+
+    def _at_most(self, op: OperationTrace, deltas: Mapping[int, JobDelta]) -> None:
+        """What the claims of this revision make of the limits (16) and of the selector (17)."""
+        if self._quiet:
+            return
+        for p, delta in deltas.items():
+            if delta.claim is not None and (left := orphaned_permit(op, p)) >= 0:
+                text = f"it belongs to job {p}, whose claim with this permit has ended"
+                self._found(16, self.keys.permit(op.ref, left), text, op, op.jobs[p])
+        claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
+        claimed = [p for p in claimed if (claim := op.jobs[p].claim) is not None and not claim.waiting]
+        for p in claimed:
+            if op.jobs[p].extended:
+                continue
+            for number, text in limit_faults(op, p, self._cluster.labels, self._cluster.serves):
+                self._found(number, self.keys.claim(op.ref, p), text, op, op.jobs[p])
+
+    # -------------------------------------------------------------- operations
+
+    def _operation(
+        self,
+        ref: OperationRef,
+        writes: list[tuple[ParsedKey, Change]],
+        started: dict[tuple[str, str], list[int]],
+    ) -> None:
+        if all(key.family == K.HISTORY for key, _ in writes) and ref not in self._operations:
+            for key, change in writes:
+                if key.chunk < 0:
+                    self._recorded(ref, change)
+            return
+        op = self._trace(ref)
+        before, had_plan, decided = op.state, op.plan is not None, op.decision
+        edges = {key.id: op.after[key.id] for key, _ in writes if key.name == "after" and key.id in op.after}
+        created = before is None
+        history: Change | None = None
+        new_plan = False
+        for key, change in writes:
+            op.log.append((self.revision, brief(change)))
+            if key.family == K.HISTORY:
+                if not key.name and not change.deleted:
+                    history = change
+                continue
+            existed = self._exist(op, change)
+            try:
+                if change.deleted:
+                    self._dropped(op, key, change.kv.key, had_plan)
+                else:
+                    self._before_write(op, key, change, existed, created)
+                if key.family == K.OPEN:
+                    op.gate = not change.deleted
+                    op.opened = Gate.decode(change.kv.value) if op.gate else Gate()
+                elif key.family == K.PERMIT:
+                    continue
+                elif key.family == K.PENDING:
+                    op.phase = None if change.deleted else Phase(change.kv.value.decode())
+                else:
+                    op.fold(key.name, key.chunk, key.id, change)
+                    new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
+            except UNREADABLE as error:
+                self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
+        if history is not None and op.given is not None and op.given.series is not None:
+            with suppress(*UNREADABLE):  # which is told elsewhere
+                op.finished = History.decode(history.kv.value).finished
+        self._cluster.tally(ref, before in ACTIVE, op.active)
+        if created and op.state is not None:
+            started.setdefault((ref.table, ref.type), []).append(ref.instance)
+        if self._quiet:
+            return
+        if new_plan and not had_plan:
+            self._planned(op)
+        if before is State.PENDING and op.state is State.PENDING:
+            self._let_go(op, writes, edges)
+        if decided is None and op.decision is not None and before is not None:
+            self._verdict(op, op.decision)
+        if op.state is not before:
+            self._state(op, before, history)
+        elif history is not None:
+            self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
+        if wrong := unfit_gate(op):
+            self._found(12, self.keys.gate(op.ref), wrong, op)
+        said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
+        if said and op.gate and op.opened.options != op.options:
+            self._found(16, self.keys.gate(op.ref), "the gate does not say what the options say", op)
+
+    def _planned(self, op: OperationTrace) -> None:
+        try:
+            if wrong := unfit_plan(op):
+                self._found(13, self.keys.of(op.ref, "plan"), wrong, op)
+        except UnreadableChunk as error:
+            self._found(0, self.keys.chunk(op.ref, error.number), f"the record cannot be read: {error}", op)
+
+    def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
+        """What must stay while the operation is not over; chunks only once the plan counts on them."""
+        if op.state is None or op.state.terminal:
+            return
+        if key.name == "plan" and (had_plan or key.chunk < 0):
+            self._found(13, where, "deleted while its operation was not over", op)
+        elif key.name in ("spec", "arg", "decision"):
+            self._found(9, where, "deleted while its operation was not over", op)
+
+    def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
+        """What a write to one of the operation's own keys must not do, judged before it is taken in."""
+        name, where = key.name, change.kv.key
+        if self._is_over(op):
+            self._found(9, where, _LATE, op)
+        if name in ("plan", "planning", "decision") and not created:
+            self._elected(op, where)
+        if name in ("arg", "spec") and existed:
+            self._found(14, where, "what never changes was written again", op)
+        elif name == "plan" and op.plan is not None:
+            self._found(13, where, "the plan was changed after it was frozen", op)
+        elif name == "planning":
+            tries = Attempts.decode(change.kv.value).attempts
+            if op.planning is not None and tries <= op.planning.attempts:
+                self._found(10, where, f"planning attempts went from {op.planning.attempts} to {tries}", op)
+        elif name == "cancel" and Cancel.decode(change.kv.value).reason == "failed":
+            self._elected(op, where)
+        elif name == "decision" and op.decision is not None:
+            self._decided_again(op, where, op.decision, Decision.decode(change.kv.value))
+        elif name == "spec":
+            self._request(op, where, loads(change.kv.value).get("request_id", ""))
+
+    def _decided_again(self, op: OperationTrace, where: str, old: Decision, new: Decision) -> None:
+        if any(getattr(new, name) != getattr(old, name) for name in ("total", "success", "failed", "failed_ranges")):
+            self._found(5, where, "the decision was recounted", op)
+        if new.attempts < old.attempts:
+            self._found(10, where, f"completion attempts went from {old.attempts} to {new.attempts}", op)
+
+    def _request(self, op: OperationTrace, where: str, request: str) -> None:
+        first = self._requests.began(op.ref, request)
+        former = self._operations.get(first)
+        if first != op.ref and former is not None and former.spec and former.spec.hold in self._cluster.denied:
+            self._requests.forget(first)  # it never was there, with its graph
+            first = self._requests.began(op.ref, request)
+        if first != op.ref:
+            self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
+
+    def _request_key(self, change: Change) -> None:
+        """Whom the key of a request id names."""
+        where = change.kv.key
+        if change.deleted:
+            named = self._request_keys.deleted(where)
+            if named and self._requests.known(OperationRef.parse(named)):
+                self._found(14, where, f"deleted, while {named} is known, which the request began")
+            self._cluster_log.pop(where, None)
+            return
+        try:
+            ref = holder_of(change.kv.value)
+        except ValueError as error:
+            self._found(0, where, f"the record cannot be read: {error}")
+            return
+        self._request_keys.put(where, str(ref))
+        op = self._operations.get(ref)
+        if op is None or op.spec is None or self.keys.request(ref.table, ref.type, op.spec.request_id) != where:
+            self._found(14, where, f"it names {ref}, which that request did not begin")
+
+    def _recorded(self, ref: OperationRef, change: Change) -> None:
+        """A history record of an operation that has ended: pruned, or in the listing."""
+        if change.deleted:
+            self._requests.forget(ref)
+        elif self._quiet:
+            with suppress(*UNREADABLE):
+                record = History.decode(change.kv.value)
+                if not record.void:
+                    self._requests.began(ref, record.request_id)
+
+    def _forgotten(self, ref: OperationRef, records: Sequence[Change]) -> list[Change]:
+        """Deletions of an operation's history record.
+
+        Reports those within its hour (14), and a record that is written a second time (5).
+        """
+        for change in records:
+            if not change.deleted:
+                if ref in self._records:
+                    self._found(5, change.kv.key, "the history record was written a second time", writes=[change])
+                self._records[ref] = change.kv.mod_revision
+            elif self._records.pop(ref, -1) > self._cluster.old_upto:
+                text = "deleted, but no watermark shows that it is an hour old: its request id is forgotten too soon"
+                self._found(14, change.kv.key, text, writes=[change])
+        return [change for change in records if change.deleted]
+
+    def _elected(self, op: OperationTrace, where: str) -> None:
+        if (op.ref.table, op.ref.type) not in self._cluster.elections:
+            self._found(8, where, "a coordinator's write while nobody was elected", op)
+
+    def _verdict(self, op: OperationTrace, decision: Decision) -> None:
+        where = self.keys.of(op.ref, "decision")
+        if wrong := miscounted(op, decision.total, decision.success, decision.failed, decision.failed_ranges):
+            self._found(5, where, wrong, op)
+        if decision.verdict is State.SUCCESS and not all_succeeded(op):
+            self._found(5, where, "decided as success while not all jobs succeeded", op)
+        if op.claims:
+            self._found(5, where, f"decided while {op.claims} claims were left", op)
+
+    def _state(self, op: OperationTrace, before: State | None, history: Change | None) -> None:
+        where = self.keys.of(op.ref, "state")
+        if op.state is None:
+            self._ended(op, before, where)
+            return
+        if op.state not in FOLLOWS[before]:
+            self._found(5, where, f"the state went from {before} to {op.state}", op)
+        if before is State.PENDING:
+            self._waited(op, where)
+        if not op.state.terminal:
+            return
+        by_caller = op.cancel is not None and (op.cancel.reason == "user" or op.cancel.replaced_by)
+        if before is not State.PENDING or not by_caller:
+            self._elected(op, where)  # who cancels, or replaces, what has not begun ends it
+        if op.claims:
+            self._found(5, where, f"finished while {op.claims} claims were left", op)
+        if op.state is State.SUCCESS and before is not State.PENDING and not all_succeeded(op):
+            self._found(5, where, "finished as success while not all jobs succeeded", op)
+        if op.state is State.SUCCESS and op.decision is not None and op.decision.verdict is not State.SUCCESS:
+            self._found(5, where, f"finished as success where {op.decision.verdict} was decided", op)
+        if history is None:
+            self._found(5, self.keys.history(op.ref), "finished without a history record", op)
+            return
+        try:
+            record = History.decode(history.kv.value)
+        except UNREADABLE as error:
+            self._found(0, history.kv.key, f"the record cannot be read: {error}", op)
+            return
+        if record.void:
+            self._requests.forget(op.ref)
+            if op.spec is None or op.spec.hold not in self._cluster.denied:
+                self._found(14, history.kv.key, "tells that it never was started, and its graph was not denied", op)
+        for number, text in unfit_record(op, record):
+            self._found(number, history.kv.key, text, op)
+
+    def _waited(self, op: OperationTrace, where: str) -> None:
+        """It waits no longer (15)."""
+        ended = op.state is not None and op.state.terminal
+        if ended and op.spec is not None and op.spec.hold in self._cluster.inserting:
+            self._found(15, where, f"ended while its graph is being inserted, under the hold {op.spec.hold}", op)
+        if op.state is State.CANCELLED:
+            if text := self._without_cause(op):
+                self._found(15, where, text, op)
+            return
+        if op.after:
+            left = ", ".join(sorted(edge.op for edge in op.after.values())[:3])
+            self._found(15, where, f"went on although it waits for {left}", op)
+        if op.spec is not None and op.spec.hold in self._cluster.holds:
+            self._found(15, where, f"went on although the hold {op.spec.hold} is there", op)
+
+    def _without_cause(self, op: OperationTrace) -> str:
+        """What is wrong about the end of one that had not begun, or ""."""
+        why = op.cancel
+        if why is None:
+            return "was cancelled, and nothing tells why"
+        if why.reason == "user" or why.replaced_by or any(edge.broken for edge in op.after.values()):
+            return ""
+        if op.spec is not None and op.spec.hold in self._cluster.denied:
+            return ""
+        return f"was {why.reason} ({why.text}), and nothing that it waits for ended, or was denied"
+
+    def _denied_gone(self, id_: str, change: Change) -> None:
+        """What a denied hold held would begin without it (15)."""
+        for op in self._operations.values():
+            if op.state is State.PENDING and op.spec is not None and op.spec.hold == id_:
+                text = f"the hold was denied, and is taken away while {op.ref} waits for it"
+                self._found(15, change.kv.key, text, op, writes=[change])
+
+    def _let_go(
+        self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
+    ) -> None:
+        """Edges of one that waits, taken away: the operation at their other end has ended as it should; or broken: it
+        has ended otherwise (15).
+        """
+        for key, change in writes:
+            if key.name == "after" and not change.deleted:
+                self._broken(op, change)
+            edge = edges.get(key.id) if key.name == "after" and change.deleted else None
+            pred = self._operations.get(OperationRef.parse(edge.op)) if edge is not None else None
+            if edge is not None and (pred is None or pred.state is None or not edge.satisfied_by(pred.state)):
+                state = pred.state if pred is not None else None
+                self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
+
+    def _new_edges(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+        """A new edge leads to an operation that has not ended and does not end here, or that starts with it (15)."""
+        for ref, writes in own.items():
+            op = self._operations.get(ref)
+            for key, change in writes:
+                if key.name != "after" or change.deleted or (op is not None and key.id in op.after):
+                    continue
+                with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+                    pred = OperationRef.parse(Edge.decode(change.kv.value).op)
+                    if not self._goes_on(pred) and not _starts(own.get(pred, ())):
+                        known = self._operations.get(pred)
+                        state = known.state if known is not None else None
+                        text = f"made to wait for {pred}, which is {state or 'not there'}"
+                        self._found(15, change.kv.key, text, op, writes=[change])
+                    elif _ends(own.get(pred, ())):
+                        text = f"made to wait for {pred}, which ends in the same transaction"
+                        self._found(15, change.kv.key, text, op, writes=[change])
+
+    def _broken(self, op: OperationTrace, change: Change) -> None:
+        with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+            edge = Edge.decode(change.kv.value)
+            pred = self._operations.get(OperationRef.parse(edge.op)) if edge.broken else None
+            state = pred.state if pred is not None else None
+            if edge.broken and (state is None or str(state) != edge.broken or edge.satisfied_by(state)):
+                self._found(15, change.kv.key, f"told that {edge.op} ended as {edge.broken}, which is {state}", op)
+
+    def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
+        if before is not None and not before.terminal:
+            self._found(9, where, f"the state was deleted while it was {before}", op)
+        self._elected(op, where)
+        if op.keys:
+            left = sorted(k for k in self._existing if self._belongs(k, op.ref))
+            self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
+        if before is not None and (text := self._without_next(op, before)):
+            self._found(19, where, text, op)
+        if (place := self._ids.gone(op)) is not None:
+            self._left_ids[place] = None
+        self._operations.pop(op.ref, None)
+        jobs, claims = self.keys.roots(op.ref)
+        del self._job_roots[jobs], self._claim_roots[claims]
+
+    def _without_next(self, op: OperationTrace, ended: State) -> str:
+        """What is wrong where the last keys of an operation of a series are deleted (19).
+
+        "" where nothing is wrong. The next operation may be refused for good: the table or the declared type is
+        another one by now, or the id is taken.
+        """
+        ref, spec, cluster = op.ref, op.given, self._cluster
+        request = next_request(ref)
+        if spec is None or spec.series is None or self._requests.began_by(op.ref, request):
+            return ""
+        series = Series.from_json(spec.series)
+        finished = parse_time(op.finished)
+        unknown = series.until and not finished  # the record was written before the replay began, or is unreadable
+        if unknown or following(series, str(ref), ended, finished, finished, 0.0) is None:
+            return ""
+        same_table = ref.table == CLUSTER_TABLE or ref.table in cluster.tables
+        same_type = 0 < cluster.declared.get(ref.type, 0) < op.began
+        same_id = not spec.id or cluster.ids.get((ref.table, ref.type, spec.id)) in (None, str(ref))
+        if not (same_table and same_type and same_id):
+            return ""
+        return f"it is gone, but the next operation of its series (request {request}) never started"
+
+    def _is_over(self, op: OperationTrace) -> bool:
+        """It ended and was cleaned up before: its number was drawn, and there is no state."""
+        return op.state is None and self._cluster.drawn(op.ref)
+
+    def _belongs(self, key: str, ref: OperationRef) -> bool:
+        parsed = self.keys.parse(key)
+        return parsed.ref == ref and parsed.family != K.HISTORY
+
+    # ---------------------------------------------------------------- helpers
+
+    def _one_at_a_time(self, place: tuple[str, str, str]) -> None:
+        instance = self._cluster.current.get(place)
+        if instance is not None:
+            op = self._operations.get(OperationRef(*place, instance))
+            if op is None or not op.active:
+                self._found(7, self.keys.current(*place), f"names the instance {instance}, which does not run")
+
+    def _one_of_an_id(self, place: tuple[str, str, str], op: OperationTrace | None) -> None:
+        key, named = self.keys.unique(*place), self._cluster.ids.get(place)
+        if text := self._ids.wrong(place, named):
+            self._found(18, key, text, op)
+        if named is None:  # many come and go
+            self._cluster_log.pop(key, None)
+
+    def _holds_current(self, ref: OperationRef) -> None:
+        op = self._operations.get(ref)
+        if op is not None and op.active and op.spec is not None and op.spec.one_at_a_time:
+            place = (ref.table, ref.type, ref.object)
+            if self._cluster.current.get(place) != ref.instance:
+                self._found(7, self.keys.current(*place), f"does not name {ref}, which runs one at a time", op)
+
+    def _trace(self, ref: OperationRef) -> OperationTrace:
+        op = self._operations.get(ref)
+        if op is None:
+            op = self._operations[ref] = OperationTrace(ref)
+            self.operations_seen += 1
+            jobs, claims = self.keys.roots(ref)
+            self._job_roots[jobs] = self._claim_roots[claims] = op
+        return op
+
+    def _exist(self, op: OperationTrace, change: Change) -> bool:
+        """Keep count of the operation's keys; whether this one existed before."""
+        key = change.kv.key
+        existed = key in self._existing
+        if change.deleted:
+            if existed:
+                self._existing.discard(key)
+                op.keys -= 1
+        elif not existed:
+            self._existing.add(key)
+            op.keys += 1
+        return existed
+
+    def _found(
+        self,
+        invariant: int,
+        key: str,
+        text: str,
+        op: OperationTrace | None = None,
+        job: JobTrace | None = None,
+        writes: Sequence[Change] = (),
+    ) -> None:
+        """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
+        if self._quiet or (op is not None and op.newer):
+            return
+        own = [*(op.log if op is not None else ()), *self._cluster_log.get(key, ())]
+        of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
+        known = sorted([*own, *of_job], key=lambda entry: entry[0])
+        self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))

@@ -1,0 +1,303 @@
+"""The invariants of what stands beside the operations: instance numbers (6), runOps (7), elections (8), nodes (4),
+requests (14).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+from distop.protocol import keys as K
+from distop.protocol.age_watermarks import revision
+from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol.identity import may_come_again
+from distop.protocol.json_codec import UNREADABLE, loads
+from distop.protocol.records import Node, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from distop.invariants.replay_state import OperationTrace
+    from distop.protocol.executor_nodes import Serves
+    from distop.protocol.keys import ParsedKey
+    from distop.protocol.records import OperationRef
+    from distop.protocol.revisioned import Change
+
+Fault: TypeAlias = tuple[int, str]
+"""(number of the invariant, what is wrong)."""
+Started: TypeAlias = dict[tuple[str, str], list[int]]
+"""(table, type) → the instances that began in this revision."""
+
+GONE = 10_000
+"""Incarnations that have ended and are still known, so that none comes back unseen (memory is bounded)."""
+
+
+class ClusterTrace:
+    """Nodes, elections, counters: as they are after the last revision that was folded."""
+
+    def __init__(self) -> None:
+        self.labels: dict[str, Mapping[str, str]] = {}
+        """Of the incarnations with a node key."""
+        self.serves: dict[str, Serves] = {}
+        """What they serve."""
+        self.elections: dict[tuple[str, str], str] = {}
+        self.current: dict[tuple[str, str, str], int] = {}
+        """(table, type, object) → the instance that runs one at a time."""
+        self.tables: set[str] = set()
+        """Registered tables."""
+        self.declared: dict[str, int] = {}
+        """Type → the revision at which it was declared."""
+        self.holds: set[str] = set()
+        self.inserting: set[str] = set()
+        """Holds under which a graph is being inserted."""
+        self.denied: set[str] = set()
+        """Those of them that will never let go."""
+        self.ids: dict[tuple[str, str, str], str] = {}
+        """(table, type, id) → the operation that its key names."""
+        self._gone: dict[str, None] = {}
+        """The last incarnations that ended, in order."""
+        self._watermarks: dict[int, int] = {}
+        """Slot → the revision that its watermark names."""
+        self._young: set[int] = set()
+        """Slots whose watermarks are less than an hour old."""
+        self._run_ops: dict[str, dict[str, int]] = {}
+        self._counted: dict[str, dict[str, int]] = {}
+        self._next: dict[tuple[str, str], int] = {}
+
+    def fold(self, key: ParsedKey, change: Change, started: Started, listing: bool) -> Iterator[Fault]:
+        """Take one write; what it broke. A type whose number was drawn in this revision is taken out of
+        ``started``. ``listing``: the write is part of the state that the replay begins with.
+        """
+        value = change.kv.value
+        try:
+            if key.family == K.NODE:
+                yield from self._node(key.id, change)
+            elif key.family == K.HOLD:
+                yield from self._hold(key.id, None if change.deleted else Hold.decode(value))
+            elif key.family == K.UNIQUE:
+                if change.deleted:
+                    self.ids.pop((key.table, key.type, key.id), None)
+                else:
+                    self.ids[key.table, key.type, key.id] = value.decode()
+            elif key.family == K.TABLE:
+                (self.tables.discard if change.deleted else self.tables.add)(key.table)
+            elif key.family == K.BEHAVIOR:
+                if change.deleted:
+                    self.declared.pop(key.type, None)
+                else:
+                    self.declared[key.type] = change.kv.mod_revision
+            elif key.family == K.WATERMARK:
+                yield from self._watermark(key, change)
+            elif key.family == K.COORDINATOR:
+                yield from self._election((key.table, key.type), None if change.deleted else value.decode())
+            elif key.name == "runOps":
+                if change.deleted:
+                    yield 7, "runOps was deleted"
+                counts = {} if change.deleted else loads(value)
+                self._run_ops[key.table] = {str(t): int(n) for t, n in counts.items()}
+            elif key.name == "nextInstanceId":
+                new = started.pop((key.table, key.type), [])
+                if change.deleted:
+                    yield 6, "the counter of instances was deleted"
+                elif listing:
+                    self._next[key.table, key.type] = int(value)
+                else:
+                    yield from self._numbered((key.table, key.type), int(value), sorted(new))
+            elif key.name == "current":
+                place = (key.table, key.type, key.object)
+                if change.deleted:
+                    self.current.pop(place, None)
+                else:
+                    self.current[place] = int(value)
+        except UNREADABLE as error:
+            yield 0, f"the record cannot be read: {error}"
+
+    def _watermark(self, key: ParsedKey, change: Change) -> Iterator[Fault]:
+        if key.name != "young":
+            self._watermarks[key.chunk] = upto = revision(change.kv.value)
+            if upto >= change.kv.mod_revision:
+                yield 14, "a watermark names a revision that was not there when its hour began"
+        elif change.deleted:
+            self._young.discard(key.chunk)
+        else:
+            self._young.add(key.chunk)
+            if not change.kv.lease:
+                yield 14, "the young key of a watermark was put without a lease, so its hour never ends"
+
+    @property
+    def old_upto(self) -> int:
+        """What was written up to this revision is an hour old, by the watermarks."""
+        return max((upto for slot, upto in self._watermarks.items() if slot not in self._young), default=0)
+
+    def tally(self, ref: OperationRef, was: bool, active: bool) -> None:
+        """An operation began or ceased to be one of those that runOps counts."""
+        if was is not active:
+            counts = self._counted.setdefault(ref.table, {})
+            counts[ref.type] = counts.get(ref.type, 0) + (1 if active else -1)
+
+    def drawn(self, ref: OperationRef) -> bool:
+        """The operation's number was drawn in an earlier revision."""
+        return ref.instance < self._next.get((ref.table, ref.type), 0)
+
+    def miscounted(self, table: str) -> str:
+        """What runOps tells that is not so, or ""."""
+        told = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
+        is_so = {t: n for t, n in self._counted.get(table, {}).items() if n}
+        return f"runOps tells {told} while {is_so} run" if told != is_so else ""
+
+    def _numbered(self, place: tuple[str, str], following: int, new: list[int]) -> Iterator[Fault]:
+        first = self._next.get(place)
+        self._next[place] = following
+        if first is None:
+            first = min(new, default=following)
+            if first > 1:
+                yield 6, f"the first instance has the number {first}"
+        if new != list(range(first, following)):
+            yield 6, f"the counter went from {first} to {following} while the instances {new} began"
+
+    def _hold(self, id_: str, hold: Hold | None) -> Iterator[Fault]:
+        """A receipt is no hold, and holds nothing."""
+        self.inserting.discard(id_)
+        if hold is None:
+            self.holds.discard(id_)
+            self.denied.discard(id_)
+            return
+        state = hold.state
+        if hold.kind == GRAPH and state is HoldState.HELD:
+            self.inserting.add(id_)
+        if id_ in self.denied and state is not HoldState.DENIED:
+            yield 15, f"the hold, which was denied, was written as {state}"
+        if state is not HoldState.CONFIRMED:
+            self.holds.add(id_)
+        if state is HoldState.DENIED:
+            self.denied.add(id_)
+
+    @property
+    def live(self) -> Collection[str]:
+        """Incarnations with a node key."""
+        return self.labels.keys()
+
+    def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
+        if change.deleted:
+            self.labels.pop(incarnation, None)
+            self.serves.pop(incarnation, None)
+            self._gone[incarnation] = None
+            if len(self._gone) > GONE:
+                del self._gone[next(iter(self._gone))]
+            return
+        if incarnation in self._gone:
+            yield 4, f"the incarnation {incarnation} came back after its session had ended"
+        self.labels.setdefault(incarnation, {})
+        with suppress(*UNREADABLE):
+            node = Node.decode(change.kv.value)
+            self.labels[incarnation], self.serves[incarnation] = node.labels, node.serves
+
+    def _election(self, place: tuple[str, str], new: str | None) -> Iterator[Fault]:
+        if new is None:
+            self.elections.pop(place, None)
+            return
+        holder = self.elections.get(place)
+        self.elections[place] = new
+        if holder is not None and holder != new and holder in self.live:
+            yield 8, f"the election was taken from {holder}, which was alive, by {new}"
+        if new not in self.live:
+            yield 8, f"{new} was elected without a node key"
+
+
+class Ids:
+    """The operations of each id that have not ended (18)."""
+
+    def __init__(self) -> None:
+        self._going_on: dict[tuple[str, str, str], dict[OperationRef, bool]] = {}
+        """(table, type, id) → which they are, and whether they wait."""
+        self._between: dict[str, tuple[str, str, str]] = {}
+        """Those of a series that have ended, and may have a next one, as long as their keys are there."""
+
+    def tell(self, op: OperationTrace) -> tuple[str, str, str] | None:
+        """Something about it may have changed; the id to look at."""
+        if op.spec is None or not op.spec.id:
+            return None
+        place = (op.ref.table, op.ref.type, op.spec.id)
+        found = self._going_on.setdefault(place, {})
+        if op.state is None or op.state.terminal:
+            found.pop(op.ref, None)
+            if op.state is not None and may_come_again(op.spec.series is not None, op.state):
+                self._between[str(op.ref)] = place
+        else:
+            found[op.ref] = op.state is State.PENDING
+        return place
+
+    def gone(self, op: OperationTrace) -> tuple[str, str, str] | None:
+        """Its keys are deleted; the id to look at, where it might have kept it until then."""
+        return self._between.pop(str(op.ref), None)
+
+    def wrong(self, place: tuple[str, str, str], named: str | None) -> str:
+        """What is wrong about an id whose key names this operation, or ""."""
+        found = self._going_on.get(place, {})
+        if not found:
+            self._going_on.pop(place, None)
+        waits = sorted(str(ref) for ref, waiting in found.items() if waiting)
+        runs = sorted(str(ref) for ref, waiting in found.items() if not waiting)
+        if len(waits) > 1 or len(runs) > 1:
+            return f"two operations of the id: {' and '.join(waits if len(waits) > 1 else runs)}"
+        expected = (*waits, *runs, None)[0]
+        if expected is None and named is not None and self._between.get(named) == place:
+            return ""  # the next one will take it
+        return f"it names {named or 'nobody'}, and not {expected or 'nobody'}" if named != expected else ""
+
+
+class RequestKeys:
+    """The keys of request ids, and the operations that they name (14)."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, str] = {}
+        self._of: dict[str, str] = {}
+        """Operation → the key that names it."""
+
+    def put(self, key: str, named: str) -> None:
+        """It names this operation."""
+        self.deleted(key)
+        self._named[key], self._of[named] = named, key
+
+    def deleted(self, key: str) -> str:
+        """The operation that it named, or ""."""
+        named = self._named.pop(key, "")
+        self._of.pop(named, None)
+        return named
+
+    def naming(self, ref: OperationRef) -> str:
+        """The key that names the operation, or ""."""
+        return self._of.get(str(ref), "")
+
+
+class Requests:
+    """Which operation a request began.
+
+    A request is known as long as its operation's keys or history are: longer the product does not know it either. A
+    request id is one of a type on a table: the same text may start an operation of each.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str, str], OperationRef] = {}
+        self._of: dict[OperationRef, str] = {}
+
+    def began(self, ref: OperationRef, request: str) -> OperationRef:
+        """An operation began by a request ("": by none); the operation that it began first."""
+        if not request:
+            return ref
+        self._of[ref] = request
+        return self._first.setdefault((ref.table, ref.type, request), ref)
+
+    def began_by(self, like: OperationRef, request: str) -> bool:
+        """An operation of this request is known, of the table and type of ``like``."""
+        return (like.table, like.type, request) in self._first
+
+    def known(self, ref: OperationRef) -> bool:
+        """Something is left of an operation that a request began."""
+        return ref in self._of
+
+    def forget(self, ref: OperationRef) -> None:
+        """The last record of an operation is gone."""
+        request = (ref.table, ref.type, self._of.pop(ref, ""))
+        if self._first.get(request) == ref:
+            del self._first[request]

@@ -1,1 +1,0 @@
-"""What the roles of one incarnation share: its context, the operations that it knows, its reports, its files."""

@@ -1,0 +1,174 @@
+"""Actions of people: who did what to an operation, a table or an executor, and when.
+
+The transaction that performs an action records it, so that neither happens without the other. A record holds the last
+:data:`MOST_ACTIONS`, and counts those that were dropped. ``by`` is what the client says of itself: etcd does not tell
+who wrote a key. (``distop audit`` is something else: it checks the invariants.) Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+from distop.protocol.field_checks import checked
+from distop.protocol.frozen import frozen
+from distop.protocol.json_codec import SCHEMA_VERSION, dumps, loads, shorten
+from distop.protocol.txn import Put
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_ACTIONS = 20
+"""Actions that one record keeps, the last ones."""
+MOST_BYTES = 16 * 1024
+"""Bytes of the actions that one record keeps; the last one always stays."""
+LONGEST_BY = 200
+LONGEST_VALUE = 500
+"""Bytes of one changed value; of a longer one its size is kept."""
+MOST_CHANGES = 20
+"""Changes of a table by one apply that an action lists."""
+
+
+@frozen
+class Action:
+    """One action. ``before`` and ``after``: the fields that it changed, as they were and as they became."""
+
+    time: str
+    action: str
+    by: str
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"time": self.time, "action": self.action, "by": shorten(self.by, LONGEST_BY)}
+        if self.before or self.after:
+            data |= {"from": _short(self.before), "to": _short(self.after)}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Action:
+        return checked(cls(data["time"], data["action"], data["by"], data.get("from") or {}, data.get("to") or {}))
+
+    @classmethod
+    def change(cls, time: str, action: str, by: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Action:
+        """An action that changed ``before`` into ``after``: it names the fields that differ, None for none."""
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return cls(time, action, by, {n: before.get(n) for n in names}, {n: after.get(n) for n in names})
+
+
+def _short(values: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {name: len(dumps(value)) for name, value in values.items()}
+    return {name: value if sizes[name] <= LONGEST_VALUE else f"({sizes[name]} bytes)" for name, value in values.items()}
+
+
+@frozen
+class Actions:
+    """The last actions on one thing, in their order; ``dropped``: how many earlier ones are not kept any more."""
+
+    kept: tuple[Action, ...] = ()
+    dropped: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self.dropped + len(self.kept)
+
+    def and_then(self, action: Action) -> Actions:
+        """With one more; the first ones are dropped where they are too many."""
+        kept = (*self.kept, action)[-MOST_ACTIONS:]
+        while len(kept) > 1 and len(dumps([one.to_json() for one in kept])) > MOST_BYTES:
+            kept = kept[1:]
+        return replace(self, kept=kept, dropped=self.count + 1 - len(kept))
+
+    def since(self, count: int) -> tuple[Action, ...]:
+        """Those after the first ``count``, as far as they are kept."""
+        return self.kept[max(0, count - self.dropped) :]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a record; none where nothing was done."""
+        data: dict[str, Any] = {"actions": [one.to_json() for one in self.kept]} if self.kept else {}
+        return {**data, "actions_dropped": self.dropped} if self.dropped else data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Actions:
+        kept = tuple(Action.from_json(one) for one in data.get("actions") or ())
+        return checked(cls(kept, int(data.get("actions_dropped", 0))))
+
+    def encode(self) -> bytes:
+        return dumps({"v": SCHEMA_VERSION, **self.to_json()})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Actions:
+        return cls.from_json(loads(value))
+
+
+NO_ACTIONS = Actions()
+
+
+def recorded(key: str, actions: Actions) -> tuple[Put, ...]:
+    """The operation that records them at a key; none where nothing was done."""
+    return (Put(key, actions.encode()),) if actions.kept else ()
+
+
+# ------------------------------------------------------------------ as they are listed
+
+
+def entry(kind: str, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """An action as ``distop history --actions`` and the log of actions have it: what was done, and to what (``kind``:
+    operation, table or executor).
+    """
+    first = {"time": told.get("time", ""), "action": told["action"], "kind": kind, "name": name}
+    return {**first, "by": told.get("by", ""), **{n: v for n, v in told.items() if n not in ("time", "action", "by")}}
+
+
+def entries(kind: str, name: str, actions: Actions) -> list[dict[str, Any]]:
+    """All that are kept of a thing, the first first."""
+    return [entry(kind, name, one.to_json()) for one in actions.kept]
+
+
+def started(op: str, time: str, submitter: str, by: str) -> dict[str, Any]:
+    """The start of an operation: ``submitter`` stands beside ``by`` where the caller gave it."""
+    return entry("operation", op, {"time": time, "action": "start", **_starter(submitter, by)})
+
+
+def _starter(submitter: str, by: str) -> dict[str, str]:
+    return {"by": by, "submitter": submitter} if by else {"by": submitter}
+
+
+def cancelled(op: str, cancel: Mapping[str, Any], finished: str = "") -> dict[str, Any]:
+    """The cancel of an operation; ``finished``: when it ended, where the cancel has no time of its own."""
+    told = {name: cancel[name] for name in ("reason", "text", "replaced_by") if cancel.get(name)}
+    who = {"time": cancel.get("time") or finished, "by": cancel.get("by", "")}
+    return entry("operation", op, {**who, "action": "cancel", **told})
+
+
+def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The end of an operation, by its history record. Where its report tells of changes to a table, these are listed,
+    and the action is an apply, by who started the operation.
+    """
+    report = record.get("report")
+    changes = report.get("changes") if isinstance(report, dict) else None
+    told: dict[str, Any] = {"time": record.get("finished", ""), "action": "finish", "state": record.get("state", "")}
+    if isinstance(changes, list) and changes and all(isinstance(one, dict) for one in changes):
+        assert isinstance(report, dict)
+        names = ("check", "column", "type", "property")
+        told |= {"action": "apply", **_starter(record.get("submitter", ""), record.get("by", ""))}
+        told["changes"] = [_short({n: one[n] for n in names if one.get(n)}) for one in changes[:MOST_CHANGES]]
+        told |= _short({name: report[name] for name in ("verdict", "snapshot", "reverted") if report.get(name)})
+    if executor := record.get("executor"):
+        told["executor"] = executor
+    return entry("operation", op, told)
+
+
+def of_operation(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All that was done to an operation, the first first: of its history record, or its status as JSON."""
+    op, cancel = str(record["op"]), record.get("cancel")
+    found = [started(op, record.get("started", ""), record.get("submitter", ""), record.get("by", ""))]
+    if dropped := record.get("actions_dropped"):
+        found.append(entry("operation", op, {"action": "(dropped)", "dropped": dropped}))
+    found += [entry("operation", op, one) for one in record.get("actions") or ()]
+    if cancel:
+        found.append(cancelled(op, cancel, record.get("finished") or ""))
+    if record.get("finished"):
+        found.append(ended(op, record))
+    return found

@@ -1,0 +1,177 @@
+"""Which settings and environment variables are secret, and how their values stay out of environments and texts.
+
+Secret is decided by name: by Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1), and by the names of
+keys, passwords and headers that it misses. A setting may widen the pattern, never narrow it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import threading
+from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus, unquote
+
+from distop.protocol.json_codec import shorten
+from distop.protocol.texts import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+PATTERN = (
+    "(?i)secret|passw(or)?d|passphrase|[.](pwd|pass)(?![a-z])|token|credential|access[.]?(key|signature)"
+    "|(account|api|private|storage|encryption|sse|sse[.]customer|encryption[.]customer)[.]?key(?![a-z])"
+    "|(azure|storage|adls|blob)[.]sas(?![a-z])|conn(ection)?[.]?str(ing)?(?![a-z])"
+    "|header[.](.*[.])?(authorization|cookie)(?![a-z])|jaas[.]config"
+)
+"""Names that match are secret, with a dot for each ``_``, ``-`` or run of these. The regular expression is Java's, too.
+"""
+PATTERN_SETTING = "spark.redaction.regex"
+REPLACEMENT = "*********(redacted)"
+"""Spark's own."""
+SHORTEST = 4
+"""Characters of the shortest value that is replaced in texts: a shorter one occurs everywhere."""
+
+CREDENTIALS = frozenset(
+    {"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY", "DISTOP_SPARK_CONF"}
+)
+"""Variables that no started program gets: what the daemon proves itself to etcd with, and Spark's settings."""
+_CATALOGS = "PYICEBERG_"
+"""Prefix of the variables of Iceberg catalogs. The process that runs behaviors needs them; Spark does not."""
+_IN_URI = re.compile(r"://([^/@:\s]*):([^/@\s]+)@")
+"""The user and the password in a URI."""
+_IN_QUERY = re.compile(r"(?i)[?&;](?:password|passwd|pwd|secret|token|sig)=([^;&\s]+)")
+"""A secret parameter of a URI."""
+_IN_STRING = re.compile(
+    r"""(?i)(?:key|password|passwd|pwd|secret|token|sig)\s*=\s*(?:"([^"]+)"|'([^']+)'|([^;&\s"']+))"""
+)
+"""The secret part of a connection string, of a shared access signature, or of a login module's configuration."""
+_CREDENTIAL = re.compile(r"(?i)credential$")
+"""Names of Iceberg's settings whose values are ``id:secret``."""
+_SCHEME = re.compile(r"(?i)(?:basic|bearer) +(.+)")
+"""What a header proves with, behind how."""
+_NO_SECRET = frozenset({"true", "false"})
+_PATH_VARIABLE = re.compile(r"(?i)(?:file|path|dir|directory)$|^GOOGLE_APPLICATION_CREDENTIALS$")
+"""Names of variables that hold the path of a secret, which errors must name."""
+_SHORT_NUMBER = re.compile("[0-9]{1,7}")
+
+_hiding = threading.Lock()
+_hidden: frozenset[str] = frozenset()
+_any_hidden: re.Pattern[str] | None = None
+
+
+def is_secret(name: str, pattern: str = "") -> bool:
+    """Whether the value of a setting or a variable of this name is secret. ``pattern``: names that are, besides."""
+    found = re.search(PATTERN, re.sub("[._-]+", ".", name))
+    if found is None and pattern:
+        try:
+            found = re.search(pattern, name)
+        except re.error:  # a pattern of Java's that Python does not read: Spark itself obeys it
+            found = None
+    return found is not None
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that is started here: without credentials and the variables of catalogs."""
+    return {name: value for name, value in own.items() if name not in CREDENTIALS and not name.startswith(_CATALOGS)}
+
+
+def of_catalogs(own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of catalogs. The child gets them over its connection, because /proc shows an environment."""
+    return {name: value for name, value in own.items() if name.startswith(_CATALOGS)}
+
+
+def hide_settings(settings: Mapping[str, str]) -> None:
+    """Replace the values of secret settings in all texts that :func:`redact` sees from now on."""
+    pattern = settings.get(PATTERN_SETTING, "")
+    _hide({name: value for name, value in settings.items() if is_secret(name, pattern)}, settings.values())
+
+
+def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
+    """Replace the values of secret environment variables in all texts that :func:`redact` sees from now on.
+
+    ``pattern``: names that are secret, besides. Paths are not replaced, nor is the number of MAX_TOKENS.
+    """
+    secret = {name: value for name, value in own.items() if is_secret(name, pattern) and not _is_harmless(name, value)}
+    _hide(secret, own.values())
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Whether the value of a variable with a secret name is none: the path of a secret, or a limit or age of tokens."""
+    if _PATH_VARIABLE.search(name) or os.path.exists(value):  # noqa: PTH110 - Path raises where a value is too long
+        return True
+    return "token" in name.lower() and _SHORT_NUMBER.fullmatch(value) is not None
+
+
+def _hide(secret: Mapping[str, str], others: Iterable[str]) -> None:
+    """Hide secret values with their secret parts, and the secrets in other values, which may be URIs."""
+    parts = (part for name, value in secret.items() for part in _parts(name, value))
+    hide([*secret.values(), *parts, *(part for value in others for part in _in_uri(value))])
+
+
+def _parts(name: str, value: str) -> Iterator[str]:
+    """The parts of a secret value that are secret by themselves: programs send them alone, and servers quote them."""
+    for found in _IN_STRING.finditer(value):
+        part = found[1] or found[2] or found[3]
+        yield from (part, unquote(part))
+    if _CREDENTIAL.search(name):
+        yield value.partition(":")[2]
+    if scheme := _SCHEME.fullmatch(value):
+        yield scheme[1]
+
+
+def _in_uri(value: str) -> Iterator[str]:
+    for user, password in _IN_URI.findall(value):
+        yield from (password, unquote(password), basic(unquote(user), unquote(password)))
+    if "://" in value:
+        for part in _IN_QUERY.findall(value):
+            yield from (part, unquote(part))
+
+
+def basic(user: str, password: str) -> str:
+    """How HTTP's basic authentication spells them."""
+    return base64.b64encode(f"{user}:{password}".encode(errors="surrogatepass")).decode()
+
+
+def hide(values: Iterable[str]) -> None:
+    """Replace these values in all texts that :func:`redact` sees from now on, also as JSON, logs and URLs have them."""
+    global _any_hidden, _hidden
+    # Logs are redacted line by line, and a key has several.
+    parts = {part.strip() for value in values for part in (value, *value.splitlines())}
+    forms = (_forms(part) for part in parts if len(part) >= SHORTEST and part.lower() not in _NO_SECRET)
+    new = {form for found in forms for form in found}
+    with _hiding:
+        if new <= _hidden:
+            return
+        _hidden = _hidden | new
+        # The longest first: one may be part of another.
+        _any_hidden = re.compile("|".join(map(re.escape, sorted(_hidden, key=len, reverse=True))))
+
+
+def _forms(part: str) -> set[str]:
+    """How a value may be spelled in a text."""
+    in_json = (json.dumps(part, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    as_bytes = part.encode(errors="surrogatepass")  # of a variable that is no UTF-8
+    in_url = {quote(as_bytes), quote(as_bytes, safe=""), quote_plus(as_bytes)}
+    lower = (re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_url)
+    return {part, one_line(part), *in_json, *in_url, *lower}
+
+
+def longest() -> int:
+    """Characters of the longest hidden value."""
+    return max(map(len, _hidden), default=0)
+
+
+def redact(text: str) -> str:
+    """The text without the values that are hidden."""
+    return _any_hidden.sub(REPLACEMENT, text) if _any_hidden is not None else text
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text without hidden values, within ``limit`` characters.
+
+    A text that is cut before it is redacted keeps most of a value across the cut: no value equals it any more.
+    """
+    return shorten(redact(text), limit)

@@ -1,0 +1,1 @@
+"""JSON Schemas of operation types: which are accepted, and arguments checked against them."""

@@ -1,0 +1,1 @@
+"""Use cases of clients, commands and daemons. Nothing here prints."""

@@ -1,0 +1,117 @@
+"""Operation types without code: declared by whoever runs their jobs in a worker loop of his own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument, NotAllowed
+from distop.protocol.behavior_declaration import Declaration, Retry
+from distop.protocol.json_codec import loads
+from distop.protocol.keys import check_type_name
+from distop.protocol.record_reading import read
+from distop.protocol.texts import shown
+from distop.protocol.txn import Get, GetResult, Put, Txn, unchanged
+from distop.schemas.argument_schema import encode_json
+from distop.schemas.schema_bounds import check_form
+from distop.services.submission.start_request import LONGEST_DELAY, seconds, text, times
+from distop.store.connection_settings import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from distop.protocol.keys import Keys
+    from distop.store.client import EtcdClient
+
+LONGEST_DESCRIPTION = 10_000
+"""Characters."""
+
+
+def declaration(
+    type_name: str,
+    arg_schema: Mapping[str, Any] | None,
+    result_schema: Mapping[str, Any] | None,
+    object_field: str | None,
+    instances: str,
+    conflicts_with: Iterable[str],
+    can_fail: bool,
+    retry: Retry | None,
+    lost: str,
+    failure_policy: str,
+    description: str,
+) -> Declaration:
+    """The declaration. Raises InvalidArgument where it contradicts itself."""
+    check_type_name(type_name)
+    for value, allowed, what in (
+        (instances, ("many", "one"), "instances"),
+        (lost, ("retry", "fail"), "lost"),
+        (failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
+    ):
+        if not isinstance(value, str) or value not in allowed:
+            raise InvalidArgument(f"type {type_name}: {what} is {shown(value)}, it must be one of {', '.join(allowed)}")
+    if isinstance(conflicts_with, str) or not isinstance(conflicts_with, Iterable):
+        raise InvalidArgument(f"type {type_name}: conflicts_with is a list of types: [{shown(conflicts_with)}]")
+    retry = retry if retry is not None else Retry()
+    if not isinstance(retry, Retry):
+        raise InvalidArgument(f"type {type_name}: retry is a distop.behavior.Retry, not {shown(retry)}")
+    times(retry.attempts, f"type {type_name}: the attempts of retry are")
+    for pause in (retry.initial, retry.maximum):
+        if seconds(pause, f"type {type_name}: the back-off of retry") > LONGEST_DELAY:
+            raise InvalidArgument(f"type {type_name}: the back-off of retry is longer than a hundred years")
+    if not can_fail and lost == "fail":
+        raise InvalidArgument(f"type {type_name}: can_fail is false, so lost must be 'retry'")
+    arg = _schema(type_name, arg_schema, "arg_schema")
+    fields = arg.get("properties") or {}
+    if object_field is not None and not (isinstance(object_field, str) and object_field in fields):
+        raise InvalidArgument(f"type {type_name}: object_field {shown(object_field)} is no property of its arg_schema")
+    return Declaration(
+        type_name,
+        arg,
+        _schema(type_name, result_schema, "result_schema"),
+        object_field=object_field,
+        instances=instances,
+        conflicts_with=tuple(map(check_type_name, conflicts_with)),
+        can_fail=bool(can_fail),
+        retry=retry,
+        lost=lost,
+        failure_policy=failure_policy,
+        completes=False,
+        description=text(description, "the description of a type", LONGEST_DESCRIPTION),
+        cleans=False,
+        code=False,
+    )
+
+
+def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapping[str, Any]:
+    if schema is None:
+        return {}
+    dump = getattr(schema, "model_json_schema", None)
+    schema = dump() if callable(dump) else schema
+    try:
+        if not isinstance(schema, Mapping):
+            raise TypeError(f"it is {shown(schema)}")
+        plain: Mapping[str, Any] = loads(encode_json(dict(schema), what))
+        check_form(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"type {type_name}: {what} is no JSON Schema that is accepted: {error!s:.300}") from None
+    return plain
+
+
+async def register(etcd: EtcdClient, keys: Keys, wanted: Declaration, *, replace: bool) -> None:
+    """Publish it. Raises NotAllowed where another declaration stands there, OutcomeUnknown."""
+    key, value = keys.behavior(wanted.type_name), wanted.encode()
+    seen = await etcd.get(key)
+    while seen is None or seen.value != value:
+        if seen is not None and (there := read(Declaration.decode, seen)).code:
+            raise NotAllowed(f"{wanted.type_name} is a behavior that executors have ({there.description or 'no text'})")
+        if seen is not None and not replace:
+            raise NotAllowed(
+                f"the type {wanted.type_name} is registered already, in another form: replace it on purpose "
+                "(replace=True), or choose another name"
+            )
+        mod = seen.mod_revision if seen is not None else 0
+        result = await etcd.commit(
+            Txn((unchanged(key, mod),), (Put(key, value),), (Get(key),), "register"), deadline=WRITE_LIMIT
+        )
+        if result.succeeded:
+            return
+        (found,) = result.responses
+        seen = found.kv if isinstance(found, GetResult) else None

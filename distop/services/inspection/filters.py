@@ -1,0 +1,89 @@
+"""What a caller asks a list for, checked: states, times, numbers. Each wrong one is told in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol import keys as K
+from distop.protocol.json_codec import from_rfc3339
+from distop.protocol.records import State
+from distop.protocol.texts import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def states_of(value: Any, allowed: Sequence[State], what: str) -> frozenset[State] | None:
+    """States, given as one or several texts; None: all. Raises InvalidArgument."""
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        raise InvalidArgument(f"states are a list of texts, not {shown(value)}")
+    found = set()
+    for name in names:
+        if not isinstance(name, str) or name not in [str(state) for state in allowed]:
+            raise InvalidArgument(f"{shown(name)} is no state of {what}: {', '.join(map(str, allowed))}")
+        found.add(State(name))
+    if not found:
+        raise InvalidArgument("the list of states is empty: name some, or leave it out for all of them")
+    return frozenset(found)
+
+
+def type_of(value: Any) -> str | None:
+    """An operation type; None: all. Raises InvalidArgument."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidArgument(f"the operation type must be a text, not {shown(value)}")
+    return K.check_type_name(value)
+
+
+def table_of(value: Any) -> str | None:
+    """A table's name; None: all. Raises InvalidArgument."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidArgument(f"the name of a table must be a text, not {shown(value)}")
+    K.encode(value)
+    return value
+
+
+def moment_of(value: Any, what: str) -> float | None:
+    """As :func:`time_of`; None: none."""
+    return None if value is None else time_of(value, what)
+
+
+def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> float:
+    """A moment in seconds since the epoch: so many, a ``datetime`` with a zone, or RFC 3339 text with one. Raises
+    InvalidArgument.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        with suppress(OverflowError):
+            return float(value)
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+    if not isinstance(moment, datetime):
+        raise InvalidArgument(f"{what} must be a time such as {such_as}, not {shown(value)}")
+    if moment.tzinfo is None:
+        raise InvalidArgument(f"{what} must have a zone, such as the Z of {moment.isoformat()}Z: {value!s} has none")
+    try:
+        return from_rfc3339(moment.isoformat())
+    except (ValueError, OverflowError):
+        raise InvalidArgument(f"{what} must be a time that can be counted from 1970, not {value!s}") from None
+
+
+def limit_of(value: Any) -> int:
+    """How many at most. Raises InvalidArgument."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"the limit must be a whole number of at least 1, not {shown(value)}")
+    return value

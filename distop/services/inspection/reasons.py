@@ -1,0 +1,456 @@
+"""What an operation waits for: one judgement over one view, by a table of reasons. Pure.
+
+``status``, ``show``, ``ls`` and ``watch`` tell the first reason, ``distop why`` all of them with what to do about each.
+A new reason is a :class:`Code`, a row of :data:`ADVICE`, and a line in one of the judges below; what it is judged by is
+a field of :class:`View`, which those fill who read it (``status.view_of``, ``why.why``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from distop.decide import coordinator_ranking
+from distop.decide.next_steps import abandoned_in
+from distop.protocol.dependencies import GRAPH, hold_named
+from distop.protocol.executor_nodes import NodeState, named, refusal
+from distop.protocol.frozen import frozen
+from distop.protocol.json_codec import SCHEMA_VERSION, parse_time, rfc3339
+from distop.protocol.operation_options import fits
+from distop.protocol.records import Attempts, Phase
+from distop.protocol.state_tables import Stage
+from distop.services.operation_results import first_line
+from distop.services.suggested_commands import command
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from distop.protocol.jobs import Claim
+    from distop.protocol.records import Node
+    from distop.services.inspection.status import Snapshot
+
+NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
+LIMITS = (
+    "if the request is too large or has too many operations, raise etcd's --max-request-bytes (default 1572864) or "
+    "--max-txn-ops (default 128), or make jobs and reports return less; otherwise report a defect of distop, with the "
+    "log of that executor"
+)
+"""Advice where etcd rejects a write as invalid."""
+_NAMED = 3
+"""Executors and operations that a sentence names."""
+CANCELLABLE = (Stage.WAITING, Stage.PLANNING, Stage.OPEN, Stage.PAUSED)
+COORDINATED = (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING)
+"""Where nothing moves without a coordinator."""
+
+
+class Code(StrEnum):
+    """Why nothing moves, for programs."""
+
+    SPACE_ALARM = "space-alarm"
+    NEWER_RELEASE = "newer-release"
+    UNREADABLE = "unreadable-records"
+    REFUSED = "refused-by-etcd"
+    PAUSED = "paused"
+    PAUSING = "pausing"
+    NO_EXECUTOR = "no-executor"
+    DRAINED = "drained"
+    LABELS = "labels"
+    NOT_SERVED = "not-served"
+    WITHOUT_CODE = "without-code"
+    PARTLY_DRAINED = "partly-drained"
+    TIME = "time"
+    PREDECESSORS = "predecessors"
+    HELD = "held"
+    BEGIN = "begin"
+    NO_COORDINATOR = "no-coordinator"
+    PLANNING = "planning"
+    PLANNING_FAILS = "planning-fails"
+    COMPLETION = "completion"
+    COMPLETION_FAILS = "completion-fails"
+    HOLDERS = "holders"
+    LEASE_LOST = "lease-lost"
+    SLOTS = "slots"
+    UNCLAIMED = "unclaimed"
+    NO_WORKER = "no-worker"
+    CLAIM_OVERDUE = "claim-overdue"
+    RETRY = "retry"
+    JOB_LIMIT = "job-limit"
+    NO_CORES = "no-cores"
+    PARTLY_NO_CORES = "partly-no-cores"
+
+
+ADVICE: Mapping[Code, str] = {
+    Code.SPACE_ALARM: "compact and defragment etcd, then disarm the alarm; `distop doctor` names the commands",
+    Code.NEWER_RELEASE: "run executors of that release or a later one",
+    Code.UNREADABLE: "repair or restore the named record, or run executors of a release that can read it{or_cancel}",
+    Code.REFUSED: f"{LIMITS}{{or_cancel}}",
+    Code.PAUSED: "{resume}",
+    Code.PAUSING: "nothing: it is paused when they have ended; {halt} stops them now",
+    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run, or mend what the one named lacks; "
+    "`distop behaviors` and `distop nodes` tell what there is{or_cancel}",
+    Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
+    Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
+    "what labels there are{or_cancel}",
+    Code.NOT_SERVED: "start an executor that offers `{type}` and serves all of its tables (`--tables`, `--types`); "
+    "`distop nodes` tells what each one serves{or_cancel}",
+    Code.WITHOUT_CODE: "nothing: it ends by itself. To have its completion code run, start such an executor now",
+    Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
+    Code.TIME: "nothing: it begins by itself; {cancel} drops it",
+    Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
+    Code.HELD: "nothing, if it was submitted lately: who submits it has not come to the end of that; {cancel} drops it",
+    Code.BEGIN: "nothing: it begins by itself, once nothing that runs on the table excludes it; {cancel} drops it",
+    Code.NO_COORDINATOR: "nothing: one is elected within seconds; if none is, look at the logs of the executors that "
+    "offer `{type}`",
+    Code.PLANNING: "nothing, if it was started lately; else look at the log of the executor that coordinates",
+    Code.PLANNING_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
+    Code.COMPLETION: "nothing: its completion code runs, or is about to",
+    Code.COMPLETION_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
+    Code.HOLDERS: "nothing: they stop and clean up, or are stopped when their sessions end",
+    Code.LEASE_LOST: "nothing: others take them over within the executors' time to live",
+    Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that has them",
+    Code.UNCLAIMED: "look at the logs of the executors that offer `{type}`: they leave alone for a while what failed "
+    "or could not be read there; else `distop doctor`",
+    Code.NO_WORKER: "{no_worker}",
+    Code.CLAIM_OVERDUE: "nothing, if these workers live: each extends its claims in time; else others take the jobs "
+    "over: see that {takers} runs",
+    Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
+    Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
+    Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
+    "web page). If the master no longer knows the session, distop replaces it",
+    Code.PARTLY_NO_CORES: "give the Spark cluster more cores if these executors should work, too",
+}
+"""What to do about it, with the fields that :func:`reasons` fills in."""
+
+
+@frozen
+class Reason:
+    """One reason. ``text`` fits after "waits for", ``advice`` says what to do. ``stops`` False: it only slows the
+    operation down, and is told by ``why`` alone.
+    """
+
+    code: Code
+    text: str
+    advice: str
+    stops: bool = True
+
+    def to_json(self) -> dict[str, object]:
+        return {"code": str(self.code), "text": self.text, "advice": self.advice, "stops": self.stops}
+
+
+@frozen
+class View:
+    """What is judged: an operation at one moment, and what is known of those that could work on it.
+
+    Read for every status: the first block. Read for ``why`` alone, None where it was not: ``coordinated`` (a live
+    executor holds the election of its type and table) and ``elsewhere`` (jobs of other operations that executors hold
+    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. ``job_limit``: how many jobs
+    of it may run at once; 0: no limit.
+    """
+
+    snapshot: Snapshot
+    stage: Stage
+    nodes: Mapping[str, Node]
+    running: int
+    ended: int
+    total: int | None
+    now: float = 0.0
+    full: bool = False
+    unreadable: str = ""
+    """Why executors cannot read its records."""
+
+    coordinated: bool | None = None
+    elsewhere: Mapping[str, int] | None = None
+
+    not_before: float = 0.0
+    job_limit: int = 0
+
+
+def reasons(view: View) -> tuple[Reason, ...]:
+    """All that holds it up, what has to go first before the rest; nothing while jobs run, and once it has ended."""
+    ref = view.snapshot.ref
+    fields = {
+        "type": ref.type,
+        "cancel": command("cancel", str(ref)),
+        "or_cancel": f"; or {command('cancel', str(ref))}" if view.stage in CANCELLABLE else "",
+        "resume": command("resume", str(ref)),
+        "halt": command("pause", str(ref), "--now"),
+        "no_worker": _for_a_worker(view),
+        "takers": "an executor" if _unowned(view) else "an executor or a worker" if _has_code(view) else "a worker",
+    }
+    slowing = (Code.JOB_LIMIT, Code.CLAIM_OVERDUE, Code.PARTLY_DRAINED, Code.PARTLY_NO_CORES)
+    return tuple(Reason(code, text, ADVICE[code].format(**fields), code not in slowing) for code, text in _judge(view))
+
+
+def _judge(view: View) -> Iterator[tuple[Code, str]]:
+    if view.full:
+        yield Code.SPACE_ALARM, NO_SPACE
+    version = view.snapshot.spec.version if view.snapshot.spec is not None else SCHEMA_VERSION
+    if version > SCHEMA_VERSION and view.stage is not Stage.CLEANING:
+        known = f"its records are of version {version}, and this release knows version {SCHEMA_VERSION}"
+        yield Code.NEWER_RELEASE, f"executors of a later release: {known}"
+    if view.unreadable:
+        yield Code.UNREADABLE, f"records that executors can read: {view.unreadable}"
+    yield from _refused(view)
+    if view.stage is Stage.CLEANING:
+        return
+    if view.stage is Stage.PAUSED:
+        yield _paused(view)
+    before = list(_scheduled(view)) if view.stage is Stage.WAITING else []
+    yield from before
+    yield from _executors(view)
+    begins = view.stage is Stage.WAITING and not before
+    if (begins or view.stage in COORDINATED) and view.coordinated is False and not _without_code(view):
+        ref = view.snapshot.ref
+        yield Code.NO_COORDINATOR, f"an executor to be elected to coordinate `{ref.type}` on {ref.table}"
+    if begins:
+        yield Code.BEGIN, f"its coordinator to begin it, and what excludes it on {view.snapshot.ref.table} to end"
+    yield from _work(view)
+    if not view.running:
+        yield from _refused_of_others(view)
+
+
+def _paused(view: View) -> tuple[Code, str]:
+    if view.running:
+        halted = view.snapshot.phase is Phase.HALTED
+        return Code.PAUSING, f"{_jobs(view.running)} to {'stop' if halted else 'finish'}"
+    return Code.PAUSED, "resume"
+
+
+def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
+    """What an operation in the state ``pending`` has before it."""
+    snapshot = view.snapshot
+    if snapshot.hold is not None:
+        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == GRAPH else "its submission to be confirmed"
+    if snapshot.predecessors:
+        number, named = snapshot.predecessors, ", ".join(snapshot.behind)
+        more = " and others" if number > len(snapshot.behind) else ""
+        before = f"{number} operation{'s' if number != 1 else ''} before it"
+        yield Code.PREDECESSORS, f"{before} ({named}{more})" if named else before
+    if view.not_before > view.now:
+        yield Code.TIME, f"its time, {rfc3339(view.not_before)}"
+
+
+def _executors(view: View) -> Iterator[tuple[Code, str]]:
+    type_name, nodes = view.snapshot.ref.type, view.nodes.values()
+    if not _has_code(view):
+        ref = view.snapshot.ref
+        if not view.nodes:
+            yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
+        elif all(refusal(node.serves, type_name, (ref.table,)) for node in nodes):
+            alone = [] if any(not refusal(node.serves, None, (ref.table,)) for node in nodes) else [ref.table]
+            what = named(alone) if alone else f"the type {type_name} on table {ref.table}"
+            yield Code.NOT_SERVED, f"an executor: no live executor serves {what}"
+        return
+    if missing := _without_code(view):
+        ends = "if none starts within a minute, it ends without running its completion code"
+        yield Code.WITHOUT_CODE, f"an executor that {missing}; {ends}"
+        return
+    capable = [node for node in nodes if type_name in node.behaviors]
+    fitting = [node for node in nodes if fits(_where(view), node.labels)]
+    if not capable:
+        yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{_cannot(nodes, type_name)}"
+        return
+    tables = _tables(view)
+    if unserved := coordinator_ranking.unserved_tables(capable, type_name, tables):
+        cannot = _cannot([node for node in nodes if not refusal(node.serves, type_name, tables)], type_name)
+        yield Code.NOT_SERVED, f"an executor: no live executor serves {named(unserved)}{cannot}"
+        return
+    fitting = [node for node in fitting if not refusal(node.serves, type_name, tables)]
+    capable = [node for node in capable if node in fitting]
+    if not capable:
+        yield Code.LABELS, f"{_executor_for(view)}{_cannot(fitting, type_name)}"
+        return
+    active = [node for node in capable if node.state is NodeState.ACTIVE]
+    if active and not view.running and all(type_name in node.failing for node in active):
+        yield Code.NO_EXECUTOR, f"an executor that can run `{type_name}`{_cannot(active, type_name)}"
+    drained = sorted({node.executor for node in capable if node.state is not NodeState.ACTIVE})
+    ending = view.stage in (Stage.CANCELLING, Stage.COMPLETING)
+    if ending or not drained:
+        return
+    undo = command("drain", drained[0], "--undo")
+    if not active:
+        cannot = _cannot(fitting, type_name)
+        yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo}){cannot}"
+    else:
+        yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+
+
+def _refused(view: View) -> Iterator[tuple[Code, str]]:
+    """What etcd does not accept of it, of those before it, or of its hold: these have to end for it to go on."""
+    before = view.snapshot.behind if view.stage is Stage.WAITING else ()
+    if view.snapshot.hold is not None and view.snapshot.spec is not None:
+        before = (*before, hold_named(view.snapshot.spec.hold))
+    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
+        for op in (str(view.snapshot.ref), *before):
+            if text := node.refused.get(op):
+                about = f" about {op}" if op in before else ""
+                write = f"a write of executor {node.executor}{about}, which retries with back-off"
+                yield Code.REFUSED, f"etcd to accept {write}: {text}"
+
+
+def _refused_of_others(view: View) -> Iterator[tuple[Code, str]]:
+    """An executor names some of the operations with rejected writes, and this one may be among the others."""
+    ref = str(view.snapshot.ref)
+    if any(ref in node.refused for node in view.nodes.values()):
+        return
+    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
+        if more := node.refused_more:
+            writes = f"writes of executor {node.executor} about {more} more operation{'s' if more > 1 else ''}"
+            yield Code.REFUSED, f"etcd to accept {writes}, if this is one of them (see the executor's log)"
+
+
+def _where(view: View) -> Mapping[str, str]:
+    return view.snapshot.spec.where if view.snapshot.spec is not None else {}
+
+
+def _tables(view: View) -> tuple[str, ...]:
+    """All tables that the operation touches, as far as its plan tells."""
+    plan = view.snapshot.plan
+    return (view.snapshot.ref.table, *(plan.beside if plan is not None else ()))
+
+
+def _executor_for(view: View) -> str:
+    """A phrase for an executor that may work for the operation."""
+    labels = ", ".join(f"{name}={value}" for name, value in _where(view).items())
+    return f"an executor that offers `{view.snapshot.ref.type}`" + (f" and has the labels {labels}" if labels else "")
+
+
+def _cannot(nodes: Collection[Node], type_name: str) -> str:
+    """The first of these executors that cannot run the type, and why, in parentheses."""
+    found = coordinator_ranking.failed_executors(nodes, type_name)
+    return f" ({found[0][0]} cannot: {first_line(found[0][1])})" if found else ""
+
+
+def _without_code(view: View) -> str:
+    """What an executor would need to run a cancelled operation's completion code.
+
+    "" where one can, or where the operation does not end without that code.
+    """
+    snapshot = view.snapshot
+    if not coordinator_ranking.ends_without_code(snapshot.state, snapshot.cancel):
+        return ""
+    if not view.nodes or not _has_code(view):
+        return ""
+    return coordinator_ranking.missing_executor(view.nodes, snapshot.ref.type, _where(view), _tables(view))
+
+
+def _has_code(view: View) -> bool:
+    """Executors may have code for its type: it was not declared without."""
+    return view.snapshot.spec is None or view.snapshot.spec.rules.code
+
+
+def _work(view: View) -> Iterator[tuple[Code, str]]:
+    """What is under way in its stage."""
+    snapshot = view.snapshot
+    if view.stage is Stage.PLANNING:
+        tried = _again(snapshot.planning)
+        yield Code.PLANNING_FAILS if tried else Code.PLANNING, f"planning{tried}"
+    elif view.stage is Stage.COMPLETING:
+        decided = snapshot.decision
+        tried = _again(Attempts(decided.attempts, decided.error) if decided is not None else None)
+        yield Code.COMPLETION_FAILS if tried else Code.COMPLETION, f"completion{tried}"
+    elif view.stage is Stage.CANCELLING:
+        yield (Code.HOLDERS, "its holders to stop") if view.running else (Code.COMPLETION, "completion")
+    elif view.stage is Stage.OPEN:
+        yield from _open(view)
+
+
+def _open(view: View) -> Iterator[tuple[Code, str]]:
+    claims, left = view.snapshot.claims, None if view.total is None else view.total - view.ended
+    if left is not None and left <= 0 and not view.running:
+        yield Code.COMPLETION, "completion"
+        return
+    if view.running:
+        if 0 < view.job_limit <= view.running and (left is None or left > view.running):
+            yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
+        yield from _cores(view)
+        yield from _overdue(view)
+        return
+    # One that was only released waits for an executor, as if it had never been claimed.
+    delayed = [claim for claim in claims.values() if claim.waiting and claim.retry_at]
+    lost = [claim for claim in claims.values() if not claim.waiting and claim.incarnation not in view.nodes]
+    if lost:
+        yield Code.LEASE_LOST, _lost(lost)
+    if left is not None and len(delayed) + len(lost) < left:
+        yield _slots(view)
+    elif delayed:
+        due = min((t for claim in delayed if (t := parse_time(claim.retry_at))), default=0.0)
+        yield Code.RETRY, f"retry of {_jobs(len(delayed))}" + (f", the next at {rfc3339(due)}" if due else "")
+
+
+def _cores(view: View) -> Iterator[tuple[Code, str]]:
+    """Claimed jobs whose executors get no Spark cores."""
+    claims = view.snapshot.claims.values()
+    holders = {claim.incarnation: view.nodes.get(claim.incarnation) for claim in claims if not claim.waiting}
+    without = {node.executor: node.spark for node in holders.values() if node is not None and node.spark}
+    if without:
+        code = Code.NO_CORES if len(without) == len(holders) else Code.PARTLY_NO_CORES
+        first = min(without)
+        yield code, f"Spark cores on {_some(sorted(without))} ({first_line(without[first])})"
+
+
+def _lost(lost: list[Claim]) -> str:
+    executors = sorted({claim.executor for claim in lost})
+    sessions = "whose session has" if len(executors) == 1 else "whose sessions have"
+    return f"{_jobs(len(lost))} to be taken over from {_some(executors)}, {sessions} ended"
+
+
+def _overdue(view: View) -> Iterator[tuple[Code, str]]:
+    """Claims by actors that are overdue unless they were extended.
+
+    A claim tells when it was granted. When it was extended last, no record tells.
+    """
+    found = [
+        claim
+        for claim in view.snapshot.claims.values()
+        if claim.actor and (granted := parse_time(claim.since)) and granted + abandoned_in(claim, 0.0) < view.now
+    ]
+    if found:
+        first = min(found, key=lambda claim: claim.since)
+        held = f"granted {first.since} for {first.duration:g} s" if len(found) == 1 else f"the first {first.since}"
+        names = _some(sorted({claim.executor for claim in found}))
+        text = f"{_jobs(len(found))} of {names}, whose claims are overdue unless they were extended ({held})"
+        yield Code.CLAIM_OVERDUE, text
+
+
+def _unowned(view: View) -> bool:
+    """Actors and workers leave its jobs to executors."""
+    return view.snapshot.options.limited or bool(_where(view))
+
+
+def _for_a_worker(view: View) -> str:
+    type_name, ref = view.snapshot.ref.type, str(view.snapshot.ref)
+    if _has_code(view) or not _unowned(view):
+        what = f"start a worker that owns jobs of `{type_name}` (distop.Worker, own_jobs())"
+        return f"{what}: no executor has code for it"
+    drop = command("cancel", ref)
+    lift = command("alter", ref, "--max-jobs", "0", "--max-jobs-per-executor", "0")
+    what = drop if _where(view) else f"{lift}, and start a worker; or {drop}"
+    return f"{what}: workers own no jobs of operations with a limit or with labels, and no executor has code for it"
+
+
+def _slots(view: View) -> tuple[Code, str]:
+    if not _has_code(view):
+        return Code.NO_WORKER, f"a worker that owns jobs of `{view.snapshot.ref.type}`"
+    if view.elsewhere is None:
+        return Code.SLOTS, "free slots"
+    if not view.elsewhere:
+        return Code.UNCLAIMED, "an executor to claim its jobs: no other operation holds slots"
+    held = sorted(view.elsewhere.items(), key=lambda one: (-one[1], one[0]))
+    named = ", ".join(f"{_jobs(jobs)} of {op}" for op, jobs in held[:_NAMED])
+    return Code.SLOTS, f"free slots: executors have {named}" + (" and of others" if len(held) > _NAMED else "")
+
+
+def _again(tried: Attempts | None) -> str:
+    if tried is None or not tried.attempts:
+        return ""
+    line = first_line(tried.error)
+    return f", attempt {tried.attempts + 1}" + (f" (the last one failed: {line})" if line else "")
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'s' if number != 1 else ''}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (" and others" if len(names) > _NAMED else "")

@@ -1,0 +1,401 @@
+"""How an operation is doing: what is read for it, and the pure judgement of what was read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from distop.clock import time
+from distop.errors import EtcdRejected, InvalidArgument, no_operation
+from distop.protocol import keys as K
+from distop.protocol import state_tables
+from distop.protocol.behavior_declaration import Rules
+from distop.protocol.dependencies import Edge, Hold
+from distop.protocol.frozen import frozen
+from distop.protocol.jobs import Claim, JobState, Outcome
+from distop.protocol.json_codec import failed_text, parse_time
+from distop.protocol.operation_options import DEFAULT, Options
+from distop.protocol.plan import Plan
+from distop.protocol.record_reading import read, word
+from distop.protocol.records import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
+from distop.protocol.state_tables import Stage
+from distop.protocol.txn import MAX_OPERATIONS, Get
+from distop.protocol.user_actions import NO_ACTIONS, Actions
+from distop.services.inspection.partitions import add_names
+from distop.services.inspection.reasons import View, reasons
+from distop.services.operation_results import OperationResult, OperationStatus
+from distop.services.readable_records import Legible, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import KeyValue
+    from distop.store.client import EtcdClient
+
+T = TypeVar("T")
+
+MANY_JOBS = 20_000
+"""Up to here ended jobs are listed and told apart; above they are only counted."""
+_ERRORS = 5
+_BEHIND = 3
+_READS_IN_FLIGHT = 4
+_NO_SPEC = Spec("", "", "", Rules())
+
+
+@frozen
+class Pace:
+    """How many jobs have ended since a time (0: not known)."""
+
+    since: float = 0.0
+    ended: int = 0
+
+
+@frozen
+class Snapshot:
+    """What was read of an operation."""
+
+    ref: OperationRef
+    state: State | None = None
+    phase: Phase | None = None
+    spec: Spec | None = None
+    plan: Plan | None = None
+    planning: Attempts | None = None
+    cancel: Cancel | None = None
+    decision: Decision | None = None
+    history: History | None = None
+    success: int = 0
+    failed: int = 0
+    failed_ranges: str = ""
+    failed_truncated: bool = False
+    exact: bool = True
+    claims: Mapping[int, Claim] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Of partitions with an error."""
+    options: Options = DEFAULT
+    actions: Actions = NO_ACTIONS
+    pace: Pace = Pace()
+    predecessors: int = 0
+    """Operations that it waits for."""
+    behind: tuple[str, ...] = ()
+    """The first few of them."""
+    hold: Hold | None = None
+    """What it may not begin before."""
+
+
+class JobStates:
+    """The states of ended jobs that were seen: written once, they never change, so none is read twice."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, bool] = {}
+        self.mods: dict[int, int] = {}
+        """Their mod revisions."""
+        self.names: dict[int, str] = {}
+        self.legible = Legible()
+        self.first = (0, -1)
+        """A gate's mod revision, and the job that was the first to end behind it."""
+        self.began = 0.0
+        """When that job was started."""
+
+    @property
+    def success(self) -> int:
+        return sum(self.seen.values())
+
+    @property
+    def failed(self) -> int:
+        return len(self.seen) - self.success
+
+
+async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> Snapshot:
+    """Read an operation. Raises NotFound where there is neither its state nor its history;
+    UnreadableRecord.
+    """
+    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options", "actions")
+    found = await etcd.read(
+        *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
+    )
+    seen = dict(zip((*names, "pending", "gate", "history"), (answer.kv for answer in found), strict=True))
+
+    def record(name: str, decode: Callable[[bytes], T]) -> T | None:
+        kv = seen[name]
+        return read(decode, kv) if kv is not None else None
+
+    if (history := record("history", History.decode)) is not None:
+        return Snapshot(ref, history=history)
+    if (state := record("state", word(State))) is None:
+        raise no_operation(ref)
+    plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
+    options = record("options", Options.decode) or DEFAULT
+    actions = record("actions", Actions.decode) or NO_ACTIONS
+    jobs = jobs if jobs is not None else JobStates()
+    pace = Pace()
+    claims: dict[int, Claim] = {}
+    success = failed = 0
+    ranges, truncated = "", False
+    exact = True
+    if plan is not None and decision is None:
+        listing = await etcd.list(*keys.claims_range(ref))
+        for kv in listing.kvs:
+            claims[keys.parse(kv.key).partition] = read(Claim.decode, kv)
+        if plan.count > MANY_JOBS:
+            # Two keys for each ended job, three where a checkpoint stands beside them.
+            count = await etcd.count(*keys.jobs_range(ref))
+            success, exact = min(count // 2, plan.count - min(len(claims), plan.count)), False
+            if spec is not None and _modified(seen["gate"]) == _modified(seen["plan"]):  # it was never paused
+                pace = Pace(parse_time(spec.time), success)
+        else:
+            await _read_jobs(etcd, keys, ref, jobs)
+            success, failed = jobs.success, jobs.failed
+            ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
+            pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
+        await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
+    if state is State.PENDING:
+        held = Snapshot(ref, state, record("pending", word(Phase)), spec, options=options, actions=actions)
+        return await _waiting(etcd, keys, held)
+    return Snapshot(
+        ref,
+        state,
+        record("pending", word(Phase)),
+        spec,
+        plan,
+        record("planning", Attempts.decode),
+        record("cancel", Cancel.decode),
+        decision,
+        None,
+        success,
+        failed,
+        ranges,
+        truncated,
+        exact,
+        claims,
+        dict(jobs.names),
+        options,
+        actions,
+        pace,
+    )
+
+
+async def _waiting(etcd: EtcdClient, keys: Keys, seen: Snapshot) -> Snapshot:
+    """What an operation waits for that has not begun."""
+    edges = keys.edges_range(seen.ref, "after")
+    id_ = seen.spec.hold if seen.spec is not None else ""
+    first, *held = await etcd.read(Get(*edges, limit=_BEHIND), *([Get(keys.hold(id_))] if id_ else []))
+    named = [edge.op for _, edge in readable(etcd, Edge.decode, first.kvs)]
+    hold = read(Hold.decode, held[0].kv) if held and held[0].kv is not None else None
+    return replace(seen, predecessors=first.count, behind=tuple(named), hold=hold)
+
+
+def _modified(kv: KeyValue | None) -> int:
+    return kv.mod_revision if kv is not None else 0
+
+
+def _with_errors(claims: Mapping[int, Claim]) -> list[int]:
+    """The first few jobs of which something went wrong and is tried again."""
+    return sorted(p for p, claim in claims.items() if claim.error)[:_ERRORS]
+
+
+async def _pace(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates, gate: int) -> Pace:
+    """How fast jobs end behind a gate (its mod revision): measured since the first of them was started, so that
+    neither planning, nor a pause, nor waiting for an executor counts.
+    """
+    behind = {p: mod for p, mod in jobs.mods.items() if gate and mod > gate}
+    if not behind:
+        return Pace()
+    first = min(behind, key=lambda p: (behind[p], p))
+    if jobs.first != (gate, first):
+        kv = (await etcd.read(Get(keys.job(ref, first, "outcome"))))[0].kv
+        jobs.first = gate, first
+        jobs.began = parse_time(read(Outcome.decode, kv).started) if kv is not None else 0.0
+    return Pace(jobs.began, len(behind))
+
+
+async def _read_jobs(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates) -> None:
+    """Find the ended jobs by a listing without values (outcomes may be large), then read their one-word states."""
+    listing = await etcd.list(*keys.jobs_range(ref), keys_only=True)
+    new = []
+    for kv in listing.kvs:
+        if kv.key.endswith(".state") and (p := keys.parse(kv.key).partition) not in jobs.seen:
+            new.append((p, kv.key))
+            jobs.mods[p] = kv.mod_revision
+    gate = asyncio.Semaphore(_READS_IN_FLIGHT)
+
+    async def read(part: list[tuple[int, str]]) -> None:
+        async with gate:
+            answers = await etcd.read(*(Get(key) for _, key in part))
+        for (p, _), answer in zip(part, answers, strict=True):
+            if answer.kv is not None:
+                jobs.seen[p] = answer.kv.value == JobState.SUCCESS.encode()
+
+    await asyncio.gather(*(read(new[n : n + MAX_OPERATIONS]) for n in range(0, len(new), MAX_OPERATIONS)))
+
+
+async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
+    """The live executors, by incarnation."""
+    listing = await etcd.list(*keys.family(K.NODE))
+    nodes = {}
+    for kv, node in readable(etcd, Node.decode, listing.kvs):
+        with contextlib.suppress(InvalidArgument):  # no key of ours; `doctor` tells of it
+            nodes[keys.parse(kv.key).id] = node
+    return nodes
+
+
+async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
+    """Read an operation and judge it. Raises NotFound."""
+    jobs = jobs if jobs is not None else JobStates()
+    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
+    now = time.time()
+    seen = judge(snapshot, nodes, now, raised)
+    why = await illegible(etcd, keys, seen, ref, jobs)
+    return judge(snapshot, nodes, now, raised, why) if why else seen
+
+
+async def illegible(
+    etcd: EtcdClient, keys: Keys, seen: OperationStatus, ref: OperationRef, jobs: JobStates | None = None
+) -> str:
+    """Why executors cannot read an operation on which nobody works; nothing where they can, or somebody does."""
+    if seen.stage != Stage.OPEN or seen.jobs["running"] or seen.waiting_for is None:
+        return ""
+    return await (jobs.legible if jobs is not None else Legible()).why_not(etcd, keys, ref)
+
+
+async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
+    """The alarms that etcd raises, as far as our user may ask."""
+    try:
+        return await etcd.alarms()
+    except EtcdRejected:
+        return ()
+
+
+# ------------------------------------------------------------------ judgement
+
+
+def view_of(
+    snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
+) -> View:
+    """What is judged of an operation that goes on (``reasons.reasons``). Pure."""
+    decision, total = snapshot.decision, snapshot.plan.count if snapshot.plan else None
+    ended = snapshot.success + snapshot.failed
+    if decision is not None:
+        total, ended = decision.total, decision.success + decision.failed
+    running = sum(1 for c in snapshot.claims.values() if c.actor or c.incarnation in nodes)
+    due = parse_time(snapshot.spec.not_before) if snapshot.spec is not None else 0.0
+    full = "NOSPACE" in alarms
+    return View(
+        snapshot,
+        stage_of(snapshot),
+        nodes,
+        running,
+        ended,
+        total,
+        now,
+        full,
+        unreadable,
+        not_before=due,
+        job_limit=snapshot.options.max_jobs,
+    )
+
+
+def judge(
+    snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
+) -> OperationStatus:
+    """What a snapshot says, at the time ``now`` (seconds since the epoch), while etcd raises ``alarms``, and executors
+    cannot read its records (``unreadable``: why). Pure.
+    """
+    ref, history = snapshot.ref, snapshot.history
+    if history is not None:
+        result = OperationResult.of(history)
+        return OperationStatus(
+            str(ref),
+            result.state,
+            "ended",
+            {**result.jobs, "running": 0, "waiting": 0},
+            history.started,
+            1.0,
+            cancel=_cancel(history.cancel),
+            errors=result.errors,
+            result=result,
+            failed=history.failed_ranges,
+            failed_truncated=history.failed_truncated,
+            request_id=history.request_id,
+            request_digest=history.request_digest,
+            submitter=history.submitter,
+            rerun_of=history.rerun_of,
+            labels=history.labels,
+            id=history.id,
+            by=history.by,
+            actions=history.actions.to_json(),
+        )
+    view = view_of(snapshot, nodes, now, alarms, unreadable)
+    stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
+    success, failed = snapshot.success, snapshot.failed
+    ranges, truncated = snapshot.failed_ranges, snapshot.failed_truncated
+    if decision is not None:
+        success, failed = decision.success, decision.failed
+        ranges, truncated = decision.failed_ranges, decision.failed_truncated
+    waiting = len(snapshot.claims) - running
+    spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC
+    progress = min(1.0, ended / total) if total else float(total == 0)
+    waits_for = next((reason.text for reason in reasons(view) if reason.stops), None)
+    return OperationStatus(
+        str(ref),
+        str(snapshot.state),
+        "pausing" if stage is Stage.PAUSED and running else str(stage),
+        {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
+        spec.time,
+        progress,
+        _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
+        waits_for,
+        _cancel(snapshot.cancel),
+        tuple(_errors(snapshot)),
+        snapshot.exact,
+        failed=ranges,
+        failed_truncated=truncated,
+        request_id=spec.request_id,
+        request_digest=spec.request_digest,
+        submitter=spec.submitter,
+        rerun_of=spec.rerun_of,
+        options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
+        labels=spec.labels,
+        id=spec.id,
+        doing=_doing(snapshot, nodes),
+        by=spec.by,
+        actions=snapshot.actions.to_json(),
+    )
+
+
+def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:
+    """What those say that hold jobs of the operation. A node that has none left may not have said so yet."""
+    holders = {claim.incarnation for claim in snapshot.claims.values() if not claim.waiting}
+    said = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
+    return tuple({"executor": executor, "text": text} for executor, text in sorted(said, key=str) if text)
+
+
+def stage_of(snapshot: Snapshot) -> Stage:
+    """The stage, from the operation's own keys (invariant 12)."""
+    if snapshot.state is None:
+        return Stage.CLEANING
+    return state_tables.stage_of(
+        snapshot.state, decided=snapshot.decision is not None, planned=snapshot.plan is not None
+    )
+
+
+def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
+    return cancel.to_json() if cancel else None
+
+
+def _eta(pace: Pace, now: float, ended: int, total: int | None) -> float | None:
+    if not total or not pace.ended or not pace.since:
+        return None
+    return max(0.0, now - pace.since) / pace.ended * max(0, total - ended)
+
+
+def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
+    if snapshot.planning is not None and snapshot.planning.error:
+        yield {"partition": None, "text": f"planning: {snapshot.planning.error}"}
+    if snapshot.decision is not None and snapshot.decision.error:
+        yield {"partition": None, "text": f"completion: {snapshot.decision.error}"}
+    for p in _with_errors(snapshot.claims):
+        yield {"partition": snapshot.names.get(p, str(p)), "text": snapshot.claims[p].error}

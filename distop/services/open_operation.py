@@ -1,0 +1,357 @@
+"""What an executor knows of one open operation: its records, its plan, and which of its jobs may be claimed.
+
+Executors do not watch job keys (100,000 jobs × 1,000 watchers of one prefix would be 3·10⁸ deliveries): a fresh
+operation is taken to be all free, claims that are refused say so, and only an empty queue is filled by a listing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.decide import next_steps
+from distop.errors import NotFound, UnreadableRecord
+from distop.protocol.frozen import frozen
+from distop.protocol.jobs import Claim
+from distop.protocol.json_codec import SCHEMA_VERSION, loads
+from distop.protocol.keys import claim_ordinal, state_ordinal
+from distop.protocol.permits import Permits, permits
+from distop.protocol.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals, whole_plan
+from distop.protocol.record_reading import read
+from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec
+from distop.protocol.revisioned import Seen
+from distop.protocol.size_limits import DEFAULT, Limits
+from distop.protocol.txn import Get
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.txn import GetResult
+    from distop.store.client import EtcdClient
+
+DECODED_CHUNKS = 4
+"""Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
+
+WEIGHED = 50_000
+"""Partitions of a plan up to which their sizes decide who gets which: to look at so many takes a sixth of a second. Of
+more, a run of neighbours costs much the same as the next one.
+"""
+
+
+@frozen
+class Held:
+    """A claim of mine: what it says, and its fence (mod revision)."""
+
+    claim: Claim
+    fence: int
+    name: str
+
+
+class OpenOperation:
+    """One open operation. ``gate_mod`` is its gate's mod revision; a new gate makes a new object."""
+
+    def __init__(
+        self,
+        ref: OperationRef,
+        gate_mod: int,
+        spec: Spec,
+        arg: Any,
+        plan: Plan,
+        chunks: Sequence[bytes],
+        starts: Sequence[int],
+    ) -> None:
+        self.ref = ref
+        self.gate_mod = gate_mod
+        self.gate = Gate()
+        """What the gate of ``gate_mod`` says."""
+        self.permits: Permits | None = None
+        """Those that may be taken, as the last look showed, where its jobs are limited in all."""
+        self.spec = spec
+        self.arg = arg
+        self.plan = plan
+        self.held: dict[int, Held] = {}
+        self.exhausted = False
+        """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
+        self.returned = 0
+        """How many claims of this executor have ended without ending their job. A look that began before does not show
+        these jobs.
+        """
+        self.next_due: float | None = None
+        """When something is due by ``time.monotonic``: the wall clock may jump until then."""
+        self.free: deque[int] = deque()
+        self.mine = 0
+        """How many of ``free``, at its head, are this executor's by rendezvous."""
+        self.told_to_stop = False
+        """The child was told to stop its jobs: said once, told again each time in case a run was on its way."""
+        self.done = 0
+        """Jobs of it that ended here."""
+        self.again: dict[int, tuple[Seen[Claim], bool]] = {}
+        """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
+        self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
+        """Those of them that are to run alone in an executor."""
+        self.uncompared: dict[int, Seen[Claim]] = {}
+        """Lost claims beyond those that each claim compares: they count as live until they are set to waiting."""
+        self._chunks = list(chunks)
+        self._starts = list(starts)
+        self._decoded: dict[int, list[Mapping[str, Any]]] = {}
+        self._first_seen: dict[int, tuple[int, float]] = {}
+
+    @property
+    def table(self) -> Mapping[str, Any] | None:
+        """The table's record as its jobs have it: with the options that planning found."""
+        table = self.spec.table
+        return table.extended(self.plan.options).to_json() if table is not None else None
+
+    @classmethod
+    def planned(
+        cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes], gate: Gate | None = None
+    ) -> OpenOperation:
+        """An operation whose plan was made of these chunks in this process; its ``gate`` is yet to be written."""
+        op = cls(ref, 0, spec, arg, plan, chunks, first_ordinals(plan, chunks))
+        op.gate = gate if gate is not None else Gate()
+        return op
+
+    @staticmethod
+    def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
+        """What :meth:`of` wants to have been read. The plan of an operation on no table is always the same."""
+        own = (Get(keys.of(ref, "spec")), Get(keys.of(ref, "arg")))
+        if ref.table == CLUSTER_TABLE:
+            return own
+        return (*own, Get(keys.of(ref, "plan")), Get(*keys.chunks_range(ref), limit=1))
+
+    @classmethod
+    async def load(cls, client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int) -> OpenOperation:
+        """Read an operation's records and plan. Raises as :meth:`of` does."""
+        return await cls.of(await client.read(*cls.records(keys, ref)), client, keys, ref, gate_mod)
+
+    @classmethod
+    async def of(
+        cls, answers: Sequence[GetResult], client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int
+    ) -> OpenOperation:
+        """The operation of these records, with what there is of its plan beyond them. Raises NotFound where it is gone
+        meanwhile, and UnreadableRecord also where a newer release wrote it, or the plan is not the one that was made.
+        """
+        spec, arg, *planned = answers
+        if spec.kv is None or arg.kv is None or (planned and planned[0].kv is None):
+            raise NotFound(f"operation {ref} has ended meanwhile")
+        written = read(Spec.decode, spec.kv)
+        if written.version > SCHEMA_VERSION:
+            raise UnreadableRecord(f"a newer distop wrote {ref}: this release leaves it alone")
+        if not planned:
+            whole, only = whole_plan()
+            return cls(ref, gate_mod, written, read(loads, arg.kv), whole, only, [0])
+        plan, chunk = planned
+        assert plan.kv is not None
+        decoded = read(Plan.decode, plan.kv)
+        chunks = [kv.value for kv in chunk.kvs]
+        if decoded.chunks > 1:
+            listing = await client.list(*keys.chunks_range(ref), page=CHUNK_PAGE)
+            chunks = [kv.value for kv in listing.kvs]
+        chunks = chunks[: decoded.chunks]
+        if len(chunks) < decoded.chunks:  # a plan is written after all of its chunks: its cleanup has begun
+            raise NotFound(f"operation {ref} has ended meanwhile")
+        try:
+            starts = begin_with(decoded, chunks)
+        except ValueError as error:
+            raise UnreadableRecord(f"the plan of {ref} {error}") from error
+        return cls(ref, gate_mod, written, read(loads, arg.kv), decoded, chunks, starts)
+
+    # ------------------------------------------------------------- partitions
+
+    def partition(self, number: int) -> Mapping[str, Any]:
+        """A partition's plan in its JSON form. Raises KeyError where the plan has none of this ordinal."""
+        index = bisect_right(self._starts, number) - 1
+        if index < 0:
+            raise KeyError(number)
+        rows = self._decode(index)
+        offset = number - self._starts[index]
+        if offset >= len(rows) or rows[offset]["partition"] != number:
+            raise KeyError(number)
+        return rows[offset]
+
+    def _decode(self, index: int) -> list[Mapping[str, Any]]:
+        rows = self._decoded.get(index)
+        if rows is None:
+            while len(self._decoded) >= DECODED_CHUNKS:
+                self._decoded.pop(next(iter(self._decoded)))
+            rows = self._decoded[index] = loads(self._chunks[index])
+        return rows
+
+    # ------------------------------------------------------------- candidates
+
+    @property
+    def open_jobs(self) -> int:
+        """Jobs that may be claimed, as far as known."""
+        return len(self.free) + len(self.again)
+
+    def assume_free(self, executor: str, others: Sequence[str]) -> None:
+        """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
+        ordered, self.mine = self.shares(executor, others)
+        self.free = deque(ordered)
+
+    def shares(self, executor: str, others: Sequence[str]) -> tuple[list[int], int]:
+        """The jobs in the order in which an executor should claim them, and how many at the head are its share of a
+        fresh plan.
+        """
+        count, costs = self.plan.count, None
+        if count <= WEIGHED and (others or not self.spec.rules.batch):  # the order within one batch is Spark's
+            costs = [next_steps.cost(self.partition(p)) for p in range(count)]
+        return next_steps.shares(self.plan.count, executor, others, str(self.ref), costs)
+
+    @property
+    def crowded(self) -> bool:
+        """As many of its jobs are held here as one executor may hold."""
+        return 0 < self.gate.options.max_jobs_per_executor <= len(self.held)
+
+    @property
+    def room(self) -> int:
+        """How many jobs more, suspects aside, may be claimed here for all that limits them, as far as known."""
+        options = self.gate.options
+        room = self.plan.count
+        if options.max_jobs_per_executor:
+            room = max(0, options.max_jobs_per_executor - len(self.held))
+        if options.max_jobs and (known := self.permits) is not None:
+            room = min(room, len(known.free) + sum(known.keeps(seen.value) for seen, _ in self.again.values()))
+        return room
+
+    @property
+    def only_suspects(self) -> bool:
+        """Nothing but a suspect may be claimed: nothing else is left, or they have all permits that there are."""
+        if not self.suspects or self.crowded or (self.open_jobs and self.room):
+            return False
+        known = self.permits
+        return known is None or bool(known.free) or any(known.keeps(seen.value) for seen, _ in self.suspects.values())
+
+    def given_back(self, claim: Claim, revision: int) -> None:
+        """A claim of mine has ended at this revision: its permit is free again."""
+        if self.permits is not None and self.permits.keeps(claim):
+            self.permits.free[claim.permit] = revision
+
+    @property
+    def unknown(self) -> bool:
+        """It has to be looked at before anything of it is claimed."""
+        return not self.open_jobs or (self.gate.options.max_jobs > 0 and self.permits is None)
+
+    def take_these(self, ordinals: Collection[int]) -> None:
+        """These were claimed before this object was there."""
+        taken = frozenset(ordinals)
+        self.free = deque(p for p in self.free if p not in taken)
+        self.mine = max(0, self.mine - len(taken))
+
+    def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
+        ordered, self.mine = next_steps.rendezvous(free, executor, others, str(self.ref))
+        self.free = deque(ordered)
+
+    def forget_candidates(self) -> None:
+        """What was known of free jobs is too old: list before the next claim."""
+        self.free.clear()
+        self.again.clear()
+        self.suspects.clear()
+        self.uncompared.clear()
+        self.permits = None
+        self.mine = 0
+
+    def reopened(self, gate_mod: int, gate: Gate) -> None:
+        """The operation was paused and resumed, or altered: the same plan behind a new gate."""
+        self.gate_mod, self.gate = gate_mod, gate
+        self.exhausted = self.told_to_stop = False
+        self.forget_candidates()
+
+    async def look(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        live: Collection[str],
+        executor: str,
+        others: Sequence[str],
+        patience: float,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        """List the operation's job states and claims, and sort what may be claimed now."""
+        first, after = keys.claims_range(self.ref)
+        gate_mod, most = self.gate_mod, self.gate.options.max_jobs
+        count = await client.count(*keys.jobs_range(self.ref))
+        listing = await client.list(first, after)
+        if not self.spec.rules.resumable and count == 2 * (self.plan.count - len(listing.kvs)):
+            # State and outcome of each job that ended, counted before: so whatever has no claim had ended.
+            held = {claim_ordinal(kv.key) for kv in listing.kvs}
+            ended = set(range(self.plan.count)) - held
+        else:
+            ended = await self._ended(client, keys)
+            listing = await client.list(first, after)
+        now, clock = time.time(), time.monotonic()
+        claims: dict[int, Seen[Claim]] = {}
+        unchanged: dict[int, float] = {}
+        seen_before, self._first_seen = self._first_seen, {}
+        for kv in listing.kvs:
+            p = claim_ordinal(kv.key)
+            claims[p] = Seen(read(Claim.decode, kv), kv.mod_revision)
+            if claims[p].value.waiting or claims[p].value.incarnation not in live:
+                mod, since = seen_before.get(p, (0, clock))
+                self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
+                unchanged[p] = clock - self._first_seen[p][1]
+        keyed = (await client.list(*keys.permits_range(self.ref))).kvs if most else []
+        if self.gate_mod != gate_mod:
+            # What limits it is something else by now.
+            await self.look(client, keys, live, executor, others, patience, limits)
+            return
+        homes = others if self.spec.rules.resumable else ()
+        found = next_steps.claimable(
+            self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
+        )
+        self.uncompared = {}
+        if most:
+            by_actors = [(p, claims[p].mod) for p in sorted(found.lost) if claims[p].value.actor]
+            overdue = dict(by_actors[: limits.overdue])
+            self.permits = permits(
+                most,
+                [seen.value for p, seen in claims.items() if p not in overdue],
+                {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
+                live,
+                list(overdue.items()),
+                limits.gone,
+            )
+            compared = self.permits.gone
+            others_lost = (p for p in found.lost if p not in overdue and claims[p].value.incarnation not in compared)
+            self.uncompared = {p: claims[p] for p in others_lost}
+        # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
+        self._choose([p for p in found.free if p not in self.held], executor, others)
+        self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
+        self.again |= {p: (claims[p], True) for p in found.lost if p not in self.uncompared}
+        rules = self.spec.rules
+        self.suspects = {p: old for p, old in self.again.items() if next_steps.suspect(old[0].value, old[1], rules)}
+        for p in self.suspects:
+            del self.again[p]
+        self.next_due = None if found.next_due is None else clock + found.next_due - now
+        self.exhausted = not self.open_jobs and not self.suspects and not self.uncompared
+
+    async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
+        listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
+        return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
+
+    def unchanged_for(self, partition: int) -> float:
+        """Seconds for which a waiting or lost claim was seen unchanged at the last looks."""
+        _, since = self._first_seen.get(partition, (0, time.monotonic()))
+        return time.monotonic() - since
+
+    def take_suspect(self) -> list[tuple[int, Seen[Claim], bool]]:
+        """One that is to run alone."""
+        p = next(iter(self.suspects))
+        return [(p, *self.suspects.pop(p))]
+
+    def _first_again(self) -> list[int]:
+        """Those that were claimed before; where permits are few, first those that keep theirs."""
+        known = self.permits
+        if known is None:
+            return list(self.again)
+        return sorted(self.again, key=lambda p: not known.keeps(self.again[p][0].value))
+
+    def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
+        """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""
+        again = [(p, *self.again.pop(p)) for p in self._first_again()[:size]]
+        free = [self.free.popleft() for _ in range(min(size - len(again), len(self.free)))]
+        self.mine = max(0, self.mine - len(free))
+        return free, again

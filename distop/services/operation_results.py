@@ -1,0 +1,248 @@
+"""What a client gets back: how an operation ended, and how it is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.errors import InvalidArgument, NotAllowed, OperationCancelled, OperationFailed
+from distop.protocol.json_codec import SCHEMA_VERSION, from_rfc3339
+from distop.protocol.records import State
+from distop.protocol.texts import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.protocol.records import History
+
+
+T = TypeVar("T")
+
+
+def _seconds(started: str, finished: str) -> float:
+    try:
+        return max(0.0, from_rfc3339(finished) - from_rfc3339(started))
+    except ValueError:
+        return 0.0
+
+
+_LOG_FOLLOWS = "; the end of its log:"
+
+
+def first_line(text: Any) -> str:
+    """An error for people: its first line. The others say where in the code it came from, or are the end of a log."""
+    return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
+
+
+def parsed(model: Any, value: Any, what: str) -> Any:
+    """A report or result as this pydantic model; None stays None, since an operation that failed may have none. Raises
+    InvalidArgument, in one sentence that calls the value ``what``.
+    """
+    check_model(model)
+    if value is None or isinstance(value, model):
+        return value
+    try:
+        return model.model_validate(value)
+    except Exception as error:
+        found = error.errors() if hasattr(error, "errors") else []
+        where = ".".join(map(str, found[0].get("loc", ()))) if found else ""
+        wrong = f"{f'at {where}: ' if where else ''}{found[0].get('msg')}" if found else first_line(error)
+        raise InvalidArgument(f"{what} does not fit {model.__name__}: {wrong}") from error
+
+
+def check_model(model: Any) -> None:
+    """Raises InvalidArgument for what is no pydantic model."""
+    if not (isinstance(model, type) and hasattr(model, "model_validate")):
+        raise InvalidArgument(f"a report is read as a pydantic model, and {shown(model)} is none")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """How an operation ended.
+
+    ``state``: success, failed or cancelled. ``report``: what the behavior's completion returned. ``jobs``: ``total``,
+    ``success`` and ``failed``. ``errors``: the first few, each ``{"partition": name or None, "text": …}``, with
+    ``"verdict": True`` where a result or the report tells it in full. ``seconds``: from the start to the finish by the
+    executors' clocks. ``record``: the whole history record.
+    """
+
+    state: str
+    report: Any
+    jobs: Mapping[str, int]
+    errors: tuple[Mapping[str, Any], ...]
+    seconds: float
+    op: str
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, history: History) -> OperationResult:
+        """The result that a history record tells."""
+        return cls(
+            str(history.state),
+            history.report,
+            {"total": history.total, "success": history.success, "failed": history.failed},
+            history.errors,
+            _seconds(history.started, history.finished),
+            history.op,
+            history.to_json(),
+        )
+
+    @property
+    def success(self) -> bool:
+        """The operation ended as success."""
+        return self.state == State.SUCCESS
+
+    @property
+    def alarm(self) -> str:
+        """What somebody has to look at, or "": a prepared operation that was not confirmed, and never ran."""
+        return str(self.record.get("alarm") or "")
+
+    def sentence(self) -> str:
+        """How it ended, in one line for people."""
+        jobs = self.jobs
+        text = f"{self.op} ended as {self.state}"
+        if self.state == State.FAILED and jobs.get("failed"):
+            text += f": {jobs['failed']} of {jobs['total']} jobs failed"
+        cancel = self.record.get("cancel") or {}
+        if self.state == State.CANCELLED and cancel.get("text"):
+            text += f": {cancel['text']}"
+        if self.errors:
+            first = self.errors[0]
+            where = f"partition {first['partition']}: " if first.get("partition") else ""
+            line = first_line(first.get("text"))
+            text += f" ({where}{line})" if ": " in text else f": {where}{line}"
+        return text
+
+    def report_as(self, model: type[T]) -> T | None:
+        """The report as the behavior's Report, or another pydantic model that it fits; None where there is none. Raises
+        InvalidArgument.
+        """
+        found: T | None = parsed(model, self.report, f"the report of {self.op}")
+        return found
+
+    def certificate(self) -> Mapping[str, Any]:
+        """What a validation proved. ``apply``, and ``since`` of the next one, name the operation (``op``), and the
+        executor reads this from history. Raises NotAllowed, with the reason, where it has none.
+        """
+        report = self.report if isinstance(self.report, dict) else {}
+        found = report.get("certificate")
+        if isinstance(found, dict):
+            return found
+        why = report.get("uncertified") if self.success else f"it ended as {self.state}"
+        raise NotAllowed(f"{self.op} has no certificate: {why or 'operations of its type give none'}")
+
+    def raise_for_state(self) -> OperationResult:
+        """This result, when the operation succeeded. Raises OperationFailed or OperationCancelled, with the report."""
+        if self.state == State.CANCELLED:
+            raise OperationCancelled(self.sentence(), self.report)
+        if not self.success:
+            raise OperationFailed(self.sentence(), self.report)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """How an operation is doing.
+
+    ``state`` as in its key; ``stage`` is finer: planning, open, pausing (jobs still run), paused, cancelling,
+    completing, cleaning, or ``ended``. ``jobs``: ``total`` (None before the plan), ``success``, ``failed``,
+    ``running``, ``waiting`` (to be tried again). ``exact`` False: there are too many jobs to tell failed ones from
+    successful ones, and ``success`` counts both. ``progress``: the fraction of jobs that ended, 0 to 1.
+    ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said.
+    ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
+    ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where
+    ``failed_truncated``, and none where they are not told apart (``exact`` False). ``labels``: the caller's.
+    ``id``: by which it has no like, or "". ``doing``: what jobs that have run for a while say of themselves, each
+    ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and ``rerun_of`` are those of
+    the start.
+    """
+
+    op: str
+    state: str
+    stage: str
+    jobs: Mapping[str, int | None]
+    started: str
+    progress: float = 0.0
+    eta_seconds: float | None = None
+    waiting_for: str | None = None
+    cancel: Mapping[str, str] | None = None
+    errors: tuple[Mapping[str, Any], ...] = ()
+    exact: bool = True
+    result: OperationResult | None = None
+    """How it ended, once it has."""
+    failed: str = ""
+    failed_truncated: bool = False
+    request_id: str = ""
+    request_digest: str = field(default="", repr=False)
+    submitter: str = ""
+    rerun_of: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
+    doing: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Priority, limits, failure budget and selector, as far as they were given."""
+    by: str = ""
+    """Who started it, where that is another one than the submitter."""
+    actions: Mapping[str, Any] = field(default_factory=dict)
+    """The fields ``actions`` and ``actions_dropped`` of the record, where anything was done to it."""
+
+    @property
+    def ended(self) -> bool:
+        """The operation has a history record."""
+        return self.result is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields for ``--json``: the history record once it has ended; before, its fields as far as they are known,
+        and what is told of one that goes on.
+        """
+        if self.result is not None:
+            return dict(self.result.record)
+        data: dict[str, Any] = {
+            "v": SCHEMA_VERSION,
+            "op": self.op,
+            "state": self.state,
+            "stage": self.stage,
+            "started": self.started,
+            "finished": None,
+            "jobs": dict(self.jobs),
+            "progress": round(self.progress, 4),
+            "eta_seconds": None if self.eta_seconds is None else round(self.eta_seconds, 1),
+            "waiting_for": self.waiting_for,
+            "doing": [dict(d) for d in self.doing],
+            "cancel": dict(self.cancel) if self.cancel else None,
+            "report": None,
+            "errors": [dict(e) for e in self.errors],
+            "failed": self.failed,
+            "exact": self.exact,
+            "request_id": self.request_id,
+            "request_digest": self.request_digest,
+            "submitter": self.submitter,
+        }
+        if self.failed_truncated:
+            data["failed_truncated"] = True
+        for name in ("rerun_of", "id", "by"):
+            if value := getattr(self, name):
+                data[name] = value
+        if self.options:
+            data["options"] = dict(self.options)
+        if self.labels:
+            data["labels"] = dict(self.labels)
+        return {**data, **self.actions}
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What became of a transaction that was to start operations.
+
+    ``committed``: its compares held; then ``operations`` are its handles, in their order. ``answers``: what etcd
+    answered to the caller's own operations (those of ``failure`` where it was not committed). ``earlier``: an earlier
+    call with the same request id had applied that branch; there are no answers then, nor where an answer was lost on
+    its way.
+    ``revision``: that of the commit; 0 where it is not known.
+    """
+
+    committed: bool
+    operations: Sequence[Any]
+    answers: tuple[Any, ...] = ()
+    earlier: bool = False
+    revision: int = 0

@@ -1,0 +1,129 @@
+"""Adding dependencies to operations that wait: what those that they shall wait for wait for themselves is followed, so
+that no cycle comes about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from distop.clock import time
+from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
+from distop.protocol import pending_operations as w
+from distop.protocol.dependencies import GRAPH, Edge, Hold
+from distop.protocol.record_reading import read
+from distop.protocol.records import OperationRef, Spec, State
+from distop.protocol.txn import Get
+from distop.services.submission.awaited_operations import Standing, standings
+from distop.services.submission.submit import overdue, pause
+from distop.store.connection_settings import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from distop.protocol.keys import Keys
+    from distop.services.submission.start_request import After
+    from distop.store.client import EtcdClient
+
+
+async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> None:
+    """Let operations wait for others as well: all of these pairs, or none (L26). One that has already ended well is
+    waited for no more.
+
+    Raises NotFound; NotAllowed where one that shall wait has begun, or ended; OperationStartError where one that is to
+    be waited for ended so that the other could never begin, or too much would have to be compared; InvalidArgument for
+    a cycle.
+    """
+    pairs: dict[tuple[OperationRef, OperationRef], str] = {}
+    for after, run in wanted:
+        if pairs.setdefault((after.ref, run), after.on) != after.on:
+            raise InvalidArgument(f"{run} is to wait for {after.ref} once: for its success, or for its end")
+    unique = list(dict.fromkeys(wanted))
+    began, tries = time.monotonic(), 0
+    while not await _try(etcd, keys, unique):
+        tries += 1
+        if overdue(began):
+            raise OperationStartError("the operations that are waited for change all the time: try again")
+        await asyncio.sleep(pause(tries))
+
+
+async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> bool:
+    found = await standings(etcd, keys, {ref for after, run in wanted for ref in (after.ref, run)})
+    links: list[tuple[w.Seen, w.Seen, str]] = []
+    known = [(after, run, _known(found, run), _known(found, after.ref)) for after, run in wanted]
+    for after, run, waits, pred in known:
+        if waits.state is not State.PENDING:
+            raise NotAllowed(f"{run} is {waits.state}: only what has not begun can be made to wait for others")
+        if pred.mod:
+            links.append((_seen(pred), _seen(waits), after.on))
+        elif after.on == "success" and pred.state is not State.SUCCESS:
+            raise OperationStartError(f"{after.ref} ended as {pred.state}, so {run} could never begin")
+    if not links:
+        return True
+    above = await _above(etcd, keys, links)
+    await _check_holds(etcd, keys, {one.ref for link in links for one in link[:2]} | {one.ref for one in above})
+    names = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links} | {one.ref for one in above}
+    if len(names) > w.SEEN_PER_TXN:
+        raise OperationStartError(
+            f"{len(names)} operations would have to be compared, more than one transaction does ({w.SEEN_PER_TXN}): "
+            "add fewer dependencies at once, or start such operations together (start_operations)"
+        )
+    return (await etcd.commit(w.add_dependencies(keys, links, above), deadline=WRITE_LIMIT)).succeeded
+
+
+def _known(found: Mapping[OperationRef, Standing | NotFound], ref: OperationRef) -> Standing:
+    one = found[ref]
+    if isinstance(one, NotFound):
+        raise NotFound(str(one))
+    return one
+
+
+def _seen(one: Standing) -> w.Seen:
+    return w.Seen(one.ref, one.state, one.mod)
+
+
+async def _check_holds(etcd: EtcdClient, keys: Keys, refs: Collection[OperationRef]) -> None:
+    """Raises NotAllowed for one that is being inserted with its graph: whether it will be there is not known yet."""
+    specs = await etcd.read(*(Get(keys.of(ref, "spec")) for ref in sorted(refs)))
+    for ref, answer in zip(sorted(refs), specs, strict=True):
+        spec = read(Spec.decode, answer.kv) if answer.kv is not None else None
+        held = await etcd.get(keys.hold(spec.hold)) if spec is not None and spec.hold else None
+        if held is not None and read(Hold.decode, held).kind == GRAPH:
+            raise NotAllowed(f"{ref} is being inserted together with others: add dependencies once they all are there")
+
+
+async def _above(etcd: EtcdClient, keys: Keys, links: Sequence[tuple[w.Seen, w.Seen, str]]) -> list[w.Seen]:
+    """What those wait for that are to be waited for, directly or not. Raises InvalidArgument for a cycle."""
+    new: dict[OperationRef, set[OperationRef]] = {}
+    for pred, run, _ in links:
+        if pred.ref == run.ref:
+            raise InvalidArgument(f"{run.ref} cannot wait for itself")
+        new.setdefault(run.ref, set()).add(pred.ref)
+    above: dict[OperationRef, set[OperationRef]] = {}
+    todo = sorted({pred.ref for pred, _, _ in links})
+    while todo and len(above) <= w.SEEN_PER_TXN:
+        ref = todo.pop()
+        if ref in above:
+            continue
+        listing = await etcd.list(*keys.edges_range(ref, "after"))
+        above[ref] = {OperationRef.parse(read(Edge.decode, kv).op) for kv in listing.kvs}
+        todo += sorted((above[ref] | new.get(ref, set())) - above.keys())
+    _check_circle(above, new)
+    known = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links}
+    found = await standings(etcd, keys, above.keys() - known)
+    return [_seen(one) for one in found.values() if isinstance(one, Standing) and one.mod]
+
+
+def _check_circle(
+    above: Mapping[OperationRef, set[OperationRef]], new: Mapping[OperationRef, set[OperationRef]]
+) -> None:
+    """Raises InvalidArgument where an operation would come to wait for itself."""
+    for run in new:
+        seen: set[OperationRef] = set()
+        todo = set(new[run])
+        while todo:
+            ref = todo.pop()
+            if ref == run:
+                raise InvalidArgument(f"{run} would wait for itself, by way of the others: that is a circle")
+            seen.add(ref)
+            todo |= (above.get(ref, set()) | new.get(ref, set())) - seen

@@ -1,0 +1,207 @@
+"""Which operation a request has started before, and which operations run: looked for among those of one type on one
+table.
+
+A request id that the caller chose has a key of its own, which names the operation (``protocol.identity``): whether it
+was used before is asked with each start of it, and there may be a hundred thousand operations that wait. An id that was
+made here has none; only who was told that the outcome of a call is unknown has it to repeat. It is looked for among the
+specs of what is active, the newest first, then in the history.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from distop.errors import InvalidArgument
+from distop.protocol import keys as K
+from distop.protocol import table_registry
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol.frozen import frozen
+from distop.protocol.identity import MADE, request_digest
+from distop.protocol.record_reading import read, read_holder
+from distop.protocol.records import History, OperationRef, Phase, Spec
+from distop.protocol.txn import Get
+from distop.services.readable_records import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.txn import KeyValue
+    from distop.services.submission.start_request import Request
+    from distop.store.client import EtcdClient
+
+_PAGE = 100
+
+
+@frozen
+class BeingInserted:
+    """An earlier call inserts the operation with its graph, under this hold: whether it will have been started is not
+    known yet.
+    """
+
+    ref: OperationRef
+    hold: str
+
+
+Found: TypeAlias = "OperationRef | BeingInserted | InvalidArgument | None"
+
+
+def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
+    """The operation was started by this request. Raises InvalidArgument where its id was used for another one."""
+    if found.request_id != wanted.request_id:
+        return False
+    if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
+        raise InvalidArgument(
+            f"the request id {wanted.request_id!r} has started {ref}, with another argument or other partitions: "
+            "repeat that request as it was, or choose a new id"
+        )
+    return True
+
+
+class _Search:
+    """What was found of these requests so far."""
+
+    def __init__(self, wanted: Sequence[Request]) -> None:
+        self.found: list[Found] = [None] * len(wanted)
+        self._left: dict[str, list[tuple[int, Request]]] = {}
+        for n, one in enumerate(wanted):
+            self._left.setdefault(one.request_id, []).append((n, one))
+
+    def over(self) -> bool:
+        """Nothing is left to look for."""
+        return not self._left
+
+    def has_no_key(self) -> bool:
+        """One of those that are left was made here, not chosen by a caller."""
+        return any(request_id.startswith(MADE) for request_id in self._left)
+
+    def concerns(self, record: Spec | History) -> bool:
+        """The operation has one of the request ids that are looked for."""
+        return record.request_id in self._left
+
+    def take(self, record: Spec | History, ref: OperationRef, inserted: str = "") -> None:
+        """Take this operation into account. ``inserted``: the hold under which its graph is being inserted."""
+        for n, one in self._left.pop(record.request_id, ()):
+            try:
+                is_of(record, one, ref)
+                self.found[n] = BeingInserted(ref, inserted) if inserted else ref
+            except InvalidArgument as error:
+                self.found[n] = error
+
+
+async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) -> list[Found]:
+    """For each of these requests, of one type on one table, the operation that it has started before, if any; an
+    InvalidArgument where its id was used for another request. What was part of a graph that was given up was never
+    started.
+
+    It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
+    the start fail.
+    """
+    search, keyed = _Search(wanted), [one for one in wanted if not one.request_id.startswith(MADE)]
+    for n in range(0, len(keyed), _PAGE):
+        await _look_up(etcd, keys, search, keyed[n : n + _PAGE])
+    if search.has_no_key():
+        await _look_everywhere(etcd, keys, search, wanted[0].table, wanted[0].type)
+    return search.found
+
+
+async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence[Request]) -> None:
+    """By their keys. An operation goes from its own keys to the history: both are read at once."""
+    answers = await etcd.read(*(Get(keys.request(one.table, one.type, one.request_id)) for one in page))
+    named = zip(page, answers, strict=True)
+    refs = list(dict.fromkeys(read_holder(a.kv, one.table, one.type) for one, a in named if a.kv is not None))
+    gets = [Get(key) for ref in refs for key in (keys.of(ref, "spec"), keys.history(ref))]
+    found = [answer.kv for n in range(0, len(gets), _PAGE) for answer in await etcd.read(*gets[n : n + _PAGE])]
+    ended = {ref: read(History.decode, kv) for ref, kv in zip(refs, found[1::2], strict=True) if kv is not None}
+    specs = {ref: read(Spec.decode, kv) for ref, kv in zip(refs, found[::2], strict=True) if kv is not None}
+    holds = await graph_holds(etcd, keys, {spec.hold for ref, spec in specs.items() if ref not in ended})
+    for ref in refs:
+        if ref in ended:
+            if not ended[ref].void:
+                search.take(ended[ref], ref)
+        elif ref in specs:
+            _take_active(search, holds, specs[ref], ref)
+
+
+async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table: str, type_name: str) -> None:
+    """Active ones first, then the history, since an operation goes from there to here."""
+    active = await active_refs(etcd, keys, table, type_name)
+    await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
+    if not search.over():
+        listing = await etcd.list(*table_registry.type_family(keys, K.HISTORY, table, type_name), page=_PAGE)
+        for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if table_registry.refs(keys, [kv]))):
+            if search.concerns(record) and not record.void:
+                search.take(record, table_registry.refs(keys, [kv])[0])
+                if search.over():
+                    break
+
+
+async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: Sequence[OperationRef]) -> None:
+    for n in range(0, len(active), _PAGE):
+        if search.over():
+            return
+        page = active[n : n + _PAGE]
+        answers = await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page))
+        specs = ((ref, read(Spec.decode, one.kv)) for ref, one in zip(page, answers, strict=True) if one.kv is not None)
+        concerned = [(ref, spec) for ref, spec in specs if search.concerns(spec)]
+        holds = await graph_holds(etcd, keys, {spec.hold for _, spec in concerned})
+        for ref, spec in concerned:
+            _take_active(search, holds, spec, ref)
+
+
+def _take_active(search: _Search, holds: Mapping[str, HoldState], spec: Spec, ref: OperationRef) -> None:
+    """``holds``: those of graphs, which a spec may name."""
+    state = holds.get(spec.hold)
+    if state is not HoldState.DENIED:
+        search.take(spec, ref, spec.hold if state is HoldState.HELD else "")
+
+
+async def graph_holds(etcd: EtcdClient, keys: Keys, names: Iterable[str]) -> dict[str, HoldState]:
+    """Those of these holds that are there, and of graphs."""
+    wanted = sorted(set(names) - {""})
+    found: dict[str, HoldState] = {}
+    for n in range(0, len(wanted), _PAGE):
+        page = wanted[n : n + _PAGE]
+        for name, one in zip(page, await etcd.read(*(Get(keys.hold(name)) for name in page)), strict=True):
+            record = read(Hold.decode, one.kv) if one.kv is not None else None
+            if record is not None and record.kind == GRAPH:
+                found[name] = record.state
+    return found
+
+
+async def excluding(
+    etcd: EtcdClient, keys: Keys, type_name: str, running: Iterable[str], declared: Sequence[str] | None = None
+) -> tuple[Sequence[str], list[str]]:
+    """The types that this one excludes by its own declaration (``declared``; None: it is read); and those that run on
+    the table (``running``) and exclude it, by that or by theirs.
+    """
+    types = sorted(running)
+    if declared is not None and types in ([], [type_name]):
+        return declared, types if type_name in declared else []
+    names = types if declared is not None else sorted({type_name, *types})
+    answers = await etcd.read(*(Get(keys.behavior(name)) for name in names))
+    found = {
+        name: read(Declaration.decode, answer.kv).conflicts_with if answer.kv is not None else ()
+        for name, answer in zip(names, answers, strict=True)
+    }
+    own = declared if declared is not None else found[type_name]
+    return own, table_registry.excluded_by(type_name, own, {name: found[name] for name in types})
+
+
+async def active_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
+    """The operations of a type on a table that have not gone, in the order of their numbers."""
+    refs = table_registry.refs(keys, await _active(etcd, keys, table, type_name))
+    return sorted(refs, key=lambda ref: ref.instance)
+
+
+async def running_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
+    """The operations of a type that run on a table (those that only wait or are being cleaned up are left out)."""
+    idle = (Phase.WAITING.encode(), Phase.CLEANING.encode())
+    return table_registry.refs(keys, [kv for kv in await _active(etcd, keys, table, type_name) if kv.value not in idle])
+
+
+async def _active(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[KeyValue]:
+    """Gates and pending keys at one revision: an operation moves between the two, and always has one of them."""
+    ranges = (table_registry.type_family(keys, family, table, type_name) for family in (K.OPEN, K.PENDING))
+    return [kv for found in await etcd.read(*(Get(start, end) for start, end in ranges)) for kv in found.kvs]

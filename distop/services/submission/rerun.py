@@ -1,0 +1,106 @@
+"""Rerunning an operation: a new one over those of its partitions that are not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.errors import NotAllowed, no_operation
+from distop.protocol import rerun_record
+from distop.protocol.record_reading import read
+from distop.protocol.records import CLUSTER_TABLE, History, State
+from distop.protocol.txn import Get
+from distop.services.submission.start_request import acting, request, started_by
+from distop.services.submission.submit import submit
+
+_TOLD = 200
+"""Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.records import OperationRef
+    from distop.protocol.rerun_record import Kept
+    from distop.services.submission.submit import Started
+    from distop.store.client import EtcdClient
+
+
+async def rerun(
+    etcd: EtcdClient,
+    keys: Keys,
+    ref: OperationRef,
+    *,
+    unfinished: bool | None,
+    request_id: str | None,
+    failure_policy: str | None,
+    retry_attempts: int | None,
+    submitter: str,
+    labels: Mapping[str, str] | None = None,
+    time_limit: float | None = None,
+) -> Started:
+    """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
+    no end; None: the latter where it was cancelled.
+
+    It is a start like any other, of the same argument, under the rules that the behavior publishes by now and the
+    policy, attempts and time limit of the former operation, and with its labels unless others are given. The table is
+    the one that is registered by now, planned anew.
+
+    Raises NotFound, NotAllowed (it has not ended, it succeeded, nothing is left to do, or what this takes was not
+    kept), and what a start raises.
+    """
+    history, state, *beside = await etcd.read(
+        Get(keys.history(ref)), Get(keys.of(ref, "state"), count_only=True), *rerun_record.reads(keys, ref)
+    )
+    if history.kv is None:
+        if state.count:
+            raise NotAllowed(f"{ref} has not ended: wait for it, or cancel it first")
+        raise no_operation(ref)
+    found = rerun_record.decode(beside)
+    record = read(History.decode, history.kv)
+    names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
+    assert found is not None
+    rules = found.spec.rules
+    wanted = request(
+        ref.type,
+        ref.table,
+        found.arg,
+        None if ref.table == CLUSTER_TABLE else names,
+        request_id,
+        failure_policy if failure_policy is not None else rules.failure_policy,
+        retry_attempts if retry_attempts is not None else rules.retry.attempts,
+        submitter,
+        labels if labels is not None else found.spec.labels,
+        time_limit=time_limit if time_limit is not None else rules.time_limit or None,
+    )
+    # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
+    id_ = found.spec.id
+    wanted = replace(wanted, id=id_, one_off=not id_, on_duplicate="refuse" if id_ else "")
+    return await submit(etcd, keys, started_by(acting(etcd), replace(wanted, rerun_of=str(ref))))
+
+
+def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:
+    """The partitions to run again. Raises NotAllowed where there are none, or their names were not kept."""
+    if record.state is State.SUCCESS:
+        raise NotAllowed(f"{ref} succeeded: there is nothing to run again")
+    left = record.total - record.success - record.failed
+    if not record.failed and not (unfinished and left):
+        if left:
+            raise NotAllowed(
+                f"{ref} has no failed partition, but {left} that had not ended: take those with --unfinished "
+                "(unfinished=True)"
+            )
+        planned = "all its jobs succeeded" if record.total else "it got no plan"
+        raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
+    names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
+    if found is None or (unfinished and left and not found.unfinished):
+        which = ""
+        if ranges := record.failed_ranges:
+            first = ranges if len(ranges) <= _TOLD else ranges[: ranges.rindex(",", 0, _TOLD)]
+            more = " and more" if first != ranges or record.failed_truncated else ""
+            which = f" (failed, by their places in its plan, from 0: {first}{more})"
+        raise NotAllowed(
+            f"{ref} had too many partitions that are not done, or too long names, to be kept for a rerun: start it "
+            f"anew, with --partition for some{which}"
+        )
+    return names

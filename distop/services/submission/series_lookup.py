@@ -1,0 +1,68 @@
+"""Which operation of a series goes on: whoever wants to end a series knows one of it, which may have ended long ago."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.decide.due_operations import series_of
+from distop.errors import NotAllowed, UnreadableRecord, no_operation
+from distop.protocol.record_reading import of_its_kind, read
+from distop.protocol.records import History, OperationRef, Spec
+from distop.protocol.txn import Get
+from distop.services.submission.idempotency import active_refs
+
+if TYPE_CHECKING:
+    from distop.protocol.keys import Keys
+    from distop.store.client import EtcdClient
+
+_PAGE = 100
+
+
+async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> OperationRef:
+    """The operation with which its series began. Where another one took its place, that one's.
+
+    Raises NotFound, NotAllowed (it is of no series), UnreadableRecord.
+    """
+    seen = {ref}
+    while True:
+        history, spec = await etcd.read(Get(keys.history(ref)), Get(keys.of(ref, "spec")))
+        if history.kv is not None:
+            record = read(History.decode, history.kv)
+            if record.cancel is not None and record.cancel.replaced_by:
+                ref = of_its_kind(OperationRef.parse(record.cancel.replaced_by), ref.table, ref.type, history.kv.key)
+                if ref in seen:
+                    raise UnreadableRecord(
+                        f"the record at {history.kv.key} says that {ref}, which it replaced, replaced it"
+                    )
+                seen.add(ref)
+                continue
+            first = record.series
+        elif spec.kv is not None:
+            first = series_of(read(Spec.decode, spec.kv), ref)
+        else:
+            raise no_operation(str(ref))
+        if not first:
+            raise NotAllowed(f"{ref} is of no series: it does not come again")
+        key = history.kv.key if history.kv is not None else keys.of(ref, "spec")
+        return of_its_kind(OperationRef.parse(first), ref.table, ref.type, key)
+
+
+async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> OperationRef | None:
+    """The last operation of a series that has not gone; None: the series has ended."""
+    without: set[OperationRef] = set()
+    while True:
+        # One of it is there as long as the series goes on: the next one is started before the last one goes.
+        active = await active_refs(etcd, keys, first.table, first.type)
+        refs = [ref for ref in reversed(active) if ref.instance >= first.instance]
+        gone: set[OperationRef] = set()
+        for n in range(0, len(refs), _PAGE):
+            page = refs[n : n + _PAGE]
+            for ref, one in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
+                if one.kv is None:
+                    gone.add(ref)
+                elif series_of(read(Spec.decode, one.kv), ref) == str(first):
+                    return ref
+        # Those that are listed again have never had a spec: somebody has written their gates.
+        if gone <= without:
+            return None
+        without |= gone

@@ -1,0 +1,186 @@
+"""Group commit of the starts of one client: while one is under way, those of the same type on the same table that come
+meanwhile go together in the next transaction.
+
+A start that finds none under way goes at once, in its caller's own task. The others wait in a line: they would race it,
+and each other, for the same two keys, and all but one would lose (measured in ``scripts/bench starts``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from distop.clock import time
+from distop.errors import EtcdUnavailable, OutcomeUnknown
+from distop.protocol.operation_transitions import STARTS_PER_TXN
+from distop.services.submission.submit import (
+    Apart,
+    Heard,
+    Lost,
+    NotSent,
+    Started,
+    Try,
+    note_cut_off,
+    overdue,
+    pause,
+    submit,
+    too_contended,
+    try_to_start,
+)
+
+if TYPE_CHECKING:
+    from distop.protocol.keys import Keys
+    from distop.services.submission.start_request import Request
+    from distop.store.client import EtcdClient
+
+_Place: TypeAlias = tuple[str, str]
+"""(table, type)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One that waits in line. ``answer``: what became of it, or None: it goes on by itself."""
+
+    wanted: Request
+    began: float | None
+    """Since when it loses."""
+    answer: asyncio.Future[Started | Exception | None]
+    sent: bool = False
+    """It is being started: whether it was is not known before the answer."""
+    tried: Try = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tried = Try(self.wanted, self.answer.cancelled)
+
+    def settle(self, verdict: Started | Exception | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(verdict)
+
+
+class Starts:
+    """The starts of one client."""
+
+    def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._lines: dict[_Place, deque[_Waiting]] = {}
+        """Where a start is under way, those that wait for its end."""
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self, wanted: Request) -> Started:
+        """As :func:`distop.services.submission.submit.submit`, beside others. Who is cancelled while it waits is not
+        started; what was sent by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
+        """
+        place = wanted.table, wanted.type
+        line = self._lines.get(place)
+        if line is not None:
+            return await self._answer(_stand_in(line, wanted, None))
+        line = self._lines[place] = deque()
+        began, one, heard = time.monotonic(), Try(wanted), Heard()
+        try:
+            await try_to_start(self._etcd, self._keys, [one], heard)
+        finally:
+            # Others may be waiting, whatever becomes of this one. Where it lost, it goes on with those.
+            waiting = _stand_in(line, wanted, began, first=True) if isinstance(one.verdict, Lost) else None
+            self._next(place, line, heard, lost=int(waiting is not None), silent=_silent(one))
+        return one.result() if waiting is None else await self._answer(waiting)
+
+    async def _answer(self, waiting: _Waiting) -> Started:
+        try:
+            verdict = await waiting.answer
+        except asyncio.CancelledError as error:
+            if waiting.sent:
+                note_cut_off(error, waiting.wanted)
+            raise
+        if verdict is None:
+            return await submit(self._etcd, self._keys, waiting.wanted)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    def _next(self, place: _Place, line: deque[_Waiting], heard: Heard, *, lost: int, silent: bool) -> None:
+        """The start that was under way is over."""
+        if not silent and any(not one.answer.cancelled() for one in line):
+            task = asyncio.ensure_future(self._serve(place, line, heard, lost))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        else:
+            self._dissolve(place, line)
+
+    def _dissolve(self, place: _Place, line: deque[_Waiting]) -> None:
+        """Where etcd does not answer, each goes on by itself, as if there were no line: so nobody waits for more than
+        what was under way when it came.
+        """
+        del self._lines[place]
+        for one in line:
+            one.settle(None)
+
+    async def _serve(self, place: _Place, line: deque[_Waiting], heard: Heard, lost: int) -> None:
+        """Start those in line, as many in one transaction as it takes, until nobody waits. ``lost``: tries in a row
+        that got nothing done; ``heard``: what the try before told.
+        """
+        group: list[_Waiting] = []
+        took = 0.0
+        try:
+            while True:
+                # Whoever was just answered may start another one at once: it goes with those in line.
+                await asyncio.sleep(pause(lost, took) if lost else 0)
+                if lost:
+                    heard.note(None)  # others had their turns meanwhile: a read costs less than a try that is refused
+                group = _take(line)
+                if not group:
+                    break
+                for one in group:
+                    one.sent = True
+                tries = [one.tried.again() for one in group]
+                began = time.monotonic()
+                await try_to_start(self._etcd, self._keys, tries, heard)
+                took = time.monotonic() - began
+                left = [one for one, tried in zip(group, tries, strict=True) if not _settled(one, tried)]
+                for one in left:
+                    one.sent = False
+                line.extendleft(reversed(left))
+                lost = lost + 1 if len(left) == len(group) else 0
+                group = []
+                if any(map(_silent, tries)):
+                    break
+        finally:
+            for one in group:  # the loop is being closed
+                one.answer.cancel()
+            self._dissolve(place, line)
+
+
+def _stand_in(line: deque[_Waiting], wanted: Request, began: float | None, *, first: bool = False) -> _Waiting:
+    waiting = _Waiting(wanted, began, asyncio.get_running_loop().create_future())
+    (line.appendleft if first else line.append)(waiting)
+    return waiting
+
+
+def _take(line: deque[_Waiting]) -> list[_Waiting]:
+    """The first ones in line; those whose callers are gone are left out."""
+    group: list[_Waiting] = []
+    while line and len(group) < STARTS_PER_TXN:
+        one = line.popleft()
+        if not one.answer.cancelled():
+            group.append(one)
+    return group
+
+
+def _settled(one: _Waiting, tried: Try) -> bool:
+    """Tell what became of it; False: nothing yet, it is to be tried again."""
+    if isinstance(tried.verdict, Apart):
+        one.settle(None)
+    elif not isinstance(tried.verdict, Lost):
+        one.settle(tried.verdict)
+    elif not isinstance(tried.verdict, NotSent):
+        one.began = one.began if one.began is not None else time.monotonic()
+        if overdue(one.began):
+            one.settle(too_contended(one.wanted))
+    return one.answer.done()
+
+
+def _silent(one: Try) -> bool:
+    """etcd did not answer it."""
+    return isinstance(one.verdict, EtcdUnavailable | OutcomeUnknown)

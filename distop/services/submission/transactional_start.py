@@ -1,0 +1,289 @@
+"""Starting operations inside a transaction of the caller's: they exist exactly if it commits (C8, C9, C10).
+
+What starts them is compares and puts. A caller that speaks to etcd through distop has them committed here, beside its
+own (:func:`commit_with`); one that has an ``etcd3`` client adds them to a transaction of that
+(:meth:`Submission.etcd3`). All of them wait first, be it for nobody, as those of a graph do: so they compare the
+counter of instances alone, and nothing that begins or ends on the table makes the caller's transaction fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
+from distop.protocol.txn import (
+    MAX_OPERATIONS,
+    TOO_LARGE,
+    Compare,
+    Delete,
+    Get,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    flaw,
+    operations,
+    unchanged,
+)
+from distop.protocol.user_transaction import (
+    CallerTransaction,
+    applied_branch,
+    combined,
+    forget,
+    receipt,
+    start_lookups,
+    was_started,
+)
+from distop.services.submission.graph_start import check, in_one
+from distop.services.submission.submit import overdue, pause, too_contended
+from distop.store.connection_settings import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import KeyValue, Operation, Result
+    from distop.services.submission.insertion import Link, Whole
+    from distop.services.submission.start_request import Request
+    from distop.store.client import EtcdClient
+
+
+FORGET_LIMIT = 5.0
+"""Seconds for which a receipt that nobody needs any more is tried to be deleted."""
+
+
+class Submission:
+    """Operations that a transaction of the caller's may start: add ``compares`` to what it compares, and ``puts`` to
+    what it does then. It is good for one transaction, soon: where others start operations of these types meanwhile, its
+    compares fail.
+    """
+
+    def __init__(self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], whole: Whole) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._wanted = wanted
+        self._refs = whole.refs
+        self.compares: tuple[Compare, ...] = whole.txn.compares
+        self.puts: tuple[Put, ...] = tuple(op for op in whole.txn.success if isinstance(op, Put))
+
+    @property
+    def refs(self) -> tuple[OperationRef, ...]:
+        """The operations, which exist once the transaction has been committed."""
+        return self._refs
+
+    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
+        """The compares and the operations as an ``etcd3`` client's transaction takes them:
+        ``client.transaction(compare=[*mine, *compares], success=[*mine, *puts], failure=[…])``.
+        """
+        kinds = client.transactions
+        return [_compare3(kinds, one) for one in self.compares], [kinds.put(put.key, put.value) for put in self.puts]
+
+    async def stale(self) -> bool:
+        """After a refusal: whether one of distop's own compares fails by now, so that a new submission is needed; else
+        it was a compare of the caller's.
+        """
+        found = await self._etcd.read(*(Get(one.key) for one in self.compares))
+        return not all(_holds(one, answer.kv) for one, answer in zip(self.compares, found, strict=True))
+
+    async def committed(self) -> bool:
+        """Where the outcome of the caller's transaction is not known: whether it was committed. Where it was not, it
+        never will be: no copy of it that is still on its way applies after this has answered. (As long as the
+        operations or their history are there: ask soon.)
+
+        Raises OutcomeUnknown; EtcdUnavailable.
+        """
+        return await _committed(self._etcd, self._keys, self._wanted[0].request_id, self._refs[0])
+
+
+def _holds(one: Compare, kv: KeyValue | None) -> bool:
+    if one.target is Target.MOD:
+        return (kv.mod_revision if kv is not None else 0) == one.value
+    if one.target is Target.VALUE:
+        return kv is not None and kv.value == one.value
+    return (kv is not None) is (one.relation is Relation.GREATER)
+
+
+def _compare3(kinds: Any, one: Compare) -> Any:
+    """All that a submission compares is mod revisions, that tables are there, and that an id is free: that its key is
+    absent, or names one that has ended.
+    """
+    if one.target is Target.CREATE:
+        assert one.value == 0
+        return kinds.create(one.key) > 0 if one.relation is Relation.GREATER else kinds.create(one.key) == 0
+    assert one.relation is Relation.EQUAL
+    assert one.target in (Target.MOD, Target.VALUE)
+    return (kinds.mod if one.target is Target.MOD else kinds.value)(one.key) == one.value
+
+
+async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:
+    """Read and check everything, write nothing. Raises as ``graph_start.start_graph`` does; InvalidArgument for what
+    one transaction does not take; OperationStartError where an earlier call with these request ids has started them.
+    """
+    whole = await in_one(etcd, keys, wanted, links)
+    if whole.earlier:
+        raise OperationStartError(
+            f"{', '.join(map(str, whole.refs[:3]))} {'was' if len(whole.refs) == 1 else 'were'} started by an earlier "
+            "transaction with this request id: choose a new id for another one"
+        )
+    return Submission(etcd, keys, wanted, whole)
+
+
+@frozen
+class Committed:
+    """The outcome of the caller's transaction.
+
+    ``earlier``: an earlier call with its request id had applied it, or had written what its failure branch writes.
+    ``answers``: those of the caller's own operations, in the order of the branch that was taken; none where
+    ``earlier``, or where the answer was lost and the outcome was found out later.
+    """
+
+    committed: bool
+    refs: tuple[OperationRef, ...] = ()
+    answers: tuple[Result, ...] = ()
+    earlier: bool = False
+    revision: int = 0
+
+
+@frozen
+class Own:
+    """What the caller's own transaction compares and does."""
+
+    compare: tuple[Compare, ...]
+    success: tuple[Operation, ...]
+    failure: tuple[Operation, ...]
+
+
+def own(keys: Keys, compare: Iterable[Any], success: Iterable[Any], failure: Iterable[Any]) -> Own:
+    """Raises InvalidArgument for what is no part of a transaction, or writes keys of distop's."""
+    parts = []
+    for given, what in ((compare, "compare"), (success, "success"), (failure, "failure")):
+        if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+            raise InvalidArgument(f"{what} is a list, not {shown(given)}")
+        parts.append(tuple(given))
+    for one in parts[0]:
+        if not isinstance(one, Compare):
+            raise InvalidArgument(
+                f"{shown(one)} is no compare: take those of distop.protocol.txn, such as unchanged(key, revision)"
+            )
+    for one in (*parts[1], *parts[2]):
+        _check_operation(keys, one)
+    return Own(*parts)
+
+
+def _check_operation(keys: Keys, one: Any) -> None:
+    if isinstance(one, Txn):
+        for inner in (*one.success, *one.failure):
+            _check_operation(keys, inner)
+        return
+    if not isinstance(one, Put | Delete | Get):
+        raise InvalidArgument(
+            f"{shown(one)} is nothing that a transaction does: take Put, Delete, Get or Txn of distop.protocol.txn"
+        )
+    if isinstance(one, Get):
+        return
+    first, after = keys.everything()
+    end = (one.range_end if isinstance(one, Delete) else "") or f"{one.key}\0"
+    if one.key < after and (end > first or end == "\0"):  # "\0" as an end: all keys from there on
+        raise InvalidArgument(
+            f"the key {shown(one.key)} is distop's own: a transaction of the caller's writes none of these"
+        )
+
+
+async def commit_with(
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], mine: Own, name: str
+) -> Committed:
+    """Commit the caller's compares and operations together with the starts. Where only distop's own counters moved,
+    nothing of the caller's was done, and it is tried again. ``name``: the request id that an OutcomeUnknown names.
+
+    Of all copies of it, sent by this call or by another one with the same request id, one branch of one is applied
+    (``protocol.user_transaction``).
+    """
+    check(wanted, links)
+    # A call that is repeated has the same request id where the caller chose one: all else is named by that.
+    place = next((n for n, one in enumerate(wanted) if one.own_id), 0)
+    first = wanted[place]
+    began, tries = time.monotonic(), 0
+    while True:
+        if first.own_id and await etcd.get(receipt(keys, first.table, first.type, first.request_id)) is not None:
+            return Committed(False, earlier=True)
+        whole = await in_one(etcd, keys, wanted, links)
+        if whole.earlier:
+            return Committed(True, whole.refs, earlier=True)
+        ref = whole.refs[place]
+        number = min(one.instance for one in whole.refs if (one.table, one.type) == (ref.table, ref.type))
+        caller = CallerTransaction(
+            ref, first.request_id, number, first.own_id, mine.compare, mine.success, mine.failure
+        )
+        txn = _joined(keys, whole, caller)
+        try:
+            result = await etcd.commit(txn, deadline=WRITE_LIMIT)
+            if (done := await _outcome(etcd, keys, whole, caller, result)) is not None:
+                return done
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                "whether the transaction was committed, and its operations were started, is not known, because etcd "
+                f"stopped answering: call again with request_id={shown(name)}, which commits it only if it was not"
+            ) from error
+        tries += 1
+        if overdue(began):
+            raise too_contended(first)
+        await asyncio.sleep(pause(tries))
+
+
+async def _outcome(
+    etcd: EtcdClient, keys: Keys, whole: Whole, caller: CallerTransaction, result: TxnResult
+) -> Committed | None:
+    """The outcome; None where one of distop's counters moved, and nothing was done."""
+    if not result.succeeded:
+        before = applied_branch(result.responses, caller.request_id)
+        if before is False:
+            return Committed(False, earlier=not result.repeated)
+        return Committed(True, whole.refs) if before and result.repeated else None
+    inner = result.responses[0]
+    assert isinstance(inner, TxnResult)
+    if inner.succeeded:
+        return Committed(True, whole.refs, inner.responses[len(whole.txn.success) :], revision=result.revision)
+    if not caller.fences_failure:
+        # An earlier copy may still be on its way, and the caller's compares may come to hold.
+        if result.repeated and await _committed(etcd, keys, caller.request_id, caller.ref):
+            return Committed(True, whole.refs)
+    elif caller.writes_failure and not caller.again:
+        with suppress(DistopError):  # else executors do, after a while
+            await etcd.commit(forget(keys, caller.ref, caller.request_id), deadline=FORGET_LIMIT)
+    return Committed(False, (), inner.responses[: len(caller.failure)], revision=result.revision)
+
+
+def _joined(keys: Keys, whole: Whole, caller: CallerTransaction) -> Txn:
+    txn = combined(keys, whole.txn, caller)
+    if operations(txn) > MAX_OPERATIONS:
+        raise InvalidArgument(
+            f"the transaction has {operations(txn)} operations with what starts its {len(whole.refs)}, over the "
+            f"{MAX_OPERATIONS} that etcd takes: do less at once"
+        )
+    if (found := flaw(txn)) is not None and found.detail != TOO_LARGE:
+        raise InvalidArgument(f"etcd would reject the transaction: {found.text}")
+    return txn
+
+
+async def _committed(etcd: EtcdClient, keys: Keys, request_id: str, ref: OperationRef) -> bool:
+    """Whether the operation was started by this request. Where it was not, the counter is written as it stands, so that
+    whatever compared its revision is refused from here on.
+    """
+    counter = keys.next_instance(ref.table, ref.type)
+    gets = start_lookups(keys, ref)
+    while True:
+        (seen,) = await etcd.read(Get(counter))
+        number = int(seen.kv.value) if seen.kv is not None else 1
+        if number > ref.instance:
+            return was_started(await etcd.read(*gets), request_id)
+        mod = seen.kv.mod_revision if seen.kv is not None else 0
+        txn = Txn((unchanged(counter, mod),), (Put(counter, str(number).encode()),), gets, "withdraw")
+        if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+            return False

@@ -1,0 +1,258 @@
+"""Submission in two phases: prepare an operation, then confirm it (C13), or abandon it.
+
+A sender that changes something of its own prepares the operation first, under an external id of its transaction, makes
+its change, and confirms. An operation that was prepared never begins before. What becomes of one that nobody confirms
+is up to the executors (``daemon.upkeep.prepared_verification``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.decide import verifier_urls
+from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
+from distop.protocol import keys as K
+from distop.protocol import prepared_operations as p
+from distop.protocol.dependencies import Hold, HoldState
+from distop.protocol.identity import request_digest
+from distop.protocol.json_codec import rfc3339
+from distop.protocol.record_reading import read, word
+from distop.protocol.records import History, OperationRef, Spec, State
+from distop.protocol.texts import shown
+from distop.protocol.txn import Get, GetResult
+from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
+from distop.services.submission.graph_start import in_one
+from distop.services.submission.start_request import LONGEST_DELAY, PREPARED, acting, seconds, text
+from distop.services.submission.submit import Started, overdue, pause, too_contended
+from distop.store.connection_settings import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from distop.protocol.keys import Keys
+    from distop.protocol.txn import KeyValue, TxnResult
+    from distop.services.submission.start_request import Request
+    from distop.store.client import EtcdClient
+
+LONGEST_ID = 200
+"""Characters of an external id."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+
+
+def external(value: Any) -> str:
+    """An external id. Raises InvalidArgument."""
+    if not 0 < len(text(value, "the external id")) <= LONGEST_ID:
+        raise InvalidArgument(f"an external id is a text of 1 to {LONGEST_ID} characters")
+    try:
+        for id_ in (p.hold_id(value), p.receipt_id(value)):
+            K.encode(id_)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"the external id {shown(value)} takes too many bytes in a key, percent-encoded (at most "
+            f"{K.MAX_COMPONENT_BYTES}): choose a shorter one"
+        ) from None
+    return str(value)
+
+
+def terms(
+    wanted: Request, verify: Any, verify_after: Any, verify_attempts: Any, verify_pause: Any, external_id: str
+) -> p.Terms:
+    """What the hold shall say, but for the operation, which has no number yet. Raises InvalidArgument."""
+    after, between = seconds(verify_after, "verify_after"), seconds(verify_pause, "verify_pause")
+    if not 0 < after <= LONGEST_DELAY:
+        raise InvalidArgument(
+            f"verify_after is a number of seconds above 0, and at most a hundred years, not {after:g}"
+        )
+    if not 0 <= between <= p.LONGEST_PAUSE:
+        raise InvalidArgument(f"verify_pause is a number of seconds from 0 to {p.LONGEST_PAUSE:g}, not {between:g}")
+    if not isinstance(verify_attempts, int) or isinstance(verify_attempts, bool) or not 1 <= verify_attempts <= 1_000:
+        raise InvalidArgument(f"verify_attempts is a whole number from 1 to 1000, not {shown(verify_attempts)}")
+    asked = "" if verify is None else check_verifier(verify)
+    digest = p.digest(wanted.type, wanted.table, request_digest(wanted.arg, wanted.partitions), asked, after)
+    return p.Terms(external_id, "", digest, asked, after, verify_attempts, between)
+
+
+def check_verifier(verify: Any) -> str:
+    """The name of a registered verifier, or a URL. Raises InvalidArgument; the sentence repeats nothing secret.
+
+    Whether an executor's list allows the URL shows when it is asked: the lists are settings of each executor.
+    """
+    asked = text(verify, "the verifier")
+    if "://" not in asked:
+        if not _NAME.fullmatch(asked):
+            raise InvalidArgument(
+                f"{shown(asked[:100])} is no verifier: give the name of one that executors have installed, or a URL to "
+                "ask (https://host/path)"
+            )
+        return asked
+    verifier_urls.parse(asked)
+    return asked
+
+
+def request_id(external_id: str) -> str:
+    """The request id of a prepared operation: by it, it is found once its hold and its receipt are forgotten."""
+    return f"{PREPARED}{external_id}"
+
+
+async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms) -> Started:
+    """Insert the operation, held, once for each external id.
+
+    Raises as ``submit.submit`` does; InvalidArgument where the external id was used for another request.
+    """
+    from dataclasses import replace
+
+    hold = p.hold_id(asked.external_id)
+    began, tries = time.monotonic(), 0
+    while True:
+        there = await _find(etcd, keys, asked.external_id)
+        if there is not None:
+            return _same(there[0], asked)
+        whole = await in_one(etcd, keys, [wanted], (), hold)
+        if whole.earlier:
+            return Started(whole.refs[0], earlier=True)
+        full = replace(asked, op=str(whole.refs[0]))
+        try:
+            result = await etcd.commit(p.under_hold(keys, whole.txn, full), deadline=WRITE_LIMIT)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"whether {wanted.type} on {wanted.table} was prepared is not known, because etcd stopped answering: "
+                f"prepare it again with the external id {shown(asked.external_id)}, which does so only if it was not"
+            ) from error
+        if result.succeeded or _won(result, wanted):
+            return Started(whole.refs[0])
+        tries += 1
+        if overdue(began):
+            raise too_contended(wanted)
+        await asyncio.sleep(pause(tries))
+
+
+def _won(result: TxnResult, wanted: Request) -> bool:
+    """An earlier copy was applied (T9)."""
+    first = result.responses[0]
+    spec = read(Spec.decode, first.kv) if isinstance(first, GetResult) and first.kv is not None else None
+    return result.repeated and spec is not None and spec.request_id == wanted.request_id
+
+
+def _same(there: p.Terms, asked: p.Terms) -> Started:
+    if there.digest != asked.digest:
+        raise InvalidArgument(
+            f"the external id {shown(asked.external_id)} has prepared {there.op}, by another request: repeat that one "
+            "as it was, or choose a new id"
+        )
+    return Started(OperationRef.parse(there.op), earlier=True)
+
+
+async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.Terms, Hold, int] | None:
+    """What the hold says, or else the receipt, and its mod revision."""
+    ids = (p.hold_id(external_id), p.receipt_id(external_id))
+    for answer in await etcd.read(*(Get(keys.hold(id_)) for id_ in ids)):
+        if answer.kv is not None:
+            return _terms(answer.kv)
+    return None
+
+
+def _terms(kv: KeyValue) -> tuple[p.Terms, Hold, int]:
+    record = read(Hold.decode, kv)
+    found = p.Terms.of(record)
+    if found is None:
+        raise UnreadableRecord(f"the record at {kv.key} cannot be read: it does not say which operation it holds")
+    return found, record, kv.mod_revision
+
+
+async def confirm(
+    etcd: EtcdClient, keys: Keys, external_id: str, expected: OperationRef | None = None
+) -> OperationRef:
+    """Let what was prepared begin; again on one that is confirmed changes nothing.
+
+    Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled, or is another operation
+    than the ``expected`` one; OutcomeUnknown (confirm it again).
+    """
+    while True:
+        found = await _find(etcd, keys, external_id)
+        if found is None:
+            raise NotFound(_not_prepared(external_id))
+        told, record, mod = found
+        ref = OperationRef.parse(told.op)
+        if expected not in (None, ref):
+            raise NotAllowed(f"{expected} was not prepared: its spec names the external id of {ref}")
+        if record.state is HoldState.CONFIRMED:
+            return ref
+        if record.state is HoldState.DENIED:
+            raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {record.text}")
+        waits = await _still_waits(etcd, keys, ref, keys.hold(p.hold_id(external_id)), mod)
+        if waits is None:
+            continue
+        state_mod, actions = waits
+        actions = actions.and_then(Action(rfc3339(time.time()), "confirm", acting(etcd)))
+        try:
+            txn = p.confirm(keys, ref, told, mod, actions, state_mod)
+            if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+                return ref
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"whether {shown(external_id)} was confirmed is not known, because etcd stopped answering: confirm it "
+                "again, which changes nothing where it was"
+            ) from error
+
+
+async def _still_waits(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, hold: str, mod: int
+) -> tuple[int, Actions] | None:
+    """The mod revision of its state, and what was done to it. None where its hold is not as it was read: it may have
+    been confirmed since, begun, and ended. Raises NotAllowed where it has ended under its hold.
+    """
+    own = (Get(keys.of(ref, "state")), Get(keys.of(ref, "actions")))
+    state, done, history, now = await etcd.read(*own, Get(keys.history(ref)), Get(hold))
+    if now.kv is None or now.kv.mod_revision != mod:
+        return None
+    if history.kv is not None:
+        record = read(History.decode, history.kv)
+        why = f": {record.cancel.text}" if record.cancel is not None and record.cancel.text else ""
+        raise NotAllowed(f"{ref} cannot be confirmed: it ended as {record.state}{why}")
+    if state.kv is None or read(word(State), state.kv) is not State.PENDING:
+        raise NotAllowed(f"{ref} cannot be confirmed: it does not wait any more")
+    return state.kv.mod_revision, read(Actions.decode, done.kv) if done.kv is not None else NO_ACTIONS
+
+
+async def held_by(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str | None:
+    """The external id under which the operation was prepared; None where it was not. Raises NotFound."""
+    spec, history = await etcd.read(Get(keys.of(ref, "spec")), Get(keys.history(ref)))
+    if spec.kv is not None:
+        return p.external_id_of(read(Spec.decode, spec.kv).hold)
+    if history.kv is None:
+        raise NotFound(f"there is no operation {ref}")
+    return p.external_id_of(read(History.decode, history.kv).request_id)
+
+
+def never_ran(record: History) -> bool:
+    """The operation ended as cancelled before it had a plan."""
+    return record.total == 0 and record.state is State.CANCELLED
+
+
+async def confirm_operation(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
+    """As :func:`confirm`, of an operation by its name; also once all but its history is forgotten."""
+    external_id = await held_by(etcd, keys, ref)
+    if external_id is None:
+        raise NotAllowed(f"{ref} was not prepared: there is nothing to confirm")
+    try:
+        await confirm(etcd, keys, external_id, ref)
+    except NotFound:
+        kv = await etcd.get(keys.history(ref))
+        record = read(History.decode, kv) if kv is not None else None
+        if record is not None and never_ran(record):
+            why = record.cancel.text if record.cancel is not None else record.state
+            raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {why}") from None
+
+
+async def find(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRef:
+    """The operation that was prepared under this external id. Raises NotFound."""
+    found = await _find(etcd, keys, external_id)
+    if found is None:
+        raise NotFound(_not_prepared(external_id))
+    return OperationRef.parse(found[0].op)
+
+
+def _not_prepared(external_id: str) -> str:
+    name = shown(external_id)
+    return f"no operation is prepared under the external id {name}: it was never prepared, or it ended long ago"

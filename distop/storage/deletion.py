@@ -1,0 +1,389 @@
+"""The one place where files under a table, a shared directory, a stage or an index are removed, or written whole.
+
+A :class:`Place` is derived from an operation, a partition and an attempt, or from an index: never from a result, a plan
+or a file. What is removed or written is named by a path below its place. On a disk every folder on the way is opened by
+the folder before it, and a symbolic link among them is refused: nobody can move the path elsewhere between a look and
+the removal, or the write.
+
+The stage of an attempt is made by that attempt (:func:`make_new`), in folders that only the executor's user and root
+may change: its name can be told beforehand, and nothing that somebody put there counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from distop.clock import uuid
+from distop.errors import UnsafePath, describe
+from distop.protocol.frozen import frozen
+from distop.storage.files import local_path, open_filesystem
+from distop.storage.folder_ownership import changeable, walked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.runtime.logs import Log
+
+_TRIES = 1000
+"""How often the removal of a folder is repeated while somebody else removes files from it: each try gets further."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+"""Of what is made, less the umask: whatever that is, nobody else may write there."""
+_STAGED = ("nothing is staged", "give the executors a --shared-dir that their user alone can change or replace")
+_LED = ("nothing is read, removed or written", "name the folder that it leads to, or have the link belong to root")
+"""What is not done in a folder that others may change, or have put a link to, and what to do about it."""
+
+
+def components(path: str) -> list[str]:
+    """The components of a path that leads downwards. Raises UnsafePath for any other: an absolute one, an empty name,
+    ``.`` and ``..``.
+    """
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise UnsafePath(f"{path!r} is not a path below a folder: it is empty or absolute, or has '.', '..' or '//'")
+    return parts
+
+
+@frozen
+class Place:
+    """A folder that belongs to one operation, index or cluster. ``anchor``: a folder or URL that a person has named, in
+    which links are followed; ``path``: where the place is below it, without a link. ``own``: nothing is written there
+    unless the anchor and all folders below it are such that only the executor's user and root may change them.
+    """
+
+    anchor: str
+    path: str = ""
+    own: bool = field(default=False, repr=False, compare=False)
+
+    @property
+    def location(self) -> str:
+        """Its path or URL."""
+        anchor = self.anchor.rstrip("/") or self.anchor
+        return f"{anchor}/{self.path}" if self.path else anchor
+
+    @property
+    def parent(self) -> Place:
+        """The place that this one is in. Raises UnsafePath for an anchor."""
+        components(self.path)
+        return Place(self.anchor, self.path.rpartition("/")[0], self.own)
+
+    @property
+    def name(self) -> str:
+        """Its name in :attr:`parent`."""
+        return self.path.rpartition("/")[2]
+
+    def below(self, path: str) -> Place:
+        """A place in this one. Raises UnsafePath."""
+        components(path)
+        return Place(self.anchor, f"{self.path}/{path}" if self.path else path, self.own)
+
+
+def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
+    """Remove a file, a link (never its target), or a folder with all that is in it; whether anything was removed.
+    ``path``: below the place. ``only_empty``: a folder that has something in it stays.
+
+    Raises UnsafePath where the path leads out of its place or through a link, and OSError.
+    """
+    parts = components(path)
+    whole = place.below(path)
+    if local_path(place.anchor) is None:
+        return _delete_remote(whole, only_empty)
+    if place.path:
+        parts = [*components(place.path), *parts]
+    with _opened(place.anchor, parts[:-1]) as folder:
+        return folder is not None and _delete_local(folder, parts[-1], only_empty)
+
+
+def delete_or_log(place: Place, path: str, log: Log) -> None:
+    """Remove it as :func:`delete` does; what cannot be removed is logged, and left for the next time."""
+    try:
+        delete(place, path)
+    except (OSError, UnsafePath) as error:
+        log.warning("Could not remove %s: %s", place.below(path).location, describe(error))
+
+
+def names(place: Place) -> list[str]:
+    """The names of what is in a place; none where it is no folder. Raises UnsafePath, and OSError."""
+    if local_path(place.anchor) is None:
+        from pyarrow import fs
+
+        filesystem, inner = _remote(place)
+        try:
+            return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
+        except NotADirectoryError:
+            return []
+    with _opened(place.anchor, components(place.path) if place.path else []) as folder:
+        return [] if folder is None else os.listdir(folder)  # noqa: PTH208 -- of a descriptor
+
+
+def check_unlinked(place: Place) -> None:
+    """Raises UnsafePath where a link leads to a place, or OSError; that it is not there is fine."""
+    if local_path(place.anchor) is not None:
+        with _opened(place.anchor, components(place.path) if place.path else []):
+            pass
+
+
+def read_regular(place: Place, path: str, limit: int) -> bytes:
+    """The bytes of a file in a place. On a disk it is a regular file, and no link leads to it. At most ``limit`` bytes
+    are read, and one more where the file is larger. Raises UnsafePath, FileNotFoundError where there is none, and
+    OSError.
+    """
+    parts = components(path)
+    if local_path(place.anchor) is None:
+        filesystem, inner = _remote(place.below(path))
+        with filesystem.open_input_stream(inner) as stream:
+            return bytes(stream.read(limit + 1))
+    with _opened(place.anchor, [*(components(place.path) if place.path else []), *parts[:-1]]) as folder:
+        if folder is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.below(path).location)
+        # A pipe would hold up who opens it.
+        try:
+            file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UnsafePath(f"{place.below(path).location} is a symbolic link, which is not followed") from None
+    with os.fdopen(file, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise UnsafePath(f"{place.below(path).location} is not a regular file: it is a folder or a device")
+        return opened.read(limit + 1)
+
+
+def write(place: Place, path: str, data: bytes) -> None:
+    """Write a file in a place, seen wholly or not at all; its folders are made. On a disk no link leads to it, and a
+    link of its name is replaced. Raises UnsafePath, and OSError.
+    """
+    parts = components(path)
+    whole = place.below(path)
+    if local_path(place.anchor) is None:
+        filesystem, inner = _remote(whole)
+        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(inner) as stream:
+            stream.write(data)
+        return
+    parent = whole.parent
+    with made_folder(parent) as opened:
+        temporary = f".{parts[-1]}.{uuid.uuid4().hex}"
+        file = os.open(temporary, _NEW, _FILE_MODE, dir_fd=opened)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, parts[-1], src_dir_fd=opened, dst_dir_fd=opened)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=opened)
+            raise
+
+
+def make_new(place: Place, mode: int = 0o700) -> None:
+    """Make a folder, with those above it; on an object store, see that nothing is there. Raises FileExistsError where
+    something is there before, UnsafePath, and OSError.
+    """
+    taken = f"{place.location} exists before the attempt that is to make it: its content is not used; remove it"
+    if local_path(place.anchor) is None:
+        if names(place):
+            raise FileExistsError(taken)
+        return
+    with made_folder(place.parent) as folder:
+        try:
+            os.mkdir(place.name, mode, dir_fd=folder)
+        except FileExistsError:
+            raise FileExistsError(taken) from None
+
+
+def check_own(place: Place, told: tuple[str, str] = _STAGED, *, missing: bool = False) -> None:
+    """Raises UnsafePath where a place on a disk is no folder, or others may change or replace it, and OSError.
+    ``told``: what is not done there then, and what to do about it. ``missing``: that it is not there is fine.
+    """
+    if local_path(place.anchor) is not None:
+        with _opened(place.anchor, components(place.path) if place.path else [], own=told) as folder:
+            if folder is None and not missing:
+                raise UnsafePath(f"{place.location} is not a folder")
+
+
+def new_file(place: Place, path: str) -> BinaryIO:
+    """A new file in a place on a disk, open for writing; its folders are made. Raises FileExistsError where its name is
+    taken, UnsafePath, and OSError.
+    """
+    whole = place.below(path)
+    with made_folder(whole.parent) as folder:
+        return os.fdopen(os.open(whole.name, _NEW, _FILE_MODE, dir_fd=folder), "wb")
+
+
+@contextmanager
+def made_folder(place: Place) -> Iterator[int]:
+    """A descriptor of the folder that a place on a disk is, made with those above it; no link leads to it. Raises
+    UnsafePath, and OSError.
+    """
+    parts = components(place.path) if place.path else []
+    with _opened(place.anchor, parts, make=True, own=_STAGED if place.own else None) as opened:
+        if opened is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
+        yield opened
+
+
+def regular_file(place: Place, path: str) -> Path:
+    """The path of a file that lies in a place and is no link. Raises UnsafePath where that is not so, FileNotFoundError
+    where there is none, and OSError.
+    """
+    parts = components(path)
+    found = local_path(place.below(path).location)
+    if found is None:
+        raise UnsafePath(f"{place.below(path).location} is not a path on this machine")
+    with _opened(place.anchor, [*(components(place.path) if place.path else []), *parts[:-1]]) as folder:
+        if folder is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found))
+        mode = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode
+    if not stat.S_ISREG(mode):
+        raise UnsafePath(f"{found} is not a regular file: it is a link, a folder or a device")
+    return found
+
+
+# ---------------------------------------------------------------------- on a disk
+
+
+@contextmanager
+def _opened(
+    anchor: str, parts: list[str], *, make: bool = False, own: tuple[str, str] | None = None
+) -> Iterator[int | None]:
+    """The folder at the end of a path, open; None where it is not there. ``make``: what is missing is made.
+    Raises UnsafePath where a link is on the way behind the anchor, or another user's link on the way to it, and with
+    ``own`` where others may change a folder.
+    """
+    path = (local_path(anchor) if anchor else None) or Path("/")
+    unsafe = partial(_unsafe, own or _LED)
+    with ExitStack() as stack:
+        try:
+            walk = walked(path, unsafe, folders=own is not None, make=_FOLDER_MODE if make else None)
+            place, found = stack.enter_context(walk)
+            if place == Path("/"):
+                raise UnsafePath(
+                    f"nothing is removed or written below {anchor or '/'!r}: a table or a shared directory is never "
+                    "the root"
+                )
+            folder = os.open(".", _FOLDER, dir_fd=found)
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        stack.callback(os.close, folder)
+        if own:
+            _check_own(folder, str(path), own, sticky=True)
+        for n, part in enumerate(parts, 1):
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, _FOLDER_MODE, dir_fd=folder)
+            try:
+                folder = os.open(part, _FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                yield None
+                return
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                if _is_link(folder, part):
+                    whole = "/".join((str(path), *parts[:n]))
+                    raise UnsafePath(f"{whole} is a symbolic link, which is not followed: put a folder there") from None
+                yield None
+                return
+            stack.callback(os.close, folder)
+            if own:
+                _check_own(folder, "/".join((str(path), *parts[:n])), own)
+        yield folder
+
+
+def _check_own(folder: int, path: str, told: tuple[str, str], *, sticky: bool = False) -> None:
+    """Raises UnsafePath for an open folder that others may change. ``sticky``: that they cannot replace what is in it
+    is enough, since the folders below are checked as well.
+    """
+    if why := changeable(os.fstat(folder), sticky=sticky):
+        raise _unsafe(told, path, why)
+
+
+def _unsafe(told: tuple[str, str], what: str, why: str) -> UnsafePath:
+    return UnsafePath(f"{told[0]} below {what}, which {why}: {told[1]}")
+
+
+def _is_link(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
+    removed = False
+    for left in reversed(range(_TRIES)):
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if not stat.S_ISDIR(mode):
+                os.unlink(name, dir_fd=folder)
+            elif only_empty:
+                os.rmdir(name, dir_fd=folder)
+            else:
+                removed = True
+                shutil.rmtree(name, dir_fd=folder)
+            return True
+        except FileNotFoundError:
+            # It is gone; or, within a folder, somebody else removes the same.
+            if not _is_there(folder, name):
+                return removed
+            if not left:
+                raise
+        except OSError as error:
+            if only_empty and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------ on an object store
+
+
+def _remote(place: Place) -> tuple[Any, str]:
+    """The file system of a place, and its path there: at least a bucket."""
+    filesystem, root = open_filesystem(place.anchor)
+    root = root.strip("/")
+    if not root:
+        raise UnsafePath(f"nothing is removed or written below {place.anchor!r}: it names no bucket, or no folder")
+    inner = "/".join((*components(root), *(components(place.path) if place.path else ())))
+    try:
+        inner.encode()
+    except UnicodeEncodeError:
+        raise UnsafePath(f"{inner!r} is not UTF-8, as names in an object store are") from None
+    return filesystem, inner
+
+
+def _delete_remote(whole: Place, only_empty: bool) -> bool:
+    from pyarrow import fs
+
+    filesystem, inner = _remote(whole)
+    kind = filesystem.get_file_info(inner).type
+    if kind == fs.FileType.NotFound:
+        return False
+    if kind != fs.FileType.Directory:
+        filesystem.delete_file(inner)
+    elif only_empty and filesystem.get_file_info(fs.FileSelector(inner)):
+        return False
+    else:
+        # pyarrow ends the prefix with a slash: what lies at ``a/bc`` is not in ``a/b``.
+        filesystem.delete_dir(inner)
+    return True

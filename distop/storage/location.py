@@ -1,0 +1,253 @@
+# ruff: noqa: PTH100, PTH111, PTH112, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
+"""Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.frozen import frozen
+from distop.storage.confinement import TableFiles
+from distop.storage.deletion import Place, names
+from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MAGIC = b"PAR1"
+_SUFFIXES = (".parquet", ".parq", ".pq")
+
+
+class Entry(NamedTuple):
+    """A file: its folder relative to the location ("" at the root), its path, size in bytes and mtime in ns."""
+
+    folder: str
+    path: str
+    size: int
+    mtime_ns: int
+
+
+_TROUBLE = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
+"""What pyarrow's file systems raise, by what they make of a path or an answer."""
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error message."""
+    text = str(error).strip()
+    return text.split("\n")[0] if text else type(error).__name__
+
+
+def _path_of(url: str) -> str:
+    """The path of a ``file://`` URL.
+
+    Raises InvalidArgument where it has none, or names another machine.
+    """
+    parts = urlsplit(url)
+    if not parts.path or parts.netloc not in ("", "localhost"):
+        raise InvalidArgument(f"the location {url!r} is no path on this machine: write it as file:///folder")
+    return unquote(parts.path)
+
+
+def _is_remote(text: str) -> bool:
+    return _URI.match(text) is not None and not text.lower().startswith("file://")
+
+
+def root_of(text: str) -> str:
+    """What the paths of files begin with that are listed at a location: its absolute path, or its URL. Raises
+    InvalidArgument.
+    """
+    if _is_remote(text):
+        return text.rstrip("/")
+    return os.path.abspath(_path_of(text) if _URI.match(text) else os.path.expanduser(text))
+
+
+def named_parquet(entry: Entry) -> bool:
+    """Its name says that it is Parquet: it ends in .parquet, .parq or .pq."""
+    return entry.path.lower().endswith(_SUFFIXES)
+
+
+def hidden(name: str) -> bool:
+    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``, and ``….parquet._COPYING_`` while Hadoop's
+    tools still copy it. ``_column=…`` is data, as in Spark.
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+
+
+@frozen
+class Location:
+    """An opened location. ``filesystem`` is None for local paths, else pyarrow's; ``root`` is the path in it."""
+
+    text: str
+    root: str
+    filesystem: Any = None
+    scheme: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Location:
+        """Raises InvalidArgument for what can be no location, and where another user's link leads to it, and
+        TableUnavailable where it is not there.
+        """
+        if not text or "\0" in text:
+            raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
+        if _is_remote(text):
+            return cls._remote(text)
+        root = root_of(text)
+        try:
+            TableFiles(root).look(root)
+        except OSError:
+            raise TableUnavailable(f"the location {text!r} does not exist") from None
+        return cls(root, root)
+
+    @classmethod
+    def _remote(cls, text: str) -> Location:
+        from pyarrow import fs
+
+        try:
+            filesystem, root = open_filesystem(text)
+            if not root:
+                scheme = text.partition(":")[0]
+                raise InvalidArgument(f"the location {text!r} names no bucket: write it as {scheme}://NAME/FOLDER")
+            kind = filesystem.get_file_info(root).type
+        except InvalidArgument:
+            raise
+        except Exception as e:  # pyarrow raises its own, OSError and ImportError here, by file system
+            wrong = TableUnavailable if isinstance(e, OSError | ImportError) else InvalidArgument
+            raise wrong(f"the location {text!r} cannot be opened: {_line(e)}") from e
+        if kind == fs.FileType.NotFound:
+            raise TableUnavailable(f"the location {text!r} does not exist")
+        return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
+
+    def walk(self, *, deep: bool = True) -> Iterator[Entry]:
+        """Every visible file under the location, in no order; not ``deep``: of itself alone. What goes away meanwhile
+        may be left out. Raises TableUnavailable where a folder is unreadable, InvalidArgument where a pipe, a device
+        or a link that leads out of the location is among the files.
+        """
+        try:
+            yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
+        except NotRegular as e:
+            raise InvalidArgument(str(e)) from None
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
+
+    def _walk_local(self, deep: bool) -> Iterator[Entry]:
+        files = TableFiles(self.root)
+        info = files.look(self.root)
+        if not stat.S_ISDIR(info.st_mode):
+            check_regular(self.root, info.st_mode)
+            yield Entry("", self.root, info.st_size, info.st_mtime_ns)
+            return
+        folders = [(self.root, "")]
+        while folders:
+            path, relative = folders.pop()
+            try:
+                opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if not relative or os.path.lexists(path):
+                    raise
+                continue
+            try:
+                # Somebody may have exchanged a folder for a link since it was listed.
+                files.check_open(opened, path)
+                with os.scandir(opened) as found:
+                    entries = list(found)
+                for entry in entries:
+                    if hidden(entry.name):
+                        continue
+                    inner = os.path.join(path, entry.name)
+                    try:
+                        info = files.look(inner) if entry.is_symlink() else entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        if os.path.lexists(inner):  # a link to what is not there: its rows would go unseen
+                            raise
+                        continue
+                    if stat.S_ISDIR(info.st_mode):
+                        if deep:
+                            folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
+                        continue
+                    check_regular(inner, info.st_mode)
+                    yield Entry(relative, inner, info.st_size, info.st_mtime_ns)
+            finally:
+                os.close(opened)
+
+    def check(self) -> None:
+        """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty, or
+        holds what a child of ours has written there meanwhile.
+        """
+        if self.filesystem is None and os.path.isdir(self.root):
+            try:
+                with os.scandir(self.root) as entries:
+                    if all(hidden(entry.name) for entry in entries):
+                        raise self.nothing_there()
+            except OSError as e:
+                raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
+
+    def nothing_there(self) -> TableUnavailable:
+        """The error to raise: a missing disk looks no different from a table whose files were removed."""
+        why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
+        return TableUnavailable(f"the location {self.text!r} is empty{why}")
+
+    def _walk_remote(self, deep: bool) -> Iterator[Entry]:
+        from pyarrow import fs
+
+        info = self.filesystem.get_file_info(self.root)
+        if info.type == fs.FileType.File:
+            yield Entry("", self.text, info.size, info.mtime_ns or 0)
+            return
+        for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=deep)):
+            if found.type != fs.FileType.File:
+                continue
+            relative = found.path[len(self.root) :].lstrip("/")
+            if any(hidden(part) for part in relative.split("/")):
+                continue
+            yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
+
+    def names_in(self, folder: str) -> frozenset[str]:
+        """The names of the files in a folder of the location; none where there is no such folder. Raises
+        InvalidArgument where a link leads to it, and TableUnavailable where it cannot be listed.
+        """
+        try:
+            if self.filesystem is None:
+                return frozenset(names(Place(self.root, folder)))
+            from pyarrow import fs
+
+            found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
+            return frozenset(info.base_name for info in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return frozenset()
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
+
+    def text_in(self, name: str, limit: int) -> str:
+        """A small file under the location, whole. Raises InvalidArgument where it has more than ``limit`` bytes, or is
+        a link, a pipe or a device; TableUnavailable where it cannot be read.
+        """
+        try:
+            if self.filesystem is None:
+                with open_regular(os.path.join(self.root, name), follow=False) as f:
+                    data = read_whole(f, limit, name)
+            else:
+                with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
+                    data = read_whole(stream, limit, name)
+            return data.decode(errors="replace")
+        except TooLarge:
+            raise InvalidArgument(
+                f"the file {name!r} of {self.text!r} has more than {limit} bytes, the most that is read of it"
+            ) from None
+        except NotRegular as e:
+            raise InvalidArgument(str(e)) from None
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
+
+    def begins_as_parquet(self, entry: Entry) -> bool:
+        """By its first four bytes. Raises OSError where it cannot be read."""
+        if self.filesystem is None:
+            with open_regular(entry.path) as f:
+                return f.read(4) == _MAGIC
+        path = self.root + entry.path[len(self.text) :]
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read(4)) == _MAGIC

@@ -1,0 +1,116 @@
+"""Where a watch stands: from each response, what to apply and where to resume (W2–W9). Pure.
+
+The stream's I/O is in ``watch``; the decisions are here, so that they can be tested response by response.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from distop.protocol.frozen import frozen
+from distop.protocol.revisioned import Change
+
+Event = Change
+"""One change of a key, as views take it: thousands come in a row."""
+
+
+@frozen
+class Batch:
+    """What is applied as a whole (W4): afterwards the view is the range's content at ``revision``.
+
+    ``listing``: the events are the full content (puts only) and replace what was known; what is not among them
+    is deleted (W6). Otherwise they are changes, in order.
+    """
+
+    revision: int
+    events: tuple[Event, ...]
+    listing: bool = False
+    gathered: Any = None
+    """Of a listing that was gathered part by part (``watch.Gather``): what it was gathered in; then there are no
+    ``events``.
+    """
+
+
+@frozen
+class Response:
+    """What matters of a watch response; ``revision`` is the header's."""
+
+    revision: int
+    events: tuple[Event, ...] = ()
+    created: bool = False
+    cancelled: bool = False
+    compact_revision: int = 0
+    fragment: bool = False
+    reason: str = ""
+
+
+@frozen
+class Relist:
+    """The watch cannot go on from its position (compaction, W6): list again and watch from there."""
+
+    reason: str
+
+
+@frozen
+class Reopen:
+    """The server ended this watch: open another one at the position. ``refused``: it never began (W7)."""
+
+    reason: str
+    refused: bool = False
+
+
+Step: TypeAlias = Batch | Relist | Reopen | None
+
+
+class WatchPosition:
+    """The position of one watch. ``next_revision`` is the start revision to watch from."""
+
+    __slots__ = ("_fragments", "next_revision")
+
+    def __init__(self, listed_at: int = 0) -> None:
+        self._fragments: list[Event] = []
+        self.next_revision = listed_at + 1
+
+    @property
+    def revision(self) -> int:
+        """The revision up to which everything has been applied."""
+        return self.next_revision - 1
+
+    def listed(self, revision: int) -> None:
+        """A listing at ``revision`` was applied: watch from the next one (W1)."""
+        self._fragments.clear()
+        self.next_revision = revision + 1
+
+    def opened(self) -> None:
+        """A new stream begins: fragments of the former one are void, they will be sent again whole (W5)."""
+        self._fragments.clear()
+
+    def feed(self, response: Response) -> Step:
+        """What the response asks for; the position is moved on the assumption that a batch is then applied."""
+        if response.compact_revision:
+            return Relist(f"revision {self.next_revision} was compacted, up to {response.compact_revision} (W6)")
+        if response.cancelled:
+            return Reopen(response.reason or "the server cancelled the watch", refused=response.created)
+        if response.created:
+            return None
+        if response.fragment:
+            self._fragments.extend(response.events)
+            return None
+        events = response.events
+        if self._fragments:
+            events = (*self._fragments, *events)
+            self._fragments.clear()
+        if not events:
+            # Progress: the only header whose revision may be trusted (W3).
+            if response.revision < self.next_revision:
+                return None
+            self.next_revision = response.revision + 1
+            return Batch(response.revision, ())
+        if events[0].kv.mod_revision < self.next_revision:  # resent by a lagging member (W9)
+            events = tuple(event for event in events if event.kv.mod_revision >= self.next_revision)
+            if not events:
+                return None
+        # The last event's revision, not the header's, which may be ahead of events still to come (W2).
+        last = events[-1].kv.mod_revision
+        self.next_revision = last + 1
+        return Batch(last, events)

@@ -1,0 +1,85 @@
+"""The ``FileIO`` by which pyiceberg opens the files of a table: of each no more is read than metadata may have."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from typing import Any
+
+from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
+
+from distop.errors import UnsafePath
+from distop.storage.confinement import check_form
+from distop.storage.files import METADATA_BYTES, local_path, open_regular, read_whole
+from distop.storage.storage_urls import check_paths
+
+INNER_IMPL = "distop.py-io-impl"
+"""The setting of a catalog that has what stood at ``py-io-impl``."""
+
+_COMPRESSED = ".gz.metadata.json"
+"""How a file's name ends that pyiceberg decompresses."""
+
+
+PARSED_BYTES = 64 << 20
+"""Of a table's metadata file at most, decompressed: parsed, it takes some forty times as much memory."""
+_PARSED = re.compile(r"\.metadata\.json(\.gz)?\Z")
+
+
+def is_compressed(location: str) -> bool:
+    """By its name, as pyiceberg has it."""
+    return location.endswith(_COMPRESSED)
+
+
+def bounded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a catalog by which it opens all files so."""
+    inner = {INNER_IMPL: settings[PY_IO_IMPL]} if PY_IO_IMPL in settings else {}
+    return {**settings, **inner, PY_IO_IMPL: f"{BoundedIO.__module__}.{BoundedIO.__name__}"}
+
+
+class BoundedIO(FileIO):
+    """Opens files as pyiceberg does by these properties, and removes none. A file that has more than METADATA_BYTES (of
+    a table's metadata: PARSED_BYTES) raises TooLarge, one that lies where data may not send anybody InvalidArgument.
+    """
+
+    def new_input(self, location: str) -> InputFile:
+        return _Bounded(self._of(location).new_input(location))
+
+    def new_output(self, location: str) -> OutputFile:
+        return self._of(location).new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Raises UnsafePath: no file is removed because metadata name it."""
+        where = location if isinstance(location, str) else location.location
+        raise UnsafePath(f"{where} is not removed: distop removes no file that the metadata of a table name")
+
+    def _of(self, location: str) -> FileIO:
+        check_paths((location,))
+        check_form(location)
+        rest = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, INNER_IMPL)}
+        if INNER_IMPL in self.properties:
+            rest[PY_IO_IMPL] = self.properties[INNER_IMPL]
+        return load_file_io(rest, location)
+
+
+class _Bounded(InputFile):
+    def __init__(self, inner: InputFile) -> None:
+        super().__init__(inner.location)
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def exists(self) -> bool:
+        return self._inner.exists()
+
+    def open(self, seekable: bool = True) -> Any:
+        path = local_path(self.location)
+        limit = min(METADATA_BYTES, PARSED_BYTES) if _PARSED.search(self.location) else METADATA_BYTES
+        with self._inner.open(seekable) if path is None else open_regular(str(path), follow=False) as stream:
+            data = read_whole(stream, limit, self.location)
+        if is_compressed(self.location):
+            # A few bytes may stand for any number of them: counted here, before all are in memory at once.
+            with gzip.open(io.BytesIO(data)) as text:
+                read_whole(text, limit, self.location)
+        return io.BytesIO(data)

@@ -1,0 +1,196 @@
+"""What came to an Iceberg table since one of its snapshots: by the manifests that the two do not share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import TableUnavailable
+from distop.tables.iceberg.manifest_list import manifests_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from distop.tables.iceberg.avro import ManifestIO
+
+    File = tuple[str, int, int]
+
+_READ_AS = 3
+"""The version of the table format whose manifest entries are asked for; what an older one has not is None."""
+_CHECKED_EVERY = 1_000
+_PATH_ID = 2_147_483_546
+"""The field id of the column of a position delete file that has the paths of data files."""
+
+
+def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None) -> list[File] | None:
+    """The data files of the current snapshot that may hold rows which the snapshot ``since`` (an id, as text) had not,
+    as (path, size, 0). None: any of them may.
+
+    A file that both snapshots have, with the same sequence number, has no new row as long as each delete that applied
+    to it still does: rows that a delete removed could come back with a rollback. Where such a delete is gone, as after
+    it was rewritten, its data file counts as new; where nothing says which that was, all may have new rows. So they may
+    where the former snapshot was expired. ``check`` is called now and then, and raises where that is to stop.
+
+    Raises TableUnavailable where a manifest cannot be read.
+    """
+    current = metadata.current_snapshot()
+    if current is None:
+        return []
+    if str(current.snapshot_id) == since:
+        return []
+    former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
+    if former is None:
+        return None
+    try:
+        with io.watched():
+            return _difference(former, manifests_of(current, io), io, check)
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+
+
+def replaced_files(
+    metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None
+) -> frozenset[str] | None:
+    """Those data files of the snapshot ``since`` whose rows are not what they were: they are gone, or other deletes
+    apply to them. None: any of them may be. Raises TableUnavailable where a manifest cannot be read.
+    """
+    current = metadata.current_snapshot()
+    former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
+    if former is None or current is None:
+        return None
+    if current is former:
+        return frozenset()
+    try:
+        with io.watched():
+            before, now = manifests_of(former, io), manifests_of(current, io)
+            shared = {m.manifest_path for m in before} & {m.manifest_path for m in now}
+            data, deletes = _split([m for m in now if m.manifest_path not in shared])
+            old_data, old_deletes = _split([m for m in before if m.manifest_path not in shared])
+            here = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(data, io, check)}
+            found = {
+                entry.data_file.file_path
+                for m, entry in entries(old_data, io, check)
+                if (entry.data_file.file_path, _sequence(entry, m)) not in here
+            }
+            one, other = (
+                {_identity(m, e): _referenced(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
+            )
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+    for identity in one.keys() ^ other.keys():
+        referenced = (one | other)[identity]
+        if referenced is None:
+            return None
+        found.add(referenced)
+    return frozenset(found)
+
+
+def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lambda: None) -> list[list[int]]:
+    """Of each equality delete file of the current snapshot the field ids that it compares. Raises TableUnavailable."""
+    current = metadata.current_snapshot()
+    if current is None:
+        return []
+    try:
+        with io.watched():
+            deletes = _split(manifests_of(current, io))[1]
+            return [list(e.data_file.equality_ids) for _, e in entries(deletes, io, check) if e.data_file.equality_ids]
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+
+
+def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> list[File] | None:
+    # A manifest never changes: what both name has the same entries in both.
+    now = {m.manifest_path for m in current}
+    try:
+        manifests = manifests_of(former, io)
+        old_data, old_deletes = _split([m for m in manifests if m.manifest_path not in now])
+        before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(old_data, io, check)}
+        applied = {_identity(m, entry): _referenced(entry) for m, entry in entries(old_deletes, io, check)}
+    except FileNotFoundError:
+        return None  # it was expired meanwhile; where there is nothing at all, whoever reads all files says so
+    shared = {m.manifest_path for m in manifests}
+    data, deletes = _split([m for m in current if m.manifest_path not in shared])
+    new: dict[str, int] = {
+        entry.data_file.file_path: entry.data_file.file_size_in_bytes
+        for m, entry in entries(data, io, check)
+        if (entry.data_file.file_path, _sequence(entry, m)) not in before
+    }
+    still = {_identity(m, entry) for m, entry in entries(deletes, io, check)}
+    gone = {referenced for identity, referenced in applied.items() if identity not in still}
+    if None in gone:
+        return None
+    exposed = gone - new.keys()
+    if exposed:
+        for _, entry in entries(_split(current)[0], io, check):
+            if entry.data_file.file_path in exposed:
+                new[entry.data_file.file_path] = entry.data_file.file_size_in_bytes
+    return [(path, size, 0) for path, size in sorted(new.items())]
+
+
+def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Those of data, and those of deletes."""
+    from pyiceberg.manifest import ManifestContent
+
+    data = [m for m in manifests if m.content == ManifestContent.DATA]
+    return data, [m for m in manifests if m.content != ManifestContent.DATA]
+
+
+def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
+    """The live entries, each with its manifest."""
+    from pyiceberg.manifest import (
+        MANIFEST_ENTRY_SCHEMAS,
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestEntry,
+        ManifestEntryStatus,
+    )
+
+    from distop.tables.iceberg.avro_records import RecordFile
+
+    for manifest in manifests:
+        check()
+        path = manifest.manifest_path
+        with RecordFile[ManifestEntry](
+            io.new_input(path),
+            MANIFEST_ENTRY_SCHEMAS[_READ_AS],
+            read_types={-1: ManifestEntry, 2: DataFile},
+            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        ) as found:
+            for n, entry in enumerate(found):
+                if n % _CHECKED_EVERY == 0:
+                    check()
+                    io.alive()
+                if entry.status != ManifestEntryStatus.DELETED:
+                    file = entry.data_file
+                    io.count_numbers(len(file.split_offsets or ()) + len(file.equality_ids or ()), path)
+                    yield manifest, entry
+
+
+def _sequence(entry: Any, manifest: Any) -> int:
+    """It decides which deletes apply. An entry that was added with its manifest inherits it."""
+    number = entry.sequence_number
+    return int(manifest.sequence_number if number is None else number)
+
+
+def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
+    """A file may hold the deletion vectors of several data files: the offset tells them apart."""
+    return entry.data_file.file_path, field_of(entry, "content_offset"), _sequence(entry, manifest)
+
+
+def _referenced(entry: Any) -> str | None:
+    """The one data file that a delete file applies to: it says so, or all paths in it are one by their bounds."""
+    from pyiceberg.manifest import DataFileContent
+
+    file = entry.data_file
+    told = field_of(entry, "referenced_data_file")
+    if told is not None or file.content != DataFileContent.POSITION_DELETES:
+        return None if told is None else str(told)
+    low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
+    return low.decode() if low is not None and low == high else None
+
+
+def field_of(entry: Any, name: str) -> Any:
+    """A field of an entry's file that pyiceberg gives no name to."""
+    from pyiceberg.manifest import DATA_FILE_TYPE
+
+    return entry.data_file[next(n for n, field in enumerate(DATA_FILE_TYPE[_READ_AS].fields) if field.name == name)]

@@ -1,0 +1,129 @@
+"""The columns of an Iceberg table in its Parquet files, to read rows of them without Iceberg's reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import TableUnavailable
+from distop.storage.files import for_arrow
+from distop.tables.iceberg import iceberg_fields, manifest_facts
+from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.reading import parquet_footers
+from distop.tables.reading.arrow_rows import Wanted
+from distop.tables.reading.arrow_types import Reading, Unfaithful, check_leaves, chosen_of, widens
+from distop.tables.reading.file_facts import Unreadable, folded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from distop.tables.reading.arrow_rows import Blocks
+    from distop.tables.reading.file_facts import Chunk, PlannedFile, SparkType
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class Columns:
+    """Finds the table's columns in its files, by their ids."""
+
+    def __init__(self, source: str, schema: Mapping[str, SparkType]) -> None:
+        metadata, _ = read_metadata(source)
+        self._fields = metadata.schema().fields
+        self._schema = schema
+        if [field.name for field in self._fields] != list(schema):
+            raise Unfaithful("the table has columns that Spark does not read")
+        if any(field.initial_default is not None for field in self._fields):
+            raise Unfaithful("a column has a value where a file does not have it")
+        from pyiceberg.transforms import IdentityTransform
+
+        own = {field.field_id: field.name for field in self._fields}
+        by_value = {
+            part.source_id
+            for spec in metadata.specs().values()
+            for part in spec.fields
+            if isinstance(part.transform, IdentityTransform)
+        }
+        self.partitions = frozenset(own[i] for i in by_value if i in own)
+        """Columns of which the metadata tell the value, whatever a file has."""
+
+    def reading(self, found: Any) -> Reading:
+        """Raises Unfaithful."""
+        arrow, types = found.to_arrow_schema(), parquet_footers.columns_of(found)
+        check_leaves(found, arrow)
+        by_id = {i: field for field in arrow if (i := _id(field)) is not None}
+        if len(by_id) < len(arrow):
+            raise Unfaithful("a file has columns without ids")
+        names: dict[str, str | None] = {}
+        for field in self._fields:
+            mine = by_id.get(field.field_id)
+            names[field.name] = None if mine is None else mine.name
+            if mine is None:
+                continue
+            if not widens(types[mine.name], self._schema[field.name]) or not _agree(mine.type, field.field_type):
+                raise Unfaithful(f"the column {field.name!r} is another one in some file")
+        return Reading(names, chosen_of(names, arrow))
+
+
+def _id(field: Any) -> int | None:
+    found = (field.metadata or {}).get(_FIELD_ID)
+    return None if found is None else int(found)
+
+
+def _agree(arrow: Any, iceberg: Any) -> bool:
+    """What is within has the ids of the table's, too. Names and types are compared elsewhere."""
+    from pyiceberg import types
+
+    if isinstance(iceberg, types.StructType):
+        pairs = [(arrow.field(n), f.field_id, f.field_type) for n, f in enumerate(iceberg.fields)]
+    elif isinstance(iceberg, types.ListType):
+        pairs = [(arrow.value_field, iceberg.element_id, iceberg.element_type)]
+    elif isinstance(iceberg, types.MapType):
+        pairs = [
+            (arrow.key_field, iceberg.key_id, iceberg.key_type),
+            (arrow.item_field, iceberg.value_id, iceberg.value_type),
+        ]
+    else:
+        return True
+    return all(_id(field) == number and _agree(field.type, kind) for field, number, kind in pairs)
+
+
+def wanted(
+    source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
+) -> list[Wanted]:
+    """Rows of these files, as they were planned. Raises Unfaithful where rows of one may be deleted, or it cannot be
+    read from a disk.
+    """
+    try:
+        known = manifest_facts.snapshot_of(source, frozenset(folded(name) for name in columns.partitions))
+    except (Unreadable, TableUnavailable) as e:
+        raise Unfaithful(str(e)) from e
+    found = []
+    for one in blocks:
+        path = one.file[0]
+        facts = known.files.get(path)
+        if facts is None or facts.deleted != 0:
+            raise Unfaithful(f"rows of the file {path} may be deleted")
+        if iceberg_fields.local_path(path) is None:
+            raise Unfaithful(f"the file {path} is not on a disk")
+        try:
+            disk = on_disk(one.file)
+        except OSError as e:
+            raise Unfaithful(str(e)) from e
+        fixed: dict[str, tuple[str, int, Chunk]] = {}
+        for name in columns.partitions:
+            chunks = facts.chunks.get((name,))
+            if chunks is None:
+                raise Unfaithful(f"of the column {name!r} the metadata tell nothing")
+            leaf = facts.leaves[(name,)]
+            fixed[name] = leaf.kind, leaf.scale, chunks[0]
+        found.append(Wanted(replace(one, file=disk), {}, fixed))
+    return found
+
+
+def names_in(path: str) -> dict[int, str]:
+    """What a file calls its top-level columns, by their ids. Raises OSError and Arrow's errors."""
+    import pyarrow.parquet as pq
+
+    with for_arrow(path) as file:
+        schema = pq.read_schema(file)
+    return {i: field.name for field in schema if (i := _id(field)) is not None}

@@ -1,0 +1,174 @@
+"""The columns of an Iceberg table as its metadata have them: their types in Spark, and their fields by id.
+
+Iceberg knows a field by its id alone: its name, and its place among others, are those of the table, whatever they were
+when a file was written.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol.frozen import frozen
+from distop.tables.reading.file_facts import Leaf, decimal_of, folded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.tables.reading.file_facts import SparkType
+
+Path = tuple[str, ...]
+
+_LOCAL = re.compile("(?:file:)?/+(?=[^/])")
+
+
+@frozen
+class Field:
+    """A column of single values outside of lists. ``type`` is Iceberg's; ``defaulted``: where a file has not the field,
+    or a struct that it is in, its value there is not NULL for sure.
+    """
+
+    id: int
+    leaf: Leaf
+    type: Any
+    defaulted: bool = False
+
+
+def columns_of(schema: Any) -> dict[str, SparkType]:
+    """The top-level columns with Spark's types."""
+    return {field.name: spark_type(field.field_type) for field in schema.fields}
+
+
+def fields_of(schema: Any, wanted: frozenset[str]) -> dict[Path, Field]:
+    """The fields below the ``wanted`` top-level columns (``file_facts.folded``), by their paths."""
+    chosen = [field for field in schema.fields if folded(field.name) in wanted]
+    return {field.leaf.path: field for field in _walk(chosen, (), defaulted=False)}
+
+
+def _walk(fields: Any, path: Path, *, defaulted: bool) -> Iterator[Field]:
+    from pyiceberg import types
+
+    for field in fields:
+        here, given = (*path, field.name), defaulted or field.initial_default is not None
+        kind = field.field_type
+        if isinstance(kind, types.StructType):
+            yield from _walk(kind.fields, here, defaulted=given)
+        elif not isinstance(kind, types.ListType | types.MapType):
+            yield Field(field.field_id, _leaf(here, kind), kind, given)
+
+
+_KINDS = {
+    "boolean": ("bool", 1, 0),
+    "int": ("int", 32, 0),
+    "long": ("int", 64, 0),
+    "float": ("float", 32, 0),
+    "double": ("float", 64, 0),
+    "date": ("date", 32, 0),
+    "timestamp": ("timestamp", 64, 6),
+    "timestamptz": ("timestamp", 64, 6),
+    "string": ("string", 0, 0),
+    "binary": ("binary", 0, 0),
+}
+
+
+def _leaf(path: Path, kind: Any) -> Leaf:
+    """Optional, even where the table requires it: nobody has looked whether older files have NULLs in it."""
+    from pyiceberg import types
+
+    spark = spark_type(kind)
+    name = spark if isinstance(spark, str) else ""
+    if isinstance(kind, types.DecimalType) and name:
+        return Leaf(path, "decimal", name, 0, kind.scale)
+    found, bits, scale = _KINDS.get(str(kind), ("other", 0, 0))
+    return Leaf(path, found, name, bits, scale)
+
+
+def physical(field: Field, raw: bytes | None) -> Any:
+    """A bound of a manifest as a value that compares; None where there is none, or it is not understood."""
+    from pyiceberg.conversions import from_bytes
+
+    kind = field.leaf.kind
+    if raw is None or kind == "other":
+        return None
+    if kind in ("string", "binary"):
+        return bytes(raw)
+    if kind == "decimal":
+        return int.from_bytes(raw, "big", signed=True)
+    try:
+        return from_bytes(field.type, raw)
+    except (struct.error, TypeError, ValueError):
+        return None
+
+
+def constant(field: Field, value: Any) -> Any:
+    """A partition's value, as pyiceberg has it, as a value that compares; None where it does not."""
+    from pyiceberg.utils.decimal import decimal_to_unscaled
+
+    kind = field.leaf.kind
+    if kind == "other":
+        return None
+    if kind == "decimal":
+        return decimal_to_unscaled(value)
+    return value.encode() if isinstance(value, str) else value
+
+
+_PLAIN = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "string": "string",
+    "uuid": "string",
+    "binary": "binary",
+    "unknown": "void",
+}
+
+
+def spark_type(kind: Any) -> SparkType:
+    """Spark's type for one of Iceberg's, as Iceberg's reader gives it."""
+    from pyiceberg import types
+
+    if isinstance(kind, types.StructType):
+        return ("struct", tuple((field.name, spark_type(field.field_type)) for field in kind.fields))
+    if isinstance(kind, types.ListType):
+        return ("array", spark_type(kind.element_type))
+    if isinstance(kind, types.MapType):
+        return ("map", spark_type(kind.key_type), spark_type(kind.value_type))
+    if isinstance(kind, types.DecimalType):
+        spark = f"decimal({kind.precision},{kind.scale})"
+        try:
+            decimal_of(spark)
+        except InvalidArgument:
+            return ("unreadable", f"Spark has no type {kind}")
+        return spark
+    if isinstance(kind, types.FixedType):
+        return "binary"
+    text = str(kind)
+    return _PLAIN.get(text) or ("unreadable", f"Iceberg does not read the type {text} in Spark")
+
+
+def in_table(found: Leaf, field: Field) -> Leaf:
+    """A leaf of a file as one of the table: what its bounds are worth where its values are read as the table's type."""
+    ours = field.leaf
+    kind = found.kind if ours.kind == found.kind and _widens(found, ours) else "other"
+    return Leaf(ours.path, kind, ours.type, found.bits, found.scale, found.optional)
+
+
+def _widens(found: Leaf, ours: Leaf) -> bool:
+    if found.type == ours.type:
+        return True
+    if ours.kind == "decimal":
+        return found.scale == ours.scale
+    return ours.kind in ("int", "float") and found.bits <= ours.bits
+
+
+def local_path(location: str) -> str | None:
+    """The path of a file on a disk, as Iceberg has it with or without a scheme; None of all others."""
+    found = _LOCAL.match(location)
+    return None if found is None else "/" + location[found.end() :]

@@ -1,0 +1,276 @@
+"""What an Iceberg snapshot's manifests say of its data files, read without a JVM.
+
+Fields are found by their ids. What manifests call bounds need not be values of the column: they prove that all rows
+hold something, or that none does, and never that some row does not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import DistopError
+from distop.protocol.frozen import frozen
+from distop.runtime.lru_cache import Kept
+from distop.storage.files import NotRegular, check_regular, identity
+from distop.tables.iceberg import iceberg_fields, row_deletes
+from distop.tables.iceberg.iceberg_fields import local_path
+from distop.tables.iceberg.iceberg_format import checked, files_of
+from distop.tables.iceberg.iceberg_rows import check_length, file_gone, gone
+from distop.tables.iceberg.manifest_list import manifests_of
+from distop.tables.iceberg.metadata_file import read_anew
+from distop.tables.iceberg.row_deletes import check_vector
+from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distop.storage.confinement import TableFiles
+    from distop.tables.iceberg.avro import ManifestIO
+    from distop.tables.iceberg.iceberg_fields import Field, Path
+    from distop.tables.reading.file_facts import PlannedFile, SparkType
+
+_DATA, _DELETES = 0, 1
+"""What a manifest lists."""
+_ADDED, _REMOVED = 1, 2
+"""What the status of an entry says of its file."""
+_NEWEST = 3
+"""The version of the format whose entries have all columns: older ones are read as such."""
+_CHECKED_EVERY = 1_000
+"""Entries between two looks at whether to go on."""
+
+_snapshots: Kept[Snapshot] = Kept(4)
+
+
+@frozen
+class Snapshot:
+    """The current snapshot of a metadata file, and its id ("" where there is none). ``columns``: the table's;
+    ``iceberg_fields``: those that were asked for; ``files``: what is known of each data file, by its path in the
+    manifests.
+    """
+
+    source: str
+    id: str
+    columns: Mapping[str, SparkType]
+    fields: Mapping[Path, Field]
+    files: Mapping[str, FileFacts]
+
+    def of(self, file: PlannedFile) -> FileFacts:
+        """What is known of a planned file. Raises Unreadable where it is not in the snapshot, or lies on a disk and is
+        not as long as its manifest says, and Gone where it is no longer there: what cannot be read is not to be judged
+        by what is kept of it. Of what is on no disk that would be a request for each file.
+        """
+        path, size, _ = file
+        if path not in self.files:
+            raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
+        local = local_path(path)
+        if local is not None:
+            self._check_whole(path, size, local)
+        return self.files[path]
+
+    def _check_whole(self, path: str, size: int, local: str) -> None:
+        try:
+            found = os.stat(local)  # noqa: PTH116
+            check_regular(path, found.st_mode)
+        except FileNotFoundError:
+            raise Gone(file_gone(path, self.id)) from None
+        except NotRegular as error:
+            raise Unreadable(str(error)) from None
+        except OSError as error:
+            raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
+        check_length(path, size, found.st_size)
+
+
+def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
+    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
+    (``file_facts.folded``). It is read once for all partitions, by one thread for those that ask meanwhile, and kept
+    for the next operation.
+
+    ``check`` is called now and then, and raises where the reading, or the wait for it, is to stop. Raises Gone, and
+    Unreadable.
+    """
+    return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
+
+
+def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
+    try:
+        file = read_anew(source)
+        metadata, io = file.content, file.manifests()
+        schema = metadata.schema()
+        found = iceberg_fields.fields_of(schema, wanted)
+        columns = iceberg_fields.columns_of(schema)
+        snapshot = metadata.current_snapshot()
+        files: dict[str, FileFacts] = {}
+        read_from: list[tuple[str, ...]] = []
+        if snapshot is not None:
+            read_from.append(identity(snapshot.manifest_list))
+            allowed = files_of(source, metadata)
+            with io.watched():
+                manifests = manifests_of(snapshot, io)
+                read_from += [identity(manifest.manifest_path) for manifest in manifests]
+                removed = _deletes(manifests, metadata, io, allowed, check)
+                for manifest in manifests:
+                    if manifest.content == _DATA:
+                        facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
+                        files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
+    except FileNotFoundError as error:
+        raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
+    except (DistopError, Unreadable):
+        raise
+    except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
+        reason = str(error).strip().split("\n")[0]
+        raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
+    checked(file, read_from)
+    return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
+
+
+def _deletes(
+    manifests: Sequence[Any], metadata: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]
+) -> row_deletes.Deletes:
+    from pyiceberg.transforms import VoidTransform
+
+    found = row_deletes.Deletes()
+    for manifest in manifests:
+        if manifest.content != _DELETES:
+            continue
+        spec = metadata.specs()[manifest.partition_spec_id]
+        everywhere = all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+        for entry in _entries(manifest, io, allowed, check):
+            partition = row_deletes.partition_of(spec.spec_id, _values(entry.file))
+            found.add(row_deletes.delete_of(entry, partition, everywhere=everywhere))
+    return found
+
+
+class _Facts:
+    """Makes the facts of the files that one manifest lists."""
+
+    def __init__(
+        self, spec: Any, columns: Mapping[str, SparkType], found: Mapping[Path, Field], removed: row_deletes.Deletes
+    ) -> None:
+        from pyiceberg.transforms import IdentityTransform
+
+        self._spec_id = spec.spec_id
+        self._columns = columns
+        self._fields = found
+        self._leaves = {path: field.leaf for path, field in found.items()}
+        self._deletes = removed
+        self._constant = {
+            part.source_id: n for n, part in enumerate(spec.fields) if isinstance(part.transform, IdentityTransform)
+        }
+
+    def of(self, entry: Entry) -> FileFacts:
+        file = entry.file
+        values = _values(file)
+        chunks: dict[Path, tuple[Chunk, ...]] = {}
+        for path, field in self._fields.items():
+            if len(path) == 1 and field.id in self._constant:
+                # Iceberg reads it from here, whatever the file has.
+                chunks[path] = (_of_constant(field, values[self._constant[field.id]], file.record_count),)
+            elif (chunk := _chunk(field, file)) is not None:
+                chunks[path] = (chunk,)
+        deleted = self._deletes.of(file.file_path, row_deletes.partition_of(self._spec_id, values), entry.sequence)
+        if deleted is not None and deleted > file.record_count:
+            deleted = None
+        return FileFacts(file.file_path, file.record_count, self._columns, self._leaves, chunks, deleted)
+
+
+def _of_constant(field: Field, value: Any, rows: int) -> Chunk:
+    if value is None:
+        return Chunk(rows, rows)
+    if isinstance(value, float) and math.isnan(value):
+        return Chunk(rows, 0, nans=rows)
+    found = iceberg_fields.constant(field, value)
+    return Chunk(rows, 0, found, found, nans=0)
+
+
+def _chunk(field: Field, file: File) -> Chunk | None:
+    """The statistics of a whole file; None where the manifest has none of the field, as of one that the file lacks."""
+    rows = file.record_count
+    nulls, nans = (_count(counts, field.id, rows) for counts in (file.null_value_counts, file.nan_value_counts))
+    low, high = (
+        iceberg_fields.physical(field, (bounds or {}).get(field.id))
+        for bounds in (file.lower_bounds, file.upper_bounds)
+    )
+    if file.file_format.upper() != "PARQUET" or (field.leaf.kind in ("string", "binary") and not _one_group(file)):
+        # Of other formats Iceberg has bounds that were rounded; and pyiceberg leaves row groups out of the bounds of a
+        # file in which Parquet has none, as it has of long texts.
+        low = high = None
+    if nulls is nans is low is high is None:
+        return None
+    return Chunk(rows, nulls, low, high, nans, tight=False)
+
+
+def _count(counts: Mapping[int, int] | None, field_id: int, rows: int) -> int | None:
+    found = (counts or {}).get(field_id)
+    return found if found is not None and 0 <= found <= rows else None
+
+
+def _one_group(file: File) -> bool:
+    return len(file.split_offsets or ()) == 1
+
+
+def _values(file: File) -> list[Any]:
+    return [file.partition[n] for n in range(len(file.partition))]
+
+
+# ------------------------------------------------------------------ entries
+
+
+@frozen
+class File:
+    """A data or delete file as a manifest lists it; ``content`` is one of those of ``row_deletes``."""
+
+    content: int
+    file_path: str
+    file_format: str
+    partition: Any
+    record_count: int
+    null_value_counts: Mapping[int, int] | None
+    nan_value_counts: Mapping[int, int] | None
+    lower_bounds: Mapping[int, bytes] | None
+    upper_bounds: Mapping[int, bytes] | None
+    split_offsets: Sequence[int] | None
+    referenced_data_file: str | None
+    content_offset: int | None
+    content_size_in_bytes: int | None
+
+
+@frozen
+class Entry:
+    """A live entry of a manifest. ``sequence``: its data's sequence number, which it may have from the manifest."""
+
+    sequence: int | None
+    file: File
+
+
+def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[Entry]:
+    """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out. Raises
+    InvalidArgument for a file that may not belong to the table.
+    """
+    from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
+
+    from distop.tables.iceberg.avro_records import RecordFile
+
+    schema = MANIFEST_ENTRY_SCHEMAS[_NEWEST]
+    struct: Any = schema.find_type("data_file")
+    columns = [field.name for field in struct.fields]
+    places = [columns.index(name) for name in File.__annotations__]
+    top = [field.name for field in schema.fields]
+    status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))
+    allowed.check((manifest.manifest_path,))
+    with RecordFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
+        for n, entry in enumerate(reader):
+            if n % _CHECKED_EVERY == 0:
+                check()
+                io.alive()
+            status, sequence, file = entry[status_at], entry[sequence_at], entry[file_at]
+            if status == _REMOVED:
+                continue
+            if sequence is None and (manifest.sequence_number == 0 or status == _ADDED):
+                sequence = manifest.sequence_number
+            found = File(*(file[place] for place in places))
+            allowed.check((found.file_path,), deletes=manifest.content == _DELETES)
+            if manifest.content == _DELETES and found.file_format.upper() == row_deletes.VECTORS:
+                check_vector(found.file_path, found.content_offset, found.content_size_in_bytes)
+            yield Entry(sequence, found)

@@ -1,0 +1,172 @@
+"""Deletes of Iceberg: which files may have deleted rows, and deletion vectors before Spark reads them.
+
+The rules are those of Iceberg's specification, under "scan planning". Where one cannot be decided, rows may be deleted:
+a file that is wrongly taken for whole would have counts that are not so, one that is wrongly suspected is scanned.
+
+Deletion vectors of Iceberg, looked at before Spark reads them: a manifest says where in which file one lies, and
+Iceberg's reader takes as much memory as it says, and quotes the bytes that are not what it expects.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from typing import Any
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
+from distop.storage.files import NotRegular, local_path, open_regular
+
+Partition = tuple[int, tuple[Any, ...]]
+"""A spec's id, and the values of its fields."""
+
+DATA, POSITIONS, EQUALITY = range(3)
+"""What a file of the snapshot holds."""
+VECTORS = "PUFFIN"
+"""The format of deletion vectors."""
+_PATH = 2147483546
+"""The field of position deletes that names the data file."""
+
+
+@frozen
+class Delete:
+    """A delete file. ``target``: the only data file that it speaks of, if it says so; ``low`` and ``high``: bounds of
+    those paths as UTF-8, if they are known; ``rows``: how many it deletes, of a deletion vector.
+    """
+
+    content: int
+    partition: Partition
+    sequence: int | None
+    everywhere: bool = False
+    """Its spec has no partitions: an equality delete is one for the whole table."""
+    vector: bool = False
+    target: str | None = None
+    low: bytes | None = None
+    high: bytes | None = None
+    rows: int = 0
+
+
+def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> Delete:
+    """The delete file of a manifest's entry, as ``manifests`` reads it."""
+    file = entry.file
+    low, high = (file.lower_bounds or {}).get(_PATH), (file.upper_bounds or {}).get(_PATH)
+    target = file.referenced_data_file
+    if target is None and low is not None and low == high:
+        target = bytes(low).decode("utf-8", "surrogateescape")
+    vector = file.file_format.upper() == VECTORS
+    return Delete(
+        file.content,
+        partition,
+        entry.sequence,
+        everywhere,
+        vector,
+        target,
+        low,
+        high,
+        file.record_count if vector else 0,
+    )
+
+
+def partition_of(spec_id: int, values: Any) -> Partition:
+    """A key that is equal where Iceberg takes the values of partitions for equal: NaN is, too."""
+    return spec_id, tuple("NaN" if isinstance(v, float) and math.isnan(v) else v for v in values)
+
+
+class Deletes:
+    """The delete files of a snapshot."""
+
+    def __init__(self) -> None:
+        self.any = False
+        self._targets: dict[str, list[Delete]] = {}
+        self._ranges: dict[Partition, list[Delete]] = {}
+        self._equal: dict[Partition | None, float] = {}
+        """The latest sequence number of equality deletes, by partition; of None: those for the whole table."""
+
+    def add(self, delete: Delete) -> None:
+        """Note a delete file."""
+        self.any = True
+        if delete.content == EQUALITY:
+            key = None if delete.everywhere else delete.partition
+            self._equal[key] = max(self._equal.get(key, -math.inf), _or_latest(delete.sequence))
+        elif delete.target is not None:
+            self._targets.setdefault(delete.target, []).append(delete)
+        else:
+            self._ranges.setdefault(delete.partition, []).append(delete)
+
+    def of(self, path: str, partition: Partition, sequence: int | None) -> int | None:
+        """How many rows of a data file are deleted; None where that is not known."""
+        if not self.any:
+            return 0
+        since = -math.inf if sequence is None else sequence
+        # An equality delete speaks of the rows that were there before it, a position delete also of those beside it.
+        if any(self._equal.get(key, -math.inf) > since for key in (None, partition)):
+            return None
+        named = self._targets.get(path, ())
+        later = [d for d in named if _or_latest(d.sequence) >= since]
+        later += [d for d in self._ranges.get(partition, ()) if _or_latest(d.sequence) >= since and _spans(d, path)]
+        if not later:
+            return 0
+        vectors = [d for d in named if d.vector]
+        return vectors[0].rows if len(vectors) == len(later) == 1 else None
+
+
+def _or_latest(sequence: int | None) -> float:
+    return math.inf if sequence is None else sequence
+
+
+def _spans(delete: Delete, path: str) -> bool:
+    name = path.encode("utf-8", "surrogateescape")
+    return (delete.low is None or delete.low <= name) and (delete.high is None or name <= delete.high)
+
+
+VECTOR_FIELDS = ("content_offset", "content_size_in_bytes")
+VECTOR_BYTES = 64 << 20
+"""Of a vector at most: that is enough for half a billion rows, however they are chosen."""
+
+_FILE = b"PFA1"
+_VECTOR = b"\xd1\xd3\x39\x64"
+_AROUND = 12
+"""Bytes of a vector besides its bitmap: a length, a magic number and a checksum."""
+_LEAST = _AROUND + 8
+"""With the number of bitmaps."""
+_KEY = slice(16, 20)
+_FIRST_ONLY = 1
+"""Bitmaps of a vector at most, each for four billion rows of a file: Iceberg makes all up to the last one."""
+
+
+def check_vector(path: str, offset: int | None, size: int | None) -> None:
+    """Raises InvalidArgument where there is no whole deletion vector of this size at this place of a file, of which
+    nothing is quoted; TableUnavailable where that cannot be read. Of a file that is on no disk the numbers alone are
+    looked at. The path is allowed already (confinement).
+    """
+    if offset is None or size is None or offset < len(_FILE) or not _LEAST <= size <= VECTOR_BYTES:
+        raise _wrong(path, f"its place in the file is missing, or it is not of {_LEAST} to {VECTOR_BYTES} bytes")
+    local = local_path(path)
+    if local is None:
+        return
+    try:
+        with open_regular(str(local)) as file:
+            if file.read(len(_FILE)) != _FILE:
+                raise _wrong(path, "that is no Puffin file")
+            if offset + size > os.fstat(file.fileno()).st_size:
+                raise _wrong(path, "it goes on past the end of the file")
+            file.seek(offset)
+            blob = file.read(size)
+    except FileNotFoundError:
+        return  # its reader says that it is gone
+    except NotRegular as error:
+        raise InvalidArgument(str(error)) from None
+    except OSError as error:
+        raise TableUnavailable(f"the file {shown(path)} cannot be read: {type(error).__name__}") from error
+    length, said = (int.from_bytes(part, "big") for part in (blob[:4], blob[-4:]))
+    if length != size - 8 or blob[4:8] != _VECTOR or zlib.crc32(blob[4:-4]) != said:
+        raise _wrong(path, "its length, its magic number or its checksum is wrong")
+    bitmaps = int.from_bytes(blob[8:16], "little")
+    if bitmaps > _FIRST_ONLY or (bitmaps and any(blob[_KEY])):
+        raise _wrong(path, "it is for rows past the first four billion of a file")
+
+
+def _wrong(path: str, what: str) -> InvalidArgument:
+    return InvalidArgument(f"a deletion vector in the file {shown(path)} is not read: {what}")

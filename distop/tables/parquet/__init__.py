@@ -1,0 +1,1 @@
+"""Tables that are folders of Parquet files: the format, and how their files are read."""

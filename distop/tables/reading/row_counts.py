@@ -1,0 +1,129 @@
+"""Compares the number of rows that Spark has read with the counts in the footers, or in manifests.
+
+A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
+has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
+
+The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
+for another. Each row group lies in one part at most, and ``parquet_rows`` refuses a listing that has a file twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distop.protocol.frozen import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from distop.tables.reading.file_facts import FileFacts
+
+_log = logging.getLogger(__name__)
+
+_SCANS = ("FileSourceScanExec", "BatchScanExec")
+"""Plan nodes that read files: Spark's own, and those of other sources."""
+_ROWS = "numOutputRows"
+
+
+class CountedBy(NamedTuple):
+    """What says how many rows a file has, and what is wrong where Spark finds another number."""
+
+    name: str
+    fault: str
+
+
+FOOTER = CountedBy("footer", "the footer states wrong positions")
+MANIFEST = CountedBy("manifest", "the footer states wrong positions, or the manifest a wrong count")
+
+
+@frozen
+class RowsRead:
+    """Spark's counters of the rows read by one plan's scans, summed over all its runs."""
+
+    counters: Sequence[Any]
+
+    def total(self) -> int:
+        """Rows read so far."""
+        return sum(int(counter.value()) for counter in self.counters)
+
+
+def of_plan(plan: Any) -> RowsRead | None:
+    """The row counters of a physical plan; None where this Spark has none."""
+    try:
+        # A scan is in the plan twice where stages share a shuffle.
+        return RowsRead([*dict(_counters(plan)).values()])
+    except Exception:
+        _log.warning("Cannot read Spark's row counters; counting the rows with a separate query", exc_info=True)
+        return None
+
+
+def _counters(plan: Any) -> Iterator[tuple[int, Any]]:
+    """The row counters of a plan, by id.
+
+    Each call into the JVM is slow, so only the leaves are asked for, not each node.
+    """
+    leaves = plan.collectLeaves()
+    for n in range(leaves.length()):
+        leaf = leaves.apply(n)
+        name = str(leaf.getClass().getSimpleName())
+        if name == "AdaptiveSparkPlanExec":
+            # A stage without rows is only in the first plan, a replanned stage only in the last.
+            yield from _counters(leaf.initialPlan())
+            yield from _counters(leaf.executedPlan())
+        elif name.endswith("QueryStageExec"):
+            yield from _counters(leaf.plan())
+        elif name == "ReusedExchangeExec":
+            yield from _counters(leaf.child())
+        elif name in _SCANS:
+            counter = leaf.metrics().apply(_ROWS)
+            yield int(counter.id()), counter
+
+
+def of_frame(frame: DataFrame) -> int | None:
+    """Rows read when this frame was collected; None where that is not known."""
+    found = of_plan(frame._jdf.queryExecution().executedPlan())
+    return found.total() if found is not None else None
+
+
+def expected_rows(files: Sequence[FileFacts]) -> int | None:
+    """Rows that a reader must find in these files.
+
+    None if a reader may find more rows in one of them than its footer counts, which could make up for rows of another
+    file that it does not read: if deletes of a file are not counted, or if its footer contradicts itself.
+    """
+    return None if any(facts.left is None for facts in files) else sum(map(_counted, files))
+
+
+def _counted(facts: FileFacts) -> int:
+    return (facts.rows or 0) + facts.missing - (facts.deleted or 0)
+
+
+def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list[FileFacts]:
+    """The same files; where deletes are not known, with those that a reader counted (``deleted``, by file)."""
+    return [
+        one if one.deleted is not None else dataclasses.replace(one, deleted=deleted.get(one.path, 0)) for one in files
+    ]
+
+
+def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: CountedBy) -> dict[str, str]:
+    """Files whose row count differs from what ``counted_by`` says, each with an error message.
+
+    ``found``: rows by file, as a reader counted them, without deleted rows. Of each file the deletes are known
+    (:func:`with_deletes`).
+    """
+    wrong = {}
+    for facts in files:
+        rows = found.get(facts.path, 0)
+        most = _counted(facts)
+        if rows == most:
+            continue
+        why = facts.contradiction or counted_by.fault
+        wrong[facts.path] = (
+            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its {counted_by.name} counts "
+            f"{most} ({why})"
+        )
+    return wrong

@@ -1,0 +1,1 @@
+"""Tables of Spark's own catalog: the format, and what the catalog says."""

@@ -1,0 +1,284 @@
+"""The planner for tables of Spark's catalog: columns, partitions and where they lie are what the catalog says.
+
+A partition may lie outside of the table's folder, and a folder within it may be none of its partitions, so no path is
+read for what the catalog knows. Only Spark can ask it: planning needs the session, and jobs find what the catalog said
+in the plan (``Planned.options``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
+from distop.protocol.records import PLANNED_OPTIONS
+from distop.storage.confinement import TableFiles, own_folder, table_of
+from distop.storage.location import Location
+from distop.tables.formats import Format
+from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, in_groups, natural, told
+from distop.tables.reading.file_facts import of_json
+from distop.tables.spark import spark_catalog
+from distop.tables.table_options import check_options, is_partition_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from distop.protocol.plan import Pinned
+    from distop.protocol.records import TableRecord
+    from distop.tables.formats import Changes, Spark
+    from distop.tables.reader import Reader
+    from distop.tables.spark.spark_catalog import CatalogPartition, Described
+    from distop.tables.table_options import Options
+
+COLUMNS = "columns"
+"""The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
+``distop.tables.reading.file_facts``."""
+
+File = tuple[str, int, int]
+
+_LOOKED_AT = 100
+"""Partitions of which one has to be there for the table to be reachable."""
+_DEFAULT = "EXISTS_DEFAULT"
+"""In the metadata of a field: what Spark reads where a file does not have the column."""
+_WITH_DEFAULT = "it has a DEFAULT, which Spark reads where a file does not have the column, and nobody else does"
+_PLAIN = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+
+
+def check_table(record: TableRecord) -> TableRecord:
+    """The record as it is: whether there is such a table is for the plan to say, which has a Spark to ask. Raises
+    InvalidArgument for an unknown option, and a location that is no name of a table.
+    """
+    check_options(record.options, "spark")
+    spark_catalog.check_name(record.location)
+    return record
+
+
+def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+    """The files of the catalog's partitions, with the values that it has for them; in groups where the table has no
+    partition columns. An Iceberg table is planned as such.
+
+    Raises InvalidArgument where the catalog has no such table, or it is of a format that is not read; TableUnavailable
+    where the catalog cannot be asked, or a folder that it names is not there, or the table has no file.
+    """
+    # A record that was planned before has what planning found then.
+    options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
+    check()
+    described = spark_catalog.describe(spark(), table.location)
+    if described.provider == "iceberg":
+        from distop.tables.iceberg import iceberg_format
+
+        if not described.metadata:
+            raise InvalidArgument(f"the catalog does not say what the metadata file of {table.location!r} is")
+        return iceberg_format.plan_metadata(spark_catalog.path_of(described.metadata), table, options, check)
+    if described.provider != "parquet":
+        what = "view" if described.provider == "view" else f"table of the format {described.provider}"
+        raise InvalidArgument(
+            f"{table.location!r} is a {what} in Spark's catalog: tables of parquet and iceberg are read, nothing else"
+        )
+    return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
+
+
+def check_reachable(table: TableRecord, spark: Spark) -> None:
+    """Raises TableUnavailable where the catalog has the table, and neither in its folder nor in those of its partitions
+    is anything to be seen from here.
+    """
+    try:
+        described = spark_catalog.describe(spark(), table.location)
+    except InvalidArgument:
+        return  # dropped: no other node will see more of it
+    if described.metadata:
+        from distop.tables.iceberg import iceberg_format
+
+        iceberg_format.read_metadata(spark_catalog.path_of(described.metadata))
+        return
+    if described.provider != "parquet":
+        return
+    reason: TableUnavailable | None = None
+    for place in (described.location, *(p.location for p in (described.partitions or ())[:_LOOKED_AT])):
+        try:
+            Location.of(place).check()
+            return
+        except TableUnavailable as error:
+            reason = reason or error
+    if reason is not None:
+        raise reason
+
+
+def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+    """Where the catalog has it. Raises as planning does."""
+    check()
+    described = spark_catalog.describe(spark(), table.location, partitions=False)
+    if described.metadata:
+        from distop.tables.iceberg import iceberg_format
+
+        source = spark_catalog.path_of(described.metadata)
+        return own_folder(source, str(iceberg_format.read_metadata(source)[0].location))
+    return described.location
+
+
+def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
+    """Where the catalog has it, or the metadata of an Iceberg table; ``elsewhere``: and where it has its partitions."""
+    check()
+    described = spark_catalog.describe(spark(), table.location, partitions=elsewhere)
+    if described.metadata:
+        return (table_of(spark_catalog.path_of(described.metadata)),)
+    return (described.location, *(partition.location for partition in described.partitions or ()))
+
+
+def plan(
+    described: Described,
+    name: str,
+    options: Options,
+    files_in: Callable[..., list[File]],
+    check: Callable[[], None],
+) -> Planned:
+    """Freeze what the catalog describes. ``files_in`` lists the files of a folder (``deep``: those further down, too),
+    and raises TableUnavailable where it is not there. A folder without files counts only beside others that have some:
+    a missing disk looks no different.
+
+    Raises InvalidArgument for partition columns of types that are not supported, partitions that cannot be told apart,
+    and over a million of them.
+    """
+    types = {str(field["name"]): _type(field) for field in described.columns}
+    for field in described.columns:
+        # Of a partition column the catalog has the values, whatever its default is.
+        if _DEFAULT in (field.get("metadata") or {}) and field["name"] not in described.partition_columns:
+            types[str(field["name"])] = ["unreadable", _WITH_DEFAULT]
+    if described.partitions == []:
+        if files_in(described.location, deep=True):
+            raise InvalidArgument(
+                f"the folder of {name!r} has files, and the catalog none of its partitions, so that Spark sees no "
+                f"rows: run MSCK REPAIR TABLE {name}"
+            )
+        return Planned([PartitionPlan(0, EMPTY)], _version([], types), {COLUMNS: types, "partition_types": {}})
+    by_value = {column: types.pop(column) for column in described.partition_columns}
+    for column, kind in by_value.items():
+        if not isinstance(kind, str) or not is_partition_type(kind):
+            raise InvalidArgument(f"the partition column {column!r} of {name!r} is of a type that is not supported")
+    if described.partitions is None:
+        partitions = [
+            PartitionPlan(ordinal, group, sum(f[1] for f in files), tuple(files))
+            for ordinal, (group, files) in enumerate(in_groups(files_in(described.location), options))
+        ]
+    else:
+        partitions = list(_by_value(described.partitions, name, files_in, check))
+    if not any(partition.files for partition in partitions):
+        raise TableUnavailable(
+            f"there is no file in the folders of {name!r}: they were removed, or their disk is not mounted here"
+        )
+    if len(partitions) > MAX_PARTITIONS:
+        raise InvalidArgument(f"the table {name!r} has {len(partitions)} partitions, over a million")
+    return Planned(partitions, _version(partitions, types), {COLUMNS: types, "partition_types": by_value})
+
+
+def _by_value(
+    found: Iterable[CatalogPartition], name: str, files_in: Callable[..., list[File]], check: Callable[[], None]
+) -> Iterator[PartitionPlan]:
+    named: dict[str, tuple[Mapping[str, str | None], str]] = {}
+    folders: dict[str, str] = {}
+    for one in found:
+        own = {column: None if value in (None, HIVE_NULL) else value for column, value in one.values.items()}
+        called = "/".join(
+            f"{escaped(column)}={HIVE_NULL if value is None else escaped(value)}" for column, value in own.items()
+        )
+        if called in named:
+            raise InvalidArgument(f"the catalog has the partition {called} of {name!r} twice")
+        other = folders.setdefault(one.location.rstrip("/"), called)
+        if other != called:
+            raise InvalidArgument(f"the partitions {other} and {called} of {name!r} lie in one folder: {one.location}")
+        named[called] = (own, one.location)
+    for ordinal, called in enumerate(sorted(named, key=lambda text: (natural(text), text))):
+        check()
+        values, location = named[called]
+        try:
+            files = files_in(location)
+        except TableUnavailable as error:
+            raise TableUnavailable(f"the partition {called} of {name!r} cannot be read: {error}") from error
+        yield PartitionPlan(ordinal, called, sum(f[1] for f in files), tuple(files), values=values)
+
+
+def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
+    """The files of a folder; those further down Spark does not read."""
+    table.check_partition(folder)
+    found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
+    return sorted(found, key=lambda f: (natural(f[0]), f[0]))
+
+
+def _type(field: Mapping[str, Any]) -> Any:
+    if any("collation" in key.lower() for key in field.get("metadata") or {}):
+        return ["unreadable", "texts with a collation are not compared as Spark compares them"]
+    return _plain(field["type"])
+
+
+def _plain(kind: Any) -> Any:
+    """A type of ``StructType.json()`` as the plain values of ``distop.tables.reading.file_facts``, in JSON's lists."""
+    if isinstance(kind, str):
+        return _PLAIN.get(kind, kind)
+    if kind["type"] == "struct":
+        return ["struct", [[field["name"], _type(field)] for field in kind["fields"]]]
+    if kind["type"] == "array":
+        return ["array", _plain(kind["elementType"])]
+    if kind["type"] == "map":
+        return ["map", _plain(kind["keyType"]), _plain(kind["valueType"])]
+    return ["unreadable", f"the type {kind['type']} is not read"]
+
+
+def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> str:
+    digest = hashlib.blake2b(json.dumps(types).encode(), digest_size=16)
+    for partition in partitions:
+        digest.update(f"{partition.name}\0".encode("utf-8", "surrogateescape"))
+        digest.update(told(partition))
+    return f"files-{digest.hexdigest()}"
+
+
+class SparkFormat(Format):
+    """Tables of Spark's catalog: of Parquet files, or Iceberg tables."""
+
+    def check_table(self, record: TableRecord) -> TableRecord:
+        return check_table(record)
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        return plan_table(table, check, spark)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        """By what the catalog said the table is of when it was planned."""
+        if plans and plans[0].source:
+            from distop.tables.iceberg import iceberg_format
+
+            return iceberg_format.reader(table, plans)
+        from distop.tables.parquet.parquet_reader import ParquetReader
+
+        columns = table.options.get(COLUMNS)
+        if columns is None:
+            raise InvalidArgument(f"the plan of {table.name!r} does not have its columns: it is none of this table")
+        declared = {name: of_json(kind) for name, kind in columns.items()}
+        return ParquetReader(table, plans, table.options.get("partition_types") or {}, declared)
+
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
+        check_reachable(table, spark)
+
+    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        return place_of(table, check, spark)
+
+    def folders_of(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
+    ) -> tuple[str, ...]:
+        return folders_of(table, check, spark, elsewhere=elsewhere)
+
+    def of_catalog(self, table: TableRecord) -> bool:
+        return True
+
+    def has_source(self, table: TableRecord) -> bool:
+        return True
+
+    def changes(self, table: TableRecord) -> Changes:
+        raise InvalidArgument(
+            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
+            "register an Iceberg table by its folder, or with the option 'catalog'"
+        )
+
+
+FORMAT = SparkFormat()

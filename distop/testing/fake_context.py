@@ -1,0 +1,148 @@
+"""What a behavior's methods are given in a unit test."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobContext, Progress
+from distop.errors import InvalidArgument
+from distop.protocol.jobs import MAX_BYTES
+from distop.protocol.json_codec import dumps, loads
+from distop.storage.deletion import Place
+from distop.storage.places import Attempt, Stages, stage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import PartitionPlan, TableRecord
+
+INCARNATION = "test"
+
+
+class MemoryProgress(Progress):
+    """Checkpoints in memory: ``saved`` has all of them, in their order. Each save succeeds, however soon it comes."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.saved: list[Any] = [] if value is None else [value]
+
+    def load(self) -> Any:
+        return self.saved[-1] if self.saved else None
+
+    def save(self, value: Any, *, force: bool = False) -> bool:
+        """Raises InvalidArgument for what is not JSON or over 64 KiB, as in an executor."""
+        try:
+            text = dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
+        if len(text) > MAX_BYTES:
+            raise InvalidArgument(f"a checkpoint of {len(text)} bytes is too large: at most {MAX_BYTES} are kept")
+        self.saved.append(loads(text))
+        return True
+
+
+class FakeContext(JobContext):
+    """A JobContext without an executor, to call the methods of a behavior one by one.
+
+    ``folder``: a directory for all that it writes (``tmp_path`` of pytest). ``table``, ``partition`` and ``attempt``:
+    of the job. ``checkpoint``: what an earlier attempt has saved. ``tables``: other tables that are registered.
+    ``history``: history records by operation. ``spark``: a session; None: one is started on first use, and kept for the
+    process. :meth:`cancel` tells the code to stop. ``statuses``, ``progress.saved`` and ``follow_ups`` hold what the
+    code has said, saved, and asked to start.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        table: TableRecord | None = None,
+        partition: PartitionPlan | None = None,
+        *,
+        attempt: int = 1,
+        checkpoint: Any = None,
+        tables: Iterable[TableRecord] = (),
+        history: Mapping[str, Mapping[str, Any]] | None = None,
+        spark: SparkSession | None = None,
+        operation: str = "",
+    ) -> None:
+        self.work_dir = Path(folder)
+        self.table = table
+        self.partition = partition
+        self.attempt = attempt
+        self.operation = operation or f"{table.name if table is not None else '@cluster'}/test/1"
+        self.space = ""
+        self.shared = shared = Place(str(self.work_dir), "shared")
+        self.shared_dir = shared.location
+        self.log = logging.LoggerAdapter(logging.getLogger("distop.testing"), {})
+        self.progress: MemoryProgress = MemoryProgress(checkpoint)
+        self.tables = {one.name: one for one in tables}
+        self.history = dict(history or {})
+        self.statuses: list[str] = []
+        self.follow_ups: list[Mapping[str, Any]] = []
+        self._spark = spark
+        self._stages = Stages()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Tell the running code to stop."""
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            from distop.testing.in_process_child import spark_for
+
+            self._spark = spark_for(None).session(self.operation, self.operation, self.operation)
+        return self._spark
+
+    @property
+    def stage(self) -> str:
+        if self.partition is None:
+            raise InvalidArgument("a batch has a stage for each partition: use stage_of(partition)")
+        return self.stage_of(self.partition)
+
+    @property
+    def stage_place(self) -> Place:
+        if self.partition is None:
+            raise InvalidArgument("a batch has a stage for each partition")
+        return self._stage_place_of(self.partition)
+
+    def stage_of(self, partition: PartitionPlan) -> str:
+        place = self._stage_place_of(partition)
+        self._stages.make(place, again=True)
+        return place.location
+
+    def _stage_place_of(self, partition: PartitionPlan) -> Place:
+        shared = Place(str(self.work_dir), "shared")
+        return stage_of(shared, Attempt(self.operation, partition.partition, self.attempt, INCARNATION))
+
+    def other_table(self, name: str) -> TableRecord:
+        if name not in self.tables:
+            raise InvalidArgument(f"there is no table {name!r}: give it to FakeContext(tables=…)")
+        return self.tables[name]
+
+    def history_record(self, op: str) -> Mapping[str, Any]:
+        if op not in self.history:
+            raise InvalidArgument(f"there is no history record of {op}: give it to FakeContext(history=…)")
+        return self.history[op]
+
+    def status(self, text: str) -> None:
+        self.statuses.append(text)
+
+    def start_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        asked = {"type": type_name, "table": table, "arg": arg, "partitions": partitions, "delay": delay}
+        self.follow_ups.append(asked)

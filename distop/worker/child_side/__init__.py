@@ -1,0 +1,1 @@
+"""The child: it runs the code of behaviors and owns the JVM."""

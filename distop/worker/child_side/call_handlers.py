@@ -1,0 +1,265 @@
+"""What the child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import OutcomeRow, Summary, cleans_up
+from distop.errors import (
+    DistopError,
+    InvalidArgument,
+    JobCancelled,
+    NotServed,
+    OperationFailed,
+    TableUnavailable,
+    UsageError,
+)
+from distop.protocol.json_codec import MAX_ERROR_TEXT, dumps
+from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
+from distop.protocol.records import PLANNED_OPTIONS, OperationRef, TableRecord
+from distop.runtime import secret_settings
+from distop.storage.places import Attempt, shared_of, stage_of
+from distop.storage.result_files import resolve
+from distop.worker import child_messages
+from distop.worker.child_side import shared_files
+from distop.worker.child_side.answer_checks import dump, fitted, is_fatal, kind_of, plain, validate
+from distop.worker.child_side.error_texts import explain
+from distop.worker.child_side.job_context import ANSWER_SECONDS, Context, Environment, SessionDeadline
+from distop.worker.child_side.spark_session import SparkDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from distop.behavior import Behavior
+    from distop.storage.deletion import Place
+
+
+class _Late(JobCancelled):
+    """The child may start nothing more of a call: its daemon sends the call again, where the session goes on."""
+
+
+class Call:
+    """One call, in a thread of its own. ``cancel`` and ``interrupt`` are called by others."""
+
+    def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
+        self._env = env
+        self._message = message
+        self._on_spark_died = on_spark_died
+        self._items: list[Any] = list(message.get("items", ()))
+        self.number: int = message["call"]
+        self._stop = threading.Event()
+        self._deadline = SessionDeadline(env, message.get("deadline", 0.0))
+        self._current: Context | None = None
+        """What the behavior was given last: a cleanup has one for each job."""
+        self._table = TableRecord.from_json(message["table"]) if message["table"] else None
+        self._follow_ups: list[Mapping[str, Any]] = []
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        self._items += message["items"]
+
+    def cancel(self) -> None:
+        self._stop.set()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel the Spark jobs of what runs now, if it is to stop."""
+        ctx = self._current
+        if self._stop.is_set() and ctx is not None and self._env.spark.started:
+            threading.Thread(target=self._env.spark.interrupt, args=(ctx.tag,), daemon=True).start()
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise JobCancelled("the call was told to stop")
+        if self._deadline.passed():
+            raise _Late("the session's deadline has passed")
+
+    def run(self) -> None:
+        """Do it, and send its result or what went wrong."""
+        behavior: Behavior | None = None
+        try:
+            value: Any = None
+            self._check()
+            self._refuse_unserved()
+            if self._message["t"] == "verify":
+                from distop.worker.child_side import sender_verification  # loads http, for what few operations need
+
+                value = sender_verification.verify(self._message, self._env.verifier_urls)
+            elif self._message["t"] == "sweep":
+                if (where := self._shared()) is not None:
+                    shared_files.remove_plans(where, self._message["op"])
+            elif self._message["t"] == "results":
+                value = self._results(self._shared())
+            else:
+                behavior = self._env.behavior(self._message["type"])
+                kinds: dict[str, Callable[[Behavior, Any], Any]] = {
+                    "plan": self._plan,
+                    "complete": self._complete,
+                    "cleanup": self._cleanup,
+                }
+                value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
+            self._env.outbox.send(child_messages.ResultMessage(t="result", call=self.number, value=value))
+        except BaseException as error:
+            if why := self._env.spark.lost(error, expected=self._env.stopping or self._stop.is_set()):
+                self._on_spark_died(why)
+            told = isinstance(error, DistopError)
+            fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
+            told_to_stop = self._stop.is_set() or self._deadline.passed()
+            if not fatal and not told_to_stop and not isinstance(error, TableUnavailable | NotServed):
+                self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
+            plain_text = (fatal and told) or isinstance(error, NotServed)
+            text = str(error) if plain_text and str(error) else explain(error)
+            text = secret_settings.shortened(text, MAX_ERROR_TEXT).encode(errors="replace").decode()
+            kind = "late" if isinstance(error, _Late) else kind_of(error) if fatal else "transient"
+            self._env.outbox.send(child_messages.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
+        finally:
+            self._env.spark.unbind()
+
+    def _refuse_unserved(self) -> None:
+        """Raises NotServed."""
+        ops = self._message.get("ops", (self._message["op"],))
+        rows = self._items if self._message["t"] == "cleanup" else ()
+        beside = [other["table"]["name"] for row, *_ in rows for other in row.get("beside", ())]
+        needs_code = self._message["t"] not in ("sweep", "results")
+        type_name = self._message.get("type", OperationRef.parse(self._message["op"]).type)
+        for op in ops:
+            self._env.refuse_unserved(op, type_name if needs_code else None, (self._table, *beside))
+
+    def _shared(self) -> Place | None:
+        return shared_of(self._env.shared_dir, self._env.space, self._table)
+
+    def _results(self, where: Place | None) -> list[str]:
+        if where is None:
+            return []
+        if not self._message["remove"]:
+            return shared_files.with_results(where, self._message["ops"])
+        for op in self._message["ops"]:
+            self._check()
+            shared_files.remove_results(where, op)
+        return []
+
+    def _context(self, **fields: Any) -> Context:
+        ctx = Context(self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields)
+        ctx.call = f"{self._message['t']}{self.number}"
+        self._current = ctx
+        self._check()
+        return ctx
+
+    def _plan(self, behavior: Behavior, arg: Any) -> Any:
+        if self._table is None:
+            raise InvalidArgument(f"{self._message['op']} belongs to no table, so there is nothing to plan")
+        ctx = self._context(find_table=self._other_table)
+        planned = behavior.partitions(self._table, arg, ctx)
+        partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
+        partitions = shared_files.spill(partitions, ctx.shared, ctx.operation)
+        for chunk in chunked(partitions):
+            self._check()
+            self._env.outbox.send(child_messages.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
+        spilled = sum(1 for p in partitions for listed in p.lists() if listed.files_at)
+        options = dict(planned.options)
+        if unknown := sorted(set(options) - PLANNED_OPTIONS):
+            raise InvalidArgument(
+                f"planning gave the table option {unknown[0]!r}: a plan sets {', '.join(sorted(PLANNED_OPTIONS))} alone"
+            )
+        if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
+            raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
+        beside = sorted({other.table.name for p in partitions for other in p.beside})
+        self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
+        answer = {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
+        return {**answer, "beside": beside}
+
+    def _other_table(self, name: str) -> TableRecord:
+        self._check()
+        question = child_messages.TableMessage(t="table", call=self.number, name=name, seq=0)
+        found = self._env.outbox.ask(question, ANSWER_SECONDS)
+        self._env.refuse_unserved(self._message["op"], self._message["type"], (name,))
+        if found is None:
+            raise InvalidArgument(f"there is no table {name!r}: register it with `distop table add`")
+        return TableRecord.from_json(found)
+
+    def _complete(self, behavior: Behavior, arg: Any) -> Any:
+        message = self._message
+        plan = message.get("plan") or child_messages.PlanOutline(version="", whole=False, chunks=0)
+        ctx = self._context(follow_ups=self._follow_ups)
+        summary = Summary(
+            *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
+            version=plan["version"],
+            whole=plan["whole"],
+            plan=lambda: self._partitions(plan["chunks"], ctx),
+        )
+        failure: str | None = None
+        try:
+            report = behavior.complete_operation(arg, self._table, summary, ctx)
+        except OperationFailed as error:
+            # Part of a value, which the outbox does not redact.
+            report, failure = error.report, secret_settings.redact(str(error)) or "the operation failed"
+        if report is not None:
+            report = fitted(behavior.Report, report, "the report")
+        try:
+            encoded = dump({"report": plain(report), "follow_ups": self._follow_ups})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"the report cannot be stored: {error}") from error
+        if len(encoded) > child_messages.MAX_REPORT_BYTES:
+            raise InvalidArgument(
+                f"the report has {len(encoded)} bytes, at most {child_messages.MAX_REPORT_BYTES} are kept: put what is "
+                "large into a file and name it in the report"
+            )
+        return {**json.loads(encoded), "failure": failure}
+
+    def _rows(self) -> Iterator[OutcomeRow]:
+        start: int | None = 0
+        where = self._shared()
+        while start is not None:
+            self._check()
+            if start == 0 and "following" in self._message:
+                start, rows = self._message["following"], self._items
+            else:
+                question = child_messages.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
+                start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+            for row in rows:
+                outcome = row["outcome"] or {}
+                name = outcome.get("name") or str(row["partition"])
+                recorded = (outcome.get("fence"), outcome.get("incarnation"))
+                attempt = Attempt.of_outcome(self._message["op"], row["partition"], *recorded)
+                result = resolve(outcome.get("result"), where, attempt)
+                stage = stage_of(where, attempt) if where is not None and attempt is not None else None
+                error, by_executor = outcome.get("error") or "", attempt is not None
+                yield OutcomeRow(row["partition"], name, row["success"], result, error, stage, by_executor)
+
+    def _partitions(self, chunks: int, ctx: Context) -> Iterator[PartitionPlan]:
+        start: int | None = 0 if chunks else None
+        while start is not None:
+            self._check()
+            question = child_messages.FetchMessage(t="fetch", call=self.number, start=start, seq=0, plan=True)
+            start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+            for row in rows:
+                partition = PartitionPlan.from_json(row)
+                beside = [other.table for other in partition.beside]
+                self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
+                yield ctx.with_files(partition)
+
+    def _cleanup(self, behavior: Behavior, arg: Any) -> None:
+        """All of them, whatever goes wrong with one; the first error is told."""
+        if not cleans_up(type(behavior)):
+            return  # no catalog is asked, and no Spark started, for nothing
+        wrong: Exception | None = None
+        for data, attempt, fence, progress in self._items:
+            partition = PartitionPlan.from_json(data)
+            ctx = self._context(
+                partition=partition,
+                attempt=attempt,
+                fence=fence,
+                incarnation=self._message["incarnation"],
+                progress=progress,
+            )
+            ctx.superseded = self._message.get("superseded", False)
+            try:
+                partition = ctx.partition = ctx.with_files(partition)
+                behavior.cancel_job_and_cleanup(arg, partition, ctx)
+            except Exception as error:
+                if isinstance(error, SparkDied | JobCancelled):
+                    raise
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong

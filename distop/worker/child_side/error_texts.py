@@ -1,0 +1,55 @@
+"""Errors as text that people can read: what went wrong first, where, no more than a record keeps, and no secret."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import TYPE_CHECKING
+
+from distop.errors import TableUnavailable, describe
+from distop.protocol.json_codec import MAX_ERROR_TEXT
+from distop.runtime import secret_settings
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+FRAMES = 6
+_JAVA_ERROR = re.compile(r"^: ?((?:[a-z]\w*\.)+[A-Z][\w$]*(?:: .*)?)$", re.MULTILINE)
+
+
+def explain(error: BaseException) -> str:
+    """``Type: message`` and the last frames of the traceback, within :data:`MAX_ERROR_TEXT` characters; of a table that
+    cannot be reached the message alone, which is a sentence about files and not about code.
+    """
+    if isinstance(error, TableUnavailable):
+        return secret_settings.shortened(describe(error), MAX_ERROR_TEXT)
+    frames = traceback.extract_tb(error.__traceback__)
+    # The worker's own frames say nothing about the behavior.
+    own = [f for f in frames if "/distop/worker/" not in f.filename.replace("\\", "/")] or list(frames)
+    places = [f"  at {f.filename}:{f.lineno} in {f.name}: {(f.line or '').strip()}" for f in own[-FRAMES:]]
+    text = "\n".join([headline(error), *places])
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        text += f"\nafter {headline(cause)}"
+    return secret_settings.shortened(text, MAX_ERROR_TEXT)
+
+
+def headline(error: BaseException) -> str:
+    """One line: the type and the first meaningful line of the message. Spark's and the JVM's messages go on with
+    plans and Java frames, which stay in the log."""
+    message = describe(error)
+    module = type(error).__module__
+    if module.startswith("py4j") and (found := _JAVA_ERROR.search(message)):
+        message = found[1]
+    if module.startswith(("pyspark", "py4j")):
+        message = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    name = type(error).__name__
+    return name if message == name else f"{name}: {message}"
+
+
+def explain_misfit(what: str, model: str, error: ValidationError) -> str:
+    """One sentence for a value that does not fit its model."""
+    parts = [f"{'.'.join(str(p) for p in e['loc']) or what}: {e['msg'].rstrip('.')}" for e in error.errors()[:5]]
+    more = error.error_count() - len(parts)
+    rest = f"; and {more} more" if more > 0 else ""
+    return secret_settings.shortened(f"{what} does not fit {model}: {'; '.join(parts)}{rest}", MAX_ERROR_TEXT)

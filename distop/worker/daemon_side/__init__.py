@@ -1,0 +1,1 @@
+"""The daemon's side of the worker: starts the child, gives it runs and calls, takes their ends."""

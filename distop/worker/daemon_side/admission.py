@@ -1,0 +1,110 @@
+"""Who may be in the child, and how its places are shared fairly among tables.
+
+Who may be in the child: many at once, or one alone (to find out who kills it).
+
+A semaphore whose places are shared fairly among keys, such as tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+
+T = TypeVar("T")
+
+
+class Gate:
+    """Shared and exclusive entry; who waits for exclusive entry goes before new shared ones."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._alone = False
+        self._waiting_alone = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._alone and not self._waiting_alone)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            await self._wake()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        async with self._changed:
+            self._waiting_alone += 1
+            try:
+                await self._changed.wait_for(lambda: not self._alone and not self._inside)
+                self._alone = True
+            finally:
+                self._waiting_alone -= 1
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self._alone = False
+            await self._wake()
+
+    async def _wake(self) -> None:
+        # Shielded: who leaves because it was cancelled must still let the others in.
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        await asyncio.shield(asyncio.ensure_future(notify()))
+
+
+def halves(items: Sequence[T]) -> deque[Sequence[T]]:
+    """The two halves of a group, neither empty."""
+    middle = max(1, len(items) // 2)
+    return deque(half for half in (items[:middle], items[middle:]) if half)
+
+
+class FairSemaphore:
+    """``places`` in all, at most ``per_key`` of them for one key. A free place goes to the waiting key that holds the
+    fewest places, and within a key to the longest waiter."""
+
+    def __init__(self, places: int, per_key: int) -> None:
+        self._free = places
+        self._per_key = per_key
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        """Waiters and their keys, in the order in which they came."""
+
+    @asynccontextmanager
+    async def place(self, key: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = key
+        self._assign()
+        try:
+            await turn
+            yield
+        finally:
+            if self._waiting.pop(turn, None) is None:
+                self._free += 1
+                self._held[key] -= 1
+                self._held += Counter()  # forgets the keys that hold none
+                self._assign()
+
+    def _assign(self) -> None:
+        while self._free:
+            ready = [turn for turn, key in self._waiting.items() if self._held[key] < self._per_key]
+            if not ready:
+                return
+            turn = min(ready, key=lambda turn: self._held[self._waiting[turn]])
+            key = self._waiting.pop(turn)
+            self._free -= 1
+            self._held[key] += 1
+            if not turn.done():  # else it was cancelled, and its waiter gives the place back
+                turn.set_result(None)

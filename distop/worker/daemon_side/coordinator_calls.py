@@ -1,0 +1,170 @@
+"""What a daemon asks of its child besides jobs: planning, completion, cleanup."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distop.worker import child_messages
+from distop.worker.daemon_side.requests import CompleteResult, PlanResult, RunRequest, Verified
+from distop.worker.daemon_side.result_handlers import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.worker.daemon_side.admission import Gate
+    from distop.worker.daemon_side.call_channel import Caller
+    from distop.worker.daemon_side.requests import JobItem, PlanPages, WorkerConfig
+    from distop.worker.daemon_side.result_handlers import Fetch, FindTable, Page
+    from distop.worker.daemon_side.table_verification import Registered
+
+
+CHILD_LIMIT = 60.0
+"""Seconds for a verification in all, with the wait for a child."""
+
+
+class Asking:
+    """Calls to the child. The worker gives it what it needs."""
+
+    config: WorkerConfig
+    _caller: Caller
+    _gate: Gate
+    _registered: Registered
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+        find_table: FindTable | None = None,
+    ) -> PlanResult:
+        """Ask the behavior for its jobs (those of ``names`` alone, if given). ``find_table`` gives the record of
+        another table, or None. Raises WorkerError, also (``transient``) where it takes longer than the limit."""
+        message = child_messages.PlanMessage(
+            t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
+        )
+        await self._registered.check(op, table)
+        sources, limit = Sources(table=find_table), self.config.call_limit
+        value, chunks = await self._caller.call(message, sources=sources, gate=self._gate, limit=limit)
+        beside = tuple(value.get("beside") or ())
+        return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)
+
+    async def complete(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        verdict: str,
+        total: int,
+        success: int,
+        failed: int,
+        fetch: Fetch,
+        first: Page | None = None,
+        plan: PlanPages | None = None,
+    ) -> CompleteResult:
+        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
+        {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
+        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError, also
+        (``transient``) where it takes longer than the limit."""
+        message = child_messages.CompleteMessage(
+            t="complete",
+            call=0,
+            op=op,
+            type=type,
+            arg=arg,
+            table=table,
+            verdict=verdict,
+            total=total,
+            success=success,
+            failed=failed,
+        )
+        if plan is not None:
+            message["plan"] = {"version": plan.version, "whole": plan.whole, "chunks": plan.chunks}
+        if first is not None:
+            message["following"] = first[1]
+
+        async def page(number: int) -> Page:
+            assert plan is not None
+            found = await plan.page(number)
+            await self._registered.check_page(op, found[0])
+            return found
+
+        await self._registered.check(op, table)
+        rows = partial(iter, first[0]) if first is not None else None
+        sources = Sources(fetch, page if plan is not None else None)
+        limit = self.config.call_limit
+        value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
+        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
+        """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
+        await self._registered.check(op, table)
+        message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table)
+        await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+
+    async def sweep_results(self, ops: Sequence[str], table: Mapping[str, Any] | None, *, remove: bool) -> list[str]:
+        """Which operations have results in files, these and earlier ones beside them; with ``remove``, remove those of
+        these. Raises WorkerError.
+        """
+        message = child_messages.ResultsMessage(
+            t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=remove
+        )
+        value, _ = await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+        return list(value)
+
+    async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
+        """Ask a verifier, which has ``limit`` seconds. Raises WorkerError where the child did not see to it."""
+        message = child_messages.VerifyMessage(
+            t="verify", call=0, op=op, table=None, external_id=external_id, verify=verify, limit=limit
+        )
+        value, _ = await self._caller.call(message, gate=self._gate, limit=max(CHILD_LIMIT, 2 * limit))
+        return Verified(value["completed"], value["why"])
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        items: Sequence[JobItem],
+        *,
+        incarnation: str = "",
+        superseded: bool = False,
+    ) -> None:
+        """Call cancel_job_and_cleanup for each, on behalf of ``incarnation`` (the worker's own where it is left out).
+        Raises WorkerError with the first error, and (``transient``) where all together, with the wait for a child, take
+        longer than the configured time. ``superseded``: see JobContext."""
+        request = RunRequest(op, type, arg, table, tuple(items), batch=False)
+        await self._cleanup(request, items, incarnation or self.config.incarnation, self._gate, superseded=superseded)
+
+    async def _cleanup(
+        self,
+        request: RunRequest,
+        items: Sequence[JobItem],
+        incarnation: str,
+        gate: Gate | None = None,
+        *,
+        superseded: bool = False,
+    ) -> None:
+        await self._registered.check(request.op, request.table, (item.partition for item in items))
+        message = child_messages.CleanupMessage(
+            t="cleanup",
+            call=0,
+            op=request.op,
+            type=request.type,
+            arg=request.arg,
+            table=request.table,
+            items=[],
+            incarnation=incarnation,
+            superseded=superseded,
+            more=False,
+        )
+        rows = partial(map, _row, items)
+        await self._caller.call(message, rows, gate=gate, limit=self.config.cleanup_timeout)
+
+
+def _row(item: JobItem) -> str:
+    return child_messages.row(item.row())

@@ -1,0 +1,94 @@
+"""Compares an operation's copies of tables' records with the registered ones, before the child gets anything of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import DistopError, describe
+from distop.protocol.json_codec import UNREADABLE, loads
+from distop.protocol.records import CLUSTER_TABLE, OperationRef
+from distop.protocol.table_registry import copies, unregistered
+from distop.worker.daemon_side.requests import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from distop.protocol.records import TableRecord
+    from distop.protocol.table_registry import Copy
+    from distop.worker.daemon_side.requests import FindTables, RunRequest
+
+_OPENED = 1_000
+"""Operations of which it is kept what was found registered."""
+
+
+class Registered:
+    """``find`` gives the registered records; None: nothing is compared."""
+
+    def __init__(self, find: FindTables | None) -> None:
+        self._find = find
+        self._opened: OrderedDict[tuple[str, int], list[Copy]] = OrderedDict()
+        """By operation and its gate, the copies that were registered when it was opened here: its jobs have the same.
+        An operation that is written by hand under the same name has another gate.
+        """
+
+    async def check(self, op: str, table: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        """For a call; ``rows`` of the plan. Raises WorkerError: ``fatal`` for a copy that is not registered."""
+        await self._check(op, OperationRef.parse(op).table, table, rows)
+
+    async def check_page(self, op: str, rows: Sequence[str]) -> None:
+        """For rows of the plan as JSON texts, of which the tables beside count. Raises as :meth:`check` does."""
+        if named := [loads(row) for row in rows if '"beside"' in row]:
+            await self._check(op, CLUSTER_TABLE, None, named)
+
+    async def _check(
+        self, op: str, table: str, record: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
+        if self._find is None:
+            return
+        found = _copies(op, table, record, rows)
+        if why := unregistered(op, found, await self._registered(found)):
+            raise WorkerError("fatal", why)
+
+    async def why_not(self, requests: Sequence[RunRequest]) -> list[str]:
+        """Why the jobs of each may not run, a sentence, or "". Raises WorkerError where that cannot be told for now."""
+        if self._find is None:
+            return [""] * len(requests)
+        new: dict[str, list[Copy]] = {}
+        reasons: dict[str, str] = {}
+        for one in requests:
+            rows = (item.partition for item in one.items)
+            try:
+                found = _copies(one.op, OperationRef.parse(one.op).table, one.table, rows)
+            except WorkerError as error:
+                reasons[one.op] = str(error)
+                continue
+            known = self._opened.get((one.op, one.opened), [])
+            new[one.op] = [copy for copy in found if copy not in known]
+        registered = await self._registered([copy for found in new.values() for copy in found])
+        opened = {one.op: one.opened for one in requests}
+        for op, found in new.items():
+            reasons[op] = unregistered(op, found, registered)
+            if found and not reasons[op] and opened[op]:
+                key = (op, opened[op])
+                self._opened[key] = self._opened.get(key, []) + found
+                self._opened.move_to_end(key)
+        while len(self._opened) > _OPENED:
+            self._opened.popitem(last=False)
+        return [reasons[one.op] for one in requests]
+
+    async def _registered(self, found: Sequence[Copy]) -> Mapping[str, TableRecord | None]:
+        if self._find is None or not found:
+            return {}
+        try:
+            return await self._find(sorted({name for name, _ in found}))
+        except DistopError as error:
+            raise WorkerError("transient", f"the records of its tables cannot be read: {describe(error)}") from error
+
+
+def _copies(op: str, table: str, record: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]]) -> list[Copy]:
+    """As :func:`copies`. Raises WorkerError."""
+    try:
+        return copies(table, record, rows)
+    except UNREADABLE as error:
+        raise WorkerError("fatal", f"the plan of {op} names tables beside in a form that is not known") from error

@@ -1,0 +1,197 @@
+"""What a simulated child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.protocol.json_codec import loads
+from distop.protocol.records import OperationRef
+from distop.worker.daemon_side.requests import CompleteResult, JobItem, PlanResult, Verified, WorkerConfig, WorkerError
+from distop.worker.daemon_side.result_handlers import first
+from tests.simulator import simulated_behaviors
+from tests.simulator.children import PIPE, Child, fail, settle
+from tests.simulator.sim_child_keeper import Keeping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from tests.simulator.machine import Machine
+
+
+class Calling(Keeping):
+    """The calls of one incarnation into its child."""
+
+    def __init__(self, config: WorkerConfig, machine: Machine) -> None:
+        super().__init__(config, machine)
+        self._calls: list[tuple[str, asyncio.Future[str]]] = []
+
+    def _end_calls(self, reason: str) -> None:
+        for _, told in self._calls:
+            settle(told, reason)
+
+    def cancel_calls(self, op: str) -> None:
+        for name, told in self._calls:
+            if name == op and not told.done():
+                told.set_result("cancelled: it was told to stop")
+
+    async def _call(self, op: str, what: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
+        told: asyncio.Future[str] = self._loop.create_future()
+        self._calls.append((op, told))
+        try:
+            while True:
+                child = self._ready()
+                answer: asyncio.Future[Any] = self._loop.create_future()
+
+                async def answering(child: Child = child, answer: asyncio.Future[Any] = answer) -> None:
+                    await asyncio.sleep(PIPE)
+                    self._machine.check_served(OperationRef.parse(op), self.config.incarnation, what)
+                    child.calls.append(op)
+                    done = self._machine.step(self._process, f"child: {what}")
+                    tell: Callable[..., None] = settle
+                    value: Any = None
+                    try:
+                        if child.alive:
+                            value = await work(child)
+                    except WorkerError as error:
+                        tell, value = fail, error
+                    done()
+                    child.calls.remove(op)
+                    if child.alive:
+                        self._tell(tell, answer, value)
+
+                if not self._process.dead:  # else: killed in this callback
+                    child.spawn(answering())
+                await first(answer, told, child.died)
+                if answer.done():
+                    return answer.result()
+                if told.done():
+                    raise WorkerError("transient", told.result())
+                reason = child.died.result()
+                if reason == "exited" and child.guilty == (op, -1):
+                    raise WorkerError("crash", "the worker process died")
+                if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
+                    raise WorkerError("transient", reason)
+        finally:
+            self._calls.remove((op, told))
+
+    async def _trouble(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
+        """A call takes its time; some fail."""
+        chance = self._machine.chance
+        await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
+        if (lacks := self._machine.lacks(type_name)) is not None:
+            await asyncio.sleep(simulated_behaviors.trying(arg, lacks))
+            raise WorkerError(lacks, simulated_behaviors.UNABLE)
+        trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
+        luck = chance.uniform(0.0, 1.0)
+        if simulated_behaviors.draw(arg["seed"], what) < trouble * 0.04:
+            raise WorkerError("transient", f"{what} always fails")
+        if luck < trouble * 0.05:
+            child.guilty = (op, -1)
+            self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
+            await asyncio.sleep(3600)
+        if luck < trouble * 0.15:
+            raise WorkerError("transient", f"{what} failed")
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+        find_table: Any = None,
+    ) -> PlanResult:
+        async def work(child: Child) -> PlanResult:
+            await self._trouble(child, "planning", op, type, arg)
+            # The table changes between two attempts at planning: their chunks differ, also in number.
+            grown = self._machine.growth.choice((1, 1, 1_000_000))
+            chunks, count = simulated_behaviors.plan(arg, names, grown)
+            return PlanResult(chunks, count, f"v{grown}")
+
+        result: PlanResult = await self._call(op, "plan", work)
+        return result
+
+    async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
+        """A verifier is called what it answers."""
+
+        async def work(child: Child) -> Verified:
+            chance = self._machine.chance
+            await asyncio.sleep(chance.uniform(0.01, 0.4))
+            if chance.uniform(0.0, 1.0) < 0.05:
+                child.guilty = (op, -1)
+                self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
+                await asyncio.sleep(3600)
+            return Verified({"yes": True, "no": False}.get(verify), "" if verify != "nothing" else "timeout")
+
+        result: Verified = await self._call(op, "verify", work)
+        return result
+
+    async def sweep(self, op: str, table: Any) -> None:
+        """Nothing is left anywhere but in memory."""
+
+    async def sweep_results(self, ops: Any, table: Any, *, remove: bool) -> list[str]:
+        """No result is so large."""
+        return []
+
+    async def complete(
+        self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
+        fetch: Any, first: Any = None, plan: Any = None,
+    ) -> CompleteResult:  # fmt: skip
+        machine = self._machine
+        ref = OperationRef.parse(op)
+        rows: list[dict[str, Any]] = []
+        start: int | None = 0
+        while start is not None and start < total:
+            page, start = first if first is not None and start == 0 else await fetch(start)
+            rows += map(loads, page)
+
+        chunk: int | None = 0 if plan is not None and plan.chunks else None
+        while chunk is not None:
+            _, chunk = await plan.page(chunk)
+
+        async def work(child: Child) -> CompleteResult:
+            machine.completed(ref, verdict, total, success, failed, rows)
+            await self._trouble(child, "completion", op, type, arg)
+            if arg.get("objects"):
+                return CompleteResult({"jobs": success}, "the completion says no")
+            follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
+            return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
+
+        result: CompleteResult = await self._call(op, "complete", work)
+        return result
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Any,
+        items: Sequence[JobItem],
+        *,
+        incarnation: str = "",
+        superseded: bool = False,
+    ) -> None:
+        machine, ref = self._machine, OperationRef.parse(op)
+        whose = incarnation or self.config.incarnation
+
+        async def work(child: Child) -> None:
+            for item in items:
+                if superseded:  # it is told that others have the job, and leaves alone what is theirs
+                    await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                    continue
+                effect = machine.effects.begin(ref, item.ordinal, item.fence, whose, item.attempt, "cleanup")
+                child.doing.append(effect)
+                pause = machine.chance.uniform(0.001, 0.02)
+                # One in ten takes seconds: a holder that may come back has the time to do so.
+                await asyncio.sleep(pause if pause < 0.018 else 150 * pause)
+                machine.effects.end(effect, "done")
+                machine.effects.cleaned(ref, item.ordinal)
+                child.doing.remove(effect)
+
+        try:
+            await self._call(op, "clean up", work)
+        except WorkerError:
+            for item in items:
+                machine.effects.excuse(ref, item.ordinal)
+            raise

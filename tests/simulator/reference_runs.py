@@ -1,0 +1,276 @@
+"""Small runs that together go through every step of every protocol: crash points are taken from them.
+
+Some are disturbed by a strike of their own, the *opening*, at the first point of a name: so takeovers, restarts and
+stops in order are gone through as well, and a process can be struck in the middle of those. ``through`` says what a run
+is there for; that it comes to pass is tested, because a change elsewhere can let a run go another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distop.protocol.frozen import frozen
+from distop.protocol.records import CLUSTER_TABLE
+from distop.protocol.size_limits import DEFAULT, Limits
+from tests.simulator.scenario import Act, DrainAct, Scenario, Wish, plain
+
+SMALL = Limits(
+    plan_bytes=100, plan_chunks=1, claims=2, reports=1, reaped=1, cleaned=3, outcomes=3, pruned=2, prune_every=0.5
+)
+RESTART = 0.3
+"""Seconds after which a daemon that was killed or has stopped is started again."""
+LONG = 6.0
+"""Seconds for which one is away whose session is to end meanwhile."""
+_OPENS = "delete chunk, delete distOpPending, delete planning"
+PLAN_AND_CLAIM = f"plan_and_claim: {_OPENS}, put chunk, put distOpClaim, put distOpOpen, put plan"
+SMALL_PLAN = f"plan: {_OPENS}, put chunk, put distOpOpen, put plan"
+PLAN_OF_CHUNKS = f"plan: {_OPENS}, put distOpOpen, put plan"
+"""The three ways in which a plan is written: with the first claims; where its coordinator's executor takes none; after
+its chunks."""
+
+
+@frozen
+class Opening:
+    """A strike that is part of a run: at the first point whose name begins with ``step``, ``moment`` it is done.
+    ``away``: seconds until the daemon is started again.
+    """
+
+    step: str
+    action: str = "kill"
+    moment: str = "done"
+    away: float = LONG
+
+
+@frozen
+class Reference:
+    """One run. ``through``: the beginnings of names of points that it goes through after its opening, in order."""
+
+    scenario: Scenario
+    opening: Opening | None = None
+    through: tuple[str, ...] = ()
+
+    def having(self, **fields: Any) -> Reference:
+        """The same with other fields of its scenario."""
+        return replace(self, scenario=replace(self.scenario, **fields))
+
+    def opened(self, opening: Opening, *through: str) -> Reference:
+        """The same with an opening, and what is to follow it."""
+        return replace(self, opening=opening, through=through)
+
+
+def references() -> dict[str, Reference]:
+    """All of them, by name."""
+    return {**_undisturbed(), **_waiting(), **_taken_over(), **_begun_anew()}
+
+
+def _undisturbed() -> dict[str, Reference]:
+    """Start, plan, claim, report, retry, pause, resume, cancel, fail fast, finish, rerun, what follows, cleanup,
+    drain, election, renewal.
+    """
+    rough: dict[str, Any] = {"trouble": 1.0}
+    slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
+    cannot = _reference("quick", None, partitions=3, seed=1)
+    able, unable = cannot.scenario.hosts
+    some_fail = _reference("check", "collect_all", partitions=2, seed=35, **rough)
+    return {
+        "jobs and completion fail": _reference("check", "collect_all", partitions=4, seed=1, **rough),
+        "planning fails": _reference("check", "collect_all", partitions=4, seed=17, **rough),
+        "planning fails for good": _reference("check", "collect_all", partitions=4, seed=16, **rough),
+        "fail fast": _reference("index", "fail_fast", partitions=8, seed=8, name="x", pace=0.2, **rough),
+        "fail fast in batches": _reference("purge", "fail_fast", partitions=8, seed=14, **rough),
+        "pause and resume": _reference(
+            "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
+        ),
+        "lost jobs fail": replace(
+            _reference("lone", "collect_all", partitions=4, seed=2, pace=0.4, **rough),
+            through=("progress", "retry", "report", "finish"),
+        ),
+        "verdicts after checkpoints": replace(
+            _reference("index", "collect_all", partitions=3, seed=3, name="x", pace=0.4, **rough),
+            through=("child: give up a checkpoint", "progress", "report", "finish"),
+        ),
+        "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
+        "without completion": replace(
+            _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")
+        ),
+        "a report before the decision": replace(
+            _reference("purge", None, partitions=3, seed=1), through=("report", "child: complete", "finish")
+        ),
+        "what follows a report": replace(
+            _reference("purge", None, partitions=2, seed=1, follows=True),
+            through=("report", "child: complete", "decide", "finish"),
+        ),
+        "pause now": _reference(
+            "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
+        ),
+        "drain": slow.having(drains=(DrainAct(0.7, "exec-0", 0.0, True), DrainAct(1.1, "exec-1", 0.3, False))),
+        "rerun": some_fail.having(wishes=tuple(replace(wish, rerun="failed") for wish in some_fail.scenario.wishes)),
+        "a node that cannot": cannot.having(hosts=(replace(able, unable=("quick",)), unable)),
+        "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
+        "a plan of its own": replace(
+            _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
+        ),
+        "of one job, together": replace(
+            _together(), through=("claim_together", "claim_together", "report", "finish", "claim_apart", "finish")
+        ),
+        "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
+        "planned without a free slot": replace(
+            _without_a_free_slot(), through=(PLAN_AND_CLAIM, SMALL_PLAN, "claim", "finish")
+        ),
+        "in chunks and pages": replace(
+            _in_pages(), through=("chunk", "chunk", PLAN_OF_CHUNKS, "clean", "clean", "end")
+        ),
+        "a table comes and goes": _reference(
+            "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
+        ),
+    }
+
+
+def _waiting() -> dict[str, Reference]:
+    """Operations that wait: begin, join, edges and holds, two phases, ids, limits, and claims by actors."""
+    one = _reference("quick", None, partitions=1, seed=1)
+    (wish,) = one.scenario.wishes
+    fails = {**wish.arg, "seed": 35, "partitions": 2, "trouble": 1.0}
+    bad = replace(wish, type="check", policy="collect_all", arg=fails)
+    index = _reference("index", None, partitions=5, seed=11, name="x", pace=0.2)
+    (slow,) = index.scenario.wishes
+    types = ["check", "join", "noop", "quick"]
+    hosts = tuple(replace(host, types=tuple(types)) for host in one.scenario.hosts)
+    later = replace(wish, delay=1.0)
+    return {
+        "one after another": one.having(
+            hosts=hosts,
+            wishes=(
+                bad,
+                replace(wish, after=0.35, behind=((0, "success"),)),
+                replace(wish, after=0.4, behind=((0, "end"),)),
+                replace(wish, after=0.45, behind=((2, "success"),)),
+            ),
+        ),
+        "a graph": one.having(hosts=hosts, wishes=(replace(wish, graph=3),)),
+        "a graph in pages": one.having(hosts=hosts, wishes=(replace(wish, graph=22),)),
+        "one that waits is cancelled": one.having(wishes=(replace(later, acts=(Act(0.2, "cancel"),)),)),
+        "prepared and confirmed": one.having(wishes=(replace(wish, prepared="confirms", verifier="yes"),)),
+        "prepared, and its sender dies": one.having(wishes=(replace(wish, prepared="dies", verifier="yes"),)),
+        "prepared, and nobody vouches": one.having(wishes=(replace(wish, prepared="dies", verifier="no"),)),
+        "abandoned": one.having(wishes=(replace(wish, prepared="abandons", verifier="no"),)),
+        "of one id": one.having(
+            wishes=(
+                replace(later, id="nightly"),
+                replace(later, after=0.4, id="nightly", on_duplicate="replace"),
+            )
+        ),
+        "limited": index.having(wishes=(replace(slow, acts=(Act(0.3, "alter max_jobs=1"),), options={"max_jobs": 2}),)),
+        "others are added to what it waits for": one.having(
+            wishes=(
+                replace(wish, arg={**wish.arg, "pace": 1.0}),
+                replace(later, after=0.35, acts=(Act(0.2, "behind 0"),)),
+            )
+        ),
+        "a join": one.having(hosts=hosts, wishes=(replace(wish, type="join", table=CLUSTER_TABLE, graph=3),)),
+        "a graph that is given up and begun anew": replace(
+            one.having(
+                hosts=hosts,
+                limits=replace(Limits(), denied_kept=1.0),
+                wishes=(replace(wish, graph=22, hurried=True), replace(wish, delay=8.0)),
+            ),
+            through=("hold", "start", "deny", "hold", "start", "release_hold", "forget_hold"),
+        ),
+        "within a transaction": replace(
+            one.having(wishes=(replace(wish, within=True),)),
+            through=("withdraw", "transaction", "forget_receipt", "transaction", "begin"),
+        ),
+        "a transaction whose compares fail": one.having(wishes=(replace(wish, within=True, turns=(0.2,)), wish)),
+        "a type is declared by a client": one.having(wishes=(replace(wish, acts=(Act(0.1, "register"),)),)),
+        "claims by actors": one.having(
+            actors=2, wishes=(replace(wish, type="check", arg={**wish.arg, "partitions": 6, "pace": 0.5}),), hosts=hosts
+        ),
+    }
+
+
+def _taken_over() -> dict[str, Reference]:
+    """A daemon is killed, and its session ends before it is back: what it did is taken over."""
+    jobs = _reference("check", "collect_all", partitions=4, seed=5, pace=0.4)
+    index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
+    lone = _reference("lone", "collect_all", partitions=4, seed=5, pace=0.4)
+    given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
+    begun = Opening("child: start a job")
+    lowered = _reference("check", "collect_all", Act(0.3, "alter max_jobs=1"), partitions=4, seed=5, pace=1.0)
+    return {
+        "take over of a plan in chunks": _in_pages().opened(
+            Opening("chunk"), "elect", "chunk", PLAN_OF_CHUNKS, "finish"
+        ),
+        "take over of a cleanup in pages": _in_pages().opened(Opening("clean"), "elect", "clean", "end"),
+        "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
+        "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
+        "revoked within a lowered limit": lowered.having(limits=Limits(gone=0)).opened(
+            begun, "alter", "revoke_lost", "report", "finish"
+        ),
+        "take over at the limit": lone.opened(begun, "take_over", "child: clean up", "report", "finish"),
+        "take over at the limit, with nothing to clean up": _reference(
+            "purge", "collect_all", partitions=4, seed=5, pace=0.4
+        ).opened(begun, "fail_lost", "finish"),
+        "take over of an election while planning": jobs.opened(
+            Opening("child: plan"), "elect", PLAN_AND_CLAIM, "finish"
+        ),
+        "take over of an election while reporting": _reference("purge", None, partitions=3, seed=1).opened(
+            Opening("child: complete"), "elect", "child: complete", "finish"
+        ),
+        "take over of an election while completing": jobs.opened(Opening("decide"), "elect", "finish"),
+        "take over of an election while cleaning up": jobs.opened(Opening("finish"), "elect", "end"),
+        "take over of an election while cancelling": given_up.opened(
+            Opening("Watch distOpClaim"), "elect", "Watch distOpClaim", "finish"
+        ),
+        "reap of a dead holder": given_up.opened(begun, "cancel", "reap", "finish"),
+    }
+
+
+def _begun_anew() -> dict[str, Reference]:
+    """A daemon is killed or stopped, and is back soon, on the same disk."""
+    index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
+    given_up = _reference("index", None, Act(0.6, "cancel"), partitions=4, seed=11, name="x", pace=0.4)
+    killed = Opening("child: start a job", away=RESTART)
+    return {
+        "restart": index.opened(killed, "node", "take_over", "disk: remove a run", "finish"),
+        "restart of what was cancelled": given_up.opened(killed, "node", "child: clean up", "disk: remove a run"),
+        "stop in order": index.opened(
+            Opening("child: start a job", "stop", away=1.0), "retry", "LeaseRevoke", "node", "finish"
+        ),
+        "death of a child": index.opened(Opening("child: start a job", "kill-child"), "child: start a job", "finish"),
+    }
+
+
+def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, table: str = "a", **arg: Any) -> Reference:
+    """Two executors, one operation, a short time to live. For steps that only a large operation takes (chunks, pages),
+    scenarios with small limits are added with :meth:`Reference.having`.
+    """
+    given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
+    wish = Wish(0, 0.3, type_name, table, given, None, policy, acts)
+    return Reference(plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0))
+
+
+def _alike(count: int, type_name: str) -> tuple[Wish, ...]:
+    """One client wants so many of them at the same time, and they end at the same time."""
+    arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
+    return tuple(Wish(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
+
+
+def _together() -> Reference:
+    """Operations of one job, of which an executor takes at once what falls to it, and one that the other has, too."""
+    one = _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1)
+    return one.having(wishes=one.scenario.wishes * 4, limits=Limits(unlearned=DEFAULT.together))
+
+
+def _without_a_free_slot() -> Reference:
+    """The second operation is planned while jobs of the first take all slots."""
+    busy = _reference("check", "collect_all", partitions=4, seed=5, pace=2.0)
+    (first,) = busy.scenario.wishes
+    second = replace(first, after=0.5, arg={**first.arg, "partitions": 2, "pace": 0.1})
+    return busy.having(wishes=(first, second))
+
+
+def _in_pages() -> Reference:
+    return _reference("check", None, partitions=10, seed=1, follows=True).having(
+        limits=SMALL, past=25, history_limit=20
+    )

@@ -1,0 +1,46 @@
+"""Tables that are removed and added again: nothing begins on one that is not there, and none goes while operations run.
+
+That instances are numbered on is invariant 6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.protocol import keys as K
+from distop.protocol.json_codec import loads
+from distop.protocol.records import CLUSTER_TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.protocol.keys import ParsedKey
+    from distop.protocol.revisioned import Change
+
+
+class Registry:
+    """Folds each revision. ``found(kind, key, text, op, partition)`` is called for each breach."""
+
+    def __init__(self, found: Callable[..., None]) -> None:
+        self._found = found
+        self._tables = {CLUSTER_TABLE}
+        self._running: dict[str, bytes] = {}
+        self.removed = 0
+        """Tables that were."""
+
+    def step(self, parsed: Sequence[tuple[ParsedKey, Change]]) -> None:
+        """One revision, whole."""
+        for key, change in parsed:
+            if key.name == "runOps":
+                self._running[key.table] = change.kv.value
+            elif key.family == K.TABLE and not change.deleted:
+                self._tables.add(key.table)
+        for key, change in parsed:
+            if key.family == K.TABLE and change.deleted:
+                self._tables.discard(key.table)
+                self.removed += 1
+                if running := loads(self._running.get(key.table, b"{}")):
+                    self._found("removed too early", change.kv.key, f"{running} run on {key.table}")
+            elif key.family == K.OP and key.name == "spec" and not change.deleted and key.table not in self._tables:
+                text = f"{key.ref} begins, and there is no such table"
+                self._found("no such table", change.kv.key, text, str(key.ref))

@@ -1,0 +1,66 @@
+"""Reruns, judged by etcd's history: which partitions one had to take, and which it took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.protocol.frozen import frozen
+from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import loads
+from distop.protocol.records import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, State
+from tests.simulator import simulated_behaviors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from distop.protocol.keys import Keys
+    from distop.testing.model_store import ModelStore
+
+
+@frozen
+class Rerun:
+    """What a client asked for: the partitions of ``op`` that are ``failed``, or ``unfinished`` as well. ``again``: the
+    operation that this began; "": it was refused, and ``why``.
+    """
+
+    op: str
+    what: str
+    again: str = ""
+    why: str = ""
+
+
+def judge(store: ModelStore, keys: Keys, reruns: Sequence[Rerun]) -> Iterator[tuple[str, str, str]]:
+    """(key, text, operation) of each breach."""
+    if not reruns:
+        return
+    written = {
+        change.kv.key: change.kv.value for _, changes in store.history for change in changes if not change.deleted
+    }
+    for one in reruns:
+        ref = OperationRef.parse(one.op)
+        wanted = _wanted(written, keys, ref, one.what)
+        if not one.again:
+            if wanted:
+                yield keys.history(ref), f"its partitions {sorted(wanted)} are not run again: {one.why}", one.op
+            continue
+        place = keys.of(OperationRef.parse(one.again), "spec")
+        spec = Spec.decode(written[place])
+        every = (WHOLE,) if ref.table == CLUSTER_TABLE else ()
+        if spec.rerun_of != one.op or set(spec.partitions or every) != wanted:
+            text = f"a rerun of {spec.rerun_of} over {spec.partitions}; it was to be {one.op} over {sorted(wanted)}"
+            yield place, text, one.again
+
+
+def _wanted(written: Mapping[str, bytes], keys: Keys, ref: OperationRef, what: str) -> set[str]:
+    """The names of the partitions that a rerun has to take."""
+    if keys.of(ref, "plan") not in written:
+        return set()
+    spec, arg = Spec.decode(written[keys.of(ref, "spec")]), loads(written[keys.of(ref, "arg")])
+    every = what == "unfinished" or History.decode(written[keys.history(ref)]).state is State.CANCELLED
+    chosen = set()
+    names = [WHOLE] if ref.table == CLUSTER_TABLE else simulated_behaviors.partitions(arg, spec.partitions)
+    for p, name in enumerate(names):
+        state = written.get(keys.job(ref, p, "state"), b"").decode()
+        if state == JobState.FAILED or (every and not state):
+            chosen.add(name)
+    return chosen

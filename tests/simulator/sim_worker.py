@@ -1,0 +1,298 @@
+"""The worker of a simulated daemon, with the interface of ``distop.worker.daemon_side.host.Worker``: it runs scripted
+jobs.
+
+Here it is known which job kills a child; the real worker finds that out by running the suspects alone. What it answers
+is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.protocol.jobs import given_up, to_go_on_from
+from distop.protocol.records import OperationRef
+from distop.worker.daemon_side.requests import JobEnded, JobItem, Listener, RunRequest, WorkerConfig, WorkerError
+from distop.worker.daemon_side.result_handlers import first
+from tests.simulator import simulated_behaviors
+from tests.simulator.child_calls import Calling
+from tests.simulator.children import PIPE, Child, Run, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from tests.simulator.job_effects import Effect
+    from tests.simulator.machine import Machine
+
+
+ANSWER = 1.5
+"""Seconds for which a child waits to hear that a checkpoint was saved; then it goes on, and saves the next one. (The
+real one waits for a minute, in which a simulated operation is long over.)"""
+
+
+class SimWorker(Calling):
+    stuck = ""
+
+    """One incarnation's worker."""
+
+    def __init__(self, config: WorkerConfig, machine: Machine) -> None:
+        super().__init__(config, machine)
+        self._slots = asyncio.Semaphore(config.slots)
+        self._runs: list[Run] = []
+
+    # ------------------------------------------------------------------ life
+
+    async def abort(self, reason: str) -> None:
+        self._end_all("aborted")
+        await asyncio.sleep(PIPE)
+
+    async def stop(self, grace: float) -> None:
+        self._stopped = self._stopped or "stopped"
+        self._end_all("stopped")
+        await asyncio.sleep(PIPE)
+
+    async def forget(self, *ops: str) -> None:
+        return
+
+    def _end_all(self, reason: str) -> None:
+        if self._child is not None:
+            self._child.kill(reason)
+            self._child = None
+        for run in list(self._runs):
+            run.end([JobEnded(p, "cancelled", None, reason) for p in list(run.pending)])
+        self._end_calls(reason)
+
+    # ------------------------------------------------------------------ runs
+
+    async def run(
+        self,
+        request: RunRequest,
+        on_events: Callable[[list[JobEnded]], None],
+        on_status: Callable[[int, str], None] | None = None,
+        on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
+        on_tasks: Callable[[int, int], None] | None = None,
+    ) -> None:
+        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
+
+    async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
+        """One after the other, in one slot."""
+        ends = self._machine.effects.ends
+        runs = [Run(request, to.on_events, to.on_progress, ends) for request, to in asked]
+        self._runs += runs
+        try:
+            async with self._slots:
+                for run in runs:
+                    await self._drive(run)
+        except WorkerError as error:
+            for run in runs:
+                run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
+        except asyncio.CancelledError:
+            for run in runs:
+                run.on_events = lambda _: None
+                self._cancel(run, list(run.pending), keeps=True)
+            raise
+        finally:
+            for run in runs:
+                self._runs.remove(run)
+
+    async def _drive(self, run: Run) -> None:
+        cleanup = run.request.cleanup_first
+        while run.pending:
+            if run.saving:
+                await asyncio.wait(set(run.saving))
+            child = self._ready()
+            run.begun = True
+            if self._process.dead:  # killed in this callback
+                return
+            child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
+            await first(run.done, child.died)
+            if run.done.done():
+                return
+            reason, cleanup = child.died.result(), True
+            if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
+                run.end([JobEnded(p, "cancelled", None, reason) for p in list(run.pending)])
+                return
+            if child.guilty is not None and child.guilty[0] == run.request.op and child.guilty[1] in run.pending:
+                run.end([JobEnded(child.guilty[1], "crash", None, "the worker process died")])
+            gone = [p for p in run.pending if p in run.cancelled]
+            run.end([JobEnded(p, "cancelled", None, reason) for p in gone])
+
+    async def _jobs(self, child: Child, run: Run, items: list[JobItem], cleanup: bool) -> None:
+        """In the child: the jobs one after the other, or as one batch."""
+        await asyncio.sleep(PIPE)
+        if not run.request.batch:
+            for item in items:
+                if child.alive:
+                    await self._job(child, run, item, cleanup)
+            return
+        await asyncio.gather(*(self._job(child, run, item, cleanup) for item in items))
+
+    async def _job(self, child: Child, run: Run, item: JobItem, cleanup: bool) -> None:
+        machine, request, p = self._machine, run.request, item.ordinal
+        ref = OperationRef.parse(request.op)
+        if p in run.cancelled:
+            self._tell(run.end, [JobEnded(p, "cancelled")])
+            return
+        if max(request.deadline, machine.deadline_of(self)) <= machine.source.boottime():
+            self._tell(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
+            return
+        machine.check_served(ref, self.config.incarnation, "a job")
+        began = machine.source.time()
+        started = machine.step(self._process, "child: start a job")
+        if not child.alive:
+            return
+        effect = machine.effects.begin(ref, p, item.fence, self.config.incarnation, item.attempt)
+        child.doing.append(effect)
+        if machine.types[request.type].rules().leaves_something and not machine.disk.holds(ref, p, item.fence):
+            machine.effects.unwritten(ref, effect)
+        resumable, progress = machine.types[request.type].resumable, to_go_on_from(item.progress)
+        if resumable:
+            machine.effects.resumed(ref, p, progress, effect)
+        if not progress:
+            machine.effects.starts_over(ref, p, effect, cleaned=cleanup)
+        if machine.types[request.type].rules().cleans:
+            machine.effects.leaves(ref, p, effect)
+        started()
+        if cleanup:
+            await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+        if (lacks := machine.lacks(request.type)) is not None:
+            await asyncio.sleep(simulated_behaviors.trying(request.arg, lacks) or machine.chance.uniform(0.001, 0.05))
+            self._over(
+                child, run, effect, JobEnded(p, lacks, None, simulated_behaviors.UNABLE, began, machine.source.time())
+            )
+            return
+        script = simulated_behaviors.script(request.type, request.arg, p, item.attempt)
+        done = int(progress or 0)
+        kind, result, error = "success", None, ""
+        while done < script.steps:
+            if not script.stubborn:
+                await self._work(run, p, script.step)
+                if p in run.cancelled:
+                    await asyncio.sleep(machine.chance.uniform(0.001, 0.1))  # its cleanup
+                    if p in run.given_up:
+                        machine.effects.cleaned(ref, p)
+                    kind = "cancelled"
+                    break
+            else:
+                await asyncio.sleep(script.step * 20)
+            done += 1
+            if resumable and done < script.steps:
+                await self._checkpoint(child, run, ref, p, done, effect)
+        if kind == "success" and script.end == "crash":
+            child.guilty = (request.op, p)
+            child.kill("exited")
+            return
+        if kind == "success" and script.end != "success":
+            kind = script.end
+            error = "the job broke" if kind == "error" else "the answer is no"
+        if kind == "success":
+            result = {"fence": item.fence, "by": self.config.incarnation}
+        if kind == "verdict" and machine.types[request.type].rules().cleans:
+            if resumable and done > 1 and not await self._give_up(child, run, ref, p, done - 1):
+                kind, error = "error", "its checkpoint could not be given up before"
+            else:
+                machine.effects.cleaned(ref, p)
+        ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]
+        self._over(child, run, effect, ended)
+
+    def _over(self, child: Child, run: Run, effect: Effect, ended: JobEnded) -> None:
+        """A job has done all that it does; now the daemon is told."""
+        told = self._machine.step(self._process, "child: hand over an end")
+        if not child.alive:
+            return
+        self._machine.effects.end(effect, ended.kind)
+        child.doing.remove(effect)
+        self._tell(run.end, [ended])
+        told()
+
+    @staticmethod
+    async def _work(run: Run, partition: int, seconds: float) -> None:
+        """So long, unless it is told to stop."""
+        if run.told.is_set():
+            if partition not in run.cancelled:
+                await asyncio.sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await run.told.wait()
+
+    async def _checkpoint(
+        self, child: Child, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect
+    ) -> None:
+        known = self._machine.step(self._process, "child: save a checkpoint")
+        if child.alive and await self._saved(child, run, partition, value):
+            self._machine.effects.saved(ref, partition, value, effect)
+            known()
+
+    async def _give_up(self, child: Child, run: Run, ref: OperationRef, partition: int, value: int) -> bool:
+        """Before the cleanup after a verdict: nobody goes on from this checkpoint. Whether that is sure."""
+        known = self._machine.step(self._process, "child: give up a checkpoint")
+        if not child.alive:
+            return False
+        self._machine.effects.gives_up(ref, partition)
+        given = await self._saved(child, run, partition, given_up(value))
+        known()
+        return given
+
+    async def _saved(self, child: Child, run: Run, partition: int, value: Any) -> bool:
+        answered: asyncio.Future[bool] = self._loop.create_future()
+        child_context = contextvars.copy_context()
+
+        async def save() -> None:
+            saved = False
+            item = run.pending.get(partition)
+            if item is not None:
+                try:
+                    saved = await run.on_progress(partition, value)
+                except Exception:
+                    saved = False
+                if saved and partition in run.pending:
+                    run.pending[partition] = replace(item, progress=value)
+            self._loop.call_later(PIPE, settle, answered, saved, context=child_context)
+
+        self._tell(lambda: run.save(save()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER):
+                await answered
+        return answered.done() and not answered.cancelled() and answered.result()
+
+    # ----------------------------------------------------------------- cancel
+
+    def pause(self, op: str) -> None:
+        for run in list(self._runs):
+            if run.request.op == op and not run.begun:
+                run.end([JobEnded(p, "refused", None, "paused before it began") for p in list(run.pending)])
+
+    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
+        for run in list(self._runs):
+            if run.request.op == op:
+                self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
+
+    def release(self, op: str) -> None:
+        """As :meth:`cancel`, but that what a checkpoint speaks of stays."""
+        for run in list(self._runs):
+            if run.request.op == op:
+                self._cancel(run, list(run.pending), keeps=True)
+
+    def _cancel(self, run: Run, partitions: list[int], *, keeps: bool = False) -> None:
+        fresh = [p for p in partitions if p not in run.cancelled]
+        if not fresh:
+            return
+        if not keeps:
+            run.given_up.update(fresh)
+        child = self._child
+        self._loop.world_at(self._loop.now + PIPE, self._told, run, fresh)
+        if child is not None:
+            self._loop.call_later(self.config.grace, self._enforce, run, child, fresh)
+
+    @staticmethod
+    def _told(run: Run, partitions: list[int]) -> None:
+        run.cancelled.update(partitions)
+        run.told.set()
+
+    def _enforce(self, run: Run, child: Child, partitions: list[int]) -> None:
+        if child.alive and any(p in run.pending for p in partitions):
+            child.kill("stubborn")

@@ -1,0 +1,361 @@
+"""What becomes of a schema, of what hangs on it, and of what was staged, without a JVM."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
+from distop.errors import InvalidArgument, UnsafePath
+from distop.storage import deletion
+from distop.storage.deletion import Place
+from distop.storage.places import Attempt, stage_of
+from distop.tables.iceberg.table_properties import for_reading, for_writing
+from distop_behaviors.apply import file_rewrite, type_narrowing
+from distop_behaviors.apply.apply_report import Request, Staged
+from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, wanted
+from distop_behaviors.apply.file_rewrite import Stage
+from distop_behaviors.apply.rewrite_publication import Narrowing
+from distop_behaviors.validate.certificate import Certificate, Certified, Column
+from tests.support.context import FakeContext
+from tests.support.lake import Folder as Lake
+
+LOG = logging.getLogger("tests.narrowing")
+N = Narrowed("n_fits_int", "n", 2, "int", "int")
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 3,
+    "identifier-field-ids": [1],
+    "fields": [
+        {"id": 1, "name": "id", "required": True, "type": "long"},
+        {"id": 2, "name": "n", "required": False, "type": "long", "doc": "how many"},
+        {
+            "id": 3,
+            "name": "s",
+            "required": False,
+            "type": {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "long"}]},
+        },
+    ],
+}
+
+
+def certificate(*checks: dict[str, Any], **fields: Any) -> Certificate:
+    made = [Certified(name=f"check{n}", check=check) for n, check in enumerate(checks)]
+    columns = {"id": Column(id=1, type="long"), "n": Column(id=2, type="string")}
+    told = {
+        "table": "t", "format": "iceberg", "location": "/t", "operation": "t/validate/1", "time": "now", "version": "1",
+        "checks": made, "columns": columns, **fields,
+    }  # fmt: skip
+    return Certificate.issue(**told)
+
+
+def test_a_column_keeps_all_but_its_id_and_its_type() -> None:
+    made = type_narrowing.new_schema(SCHEMA, [N], {2: 9}, [2, 4])
+    assert made["fields"][1] == {"id": 9, "name": "n", "required": True, "type": "int", "doc": "how many"}
+    assert (made["fields"][0], made["identifier-field-ids"]) == (SCHEMA["fields"][0], [1])
+    assert made["fields"][2]["type"]["fields"][0]["required"]
+    assert not made["fields"][2]["required"]
+    assert not SCHEMA["fields"][2]["type"]["fields"][0]["required"], "the former schema was changed in place"
+
+
+def test_a_name_mapping_finds_the_new_column() -> None:
+    mapping = json.dumps([{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["n", "m"]}])
+    made = json.loads(type_narrowing.mapped(mapping, {2: 9}) or "")
+    assert made == [{"field-id": 1, "names": ["id"]}, {"field-id": 9, "names": ["n", "m"]}]
+    assert type_narrowing.mapped(None, {2: 9}) is None
+
+
+def test_a_scratch_table_writes_as_the_real_one_and_nowhere_else() -> None:
+    properties = {
+        "write.parquet.compression-codec": "zstd",
+        "write.metadata.metrics.default": "full",
+        "write.data.path": "/elsewhere",
+        "write.object-storage.enabled": "true",
+        "write.wap.enabled": "true",
+        "write.metadata.path": "/elsewhere",
+    }
+    metadata = {
+        "format-version": 1, "table-uuid": "u", "location": "/t", "last-column-id": 4, "schema": {},
+        "schemas": [SCHEMA], "partition-spec": [], "partition-specs": [{"spec-id": 1, "fields": []}],
+        "default-spec-id": 1,
+        "properties": properties, "snapshots": [{"snapshot-id": 1}], "current-snapshot-id": 1, "refs": {"main": {}},
+    }  # fmt: skip
+    made = type_narrowing.scratch(
+        metadata, type_narrowing.new_schema(SCHEMA, [N], {2: 9}), "file:///stage", "/t/data/distop-1"
+    )
+    assert made["properties"] == {
+        "write.parquet.compression-codec": "zstd",
+        "write.metadata.metrics.default": "full",
+        "write.data.path": "/t/data/distop-1",
+    }
+    assert (made["snapshots"], made["last-column-id"], made["partition-specs"]) == ([], 9, metadata["partition-specs"])
+    assert "current-snapshot-id" not in made
+    assert [field["required"] for field in made["schemas"][0]["fields"]] == [False] * 3
+
+
+HOSTILE = {
+    "fs.file.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+    "fs.file.impl.disable.cache": "true",
+    "net.topology.script.file.name": "/t/script.sh",
+    "write.location-provider.impl": "org.example.Provider",
+    "write.parquet.fs.file.impl": "org.example.FileSystem",
+    "write.parquet.compression-codec": "org.example.Codec",
+    "write.parquet.row-group-size-bytes": "9223372036854775807",
+    "write.parquet.bloom-filter-max-bytes": "2147483647",
+    "write.metadata.metrics.column.a\nfs.file.impl": "full",
+    "parquet.crypto.factory.class": "org.example.Factory",
+    "encryption.key-id": "k",
+    "write.object-storage.enabled": "true",
+    "read.parquet.vectorization.batch-size": "2147483647",
+}
+"""Properties that chose code, hosts, paths or memory where they reached Hadoop's configuration, or Iceberg."""
+
+
+def test_hole_2_properties_of_a_table_choose_no_code_of_readers_and_writers() -> None:
+    mapping = {"schema.name-mapping.default": "[]"}
+    asked = {
+        "write.parquet.compression-codec": "ZSTD",
+        "write.parquet.row-group-size-bytes": "268435456",
+        "write.target-file-size-bytes": "134217728",
+    }
+    assert for_writing(HOSTILE) == {}
+    assert for_writing(HOSTILE | mapping | asked) == asked
+    assert for_reading(HOSTILE | mapping | asked) == mapping
+
+
+@pytest.mark.parametrize(
+    ("spark", "iceberg"),
+    [("bigint", "long"), ("decimal(9,2)", "decimal(9, 2)"), ("timestamp", "timestamptz"), ("smallint", None),
+     ("timestamp_ntz", "timestamp"), ("varchar(3)", None)],
+)  # fmt: skip
+def test_types_have_icebergs_names(spark: str, iceberg: str | None) -> None:
+    assert iceberg_type(spark) == iceberg
+
+
+def test_what_a_certificate_wants_narrowed() -> None:
+    fits = {"fits": {"column": "N", "type": "INTEGER"}}
+    (found,) = wanted(certificate(fits)).narrowed
+    assert found == Narrowed("check0", "n", 2, "int", "int")
+    assert type_narrowing.needed([found], certificate(fits)) == [found]
+    same = certificate({"fits": {"column": "n", "type": "string"}})
+    assert type_narrowing.needed(wanted(same).narrowed, same) == []
+    for other in ({"range": {"column": "n", "min": "5"}}, {"check": "`n` > id"}, {"length": {"column": "n", "max": 3}}):
+        with pytest.raises(InvalidArgument, match="check1 looks at 'n' as the text that it is"):
+            wanted(certificate(fits, other))
+    assert wanted(certificate(fits, {"not_null": "n"}, {"check": "id > 0"})).required == {"check1": "n"}
+    with pytest.raises(InvalidArgument, match="validate without where"):
+        wanted(certificate(fits, where="id > 0"))
+
+
+OPERATION = "t/apply/2"
+
+
+class Layout:
+    """Stages of operations on one table, with a data file each."""
+
+    def __init__(self, home: Path) -> None:
+        self.shared = Place(str(home / "shared"), "c0ffee")
+        self.table = home / "t"
+        self.data = self.table / "data"
+
+    def stage(self, op: str = OPERATION, fence: int = 1) -> Stage:
+        return Stage.of(stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table))
+
+    def write(self, stage: Stage, told: str = "{}") -> Stage:
+        """What an attempt leaves: what names its files, and one of them."""
+        metadata = Path(stage.table) / "metadata"
+        metadata.mkdir(parents=True)
+        (metadata / "v1.metadata.json").write_text(told)
+        Path(stage.data.location).mkdir(parents=True)
+        (Path(stage.data.location) / "a.parquet").touch()
+        return stage
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path)
+
+
+def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> None:
+    stages = [layout.write(layout.stage(fence=n)) for n in range(3)]
+    live = file_rewrite.live_files([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
+    for _ in range(2):
+        for stage in stages:
+            file_rewrite.discard(stage, live, LOG)
+            assert not Path(stage.place.location).exists()
+    assert [Path(stage.data.location).exists() for stage in stages] == [False, True, False]
+
+
+def test_a_stage_says_nothing_of_what_is_removed(layout: Layout) -> None:
+    """What stands in its metadata chose the folder that was removed."""
+    foreign = layout.data / "distop-0"
+    foreign.mkdir(parents=True)
+    (foreign / "a.parquet").touch()
+    told = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
+    stage = layout.write(layout.stage(), told)
+    file_rewrite.discard(stage, frozenset(), LOG)
+    assert (foreign / "a.parquet").exists()
+    assert not Path(stage.data.location).exists()
+
+
+def test_what_nothing_stages_any_more_may_be_the_tables(layout: Layout) -> None:
+    """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
+    stage = layout.write(layout.stage())
+    shutil.rmtree(stage.place.location)
+    file_rewrite.discard(stage, frozenset(), LOG)
+    assert (Path(stage.data.location) / "a.parquet").exists()
+
+
+@pytest.mark.parametrize("where", ["shared", "table"])
+def test_nothing_is_discarded_through_a_link(layout: Layout, where: str, tmp_path: Path) -> None:
+    stage = layout.write(layout.stage())
+    linked = Path(stage.place.location if where == "shared" else stage.data.location).parent
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    file_rewrite.discard(stage, frozenset(), LOG)
+    assert list((tmp_path / "elsewhere").iterdir())
+
+
+def test_only_files_of_a_stage_are_published(layout: Layout, tmp_path: Path) -> None:
+    stage = layout.write(layout.stage())
+    stage.check_file(f"file:{stage.data.location}/a.parquet")
+    other = layout.write(layout.stage("t/apply/1"))
+    (tmp_path / "secret").touch()
+    (Path(stage.data.location) / "link.parquet").symlink_to(tmp_path / "secret")
+    for path in (
+        str(tmp_path / "secret"),
+        f"{other.data.location}/a.parquet",
+        f"{stage.data.location}/../1-inc-other/a.parquet",
+        f"{stage.data.location}/../../../../../../../secret",
+        f"{stage.data.location}/link.parquet",
+        f"{stage.data.location}x/a.parquet",
+    ):
+        with pytest.raises(UnsafePath):
+            stage.check_file(path)
+
+
+def test_a_result_says_nothing_of_where_its_files_lie() -> None:
+    for field in ("folder", "metadata", "data"):
+        with pytest.raises(ValidationError):
+            Staged.model_validate({"files": 1, "rows": 1, "bytes": 1, field: "/etc"})
+
+
+def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
+    """The completion of an operation; none of the files is part of the table."""
+    table = TableRecord("t", "iceberg", str(layout.table))
+    ctx = FakeContext(layout.table.parent, table)
+    ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
+    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
+    request = Request(certificate({"fits": {"column": "n", "type": "int"}}), 10.0)
+    target: Any = None
+    return Narrowing(request, table, target, ctx)
+
+
+def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apply swept whatever lay beside the folder that a result named."""
+    gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
+    kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
+    other = Place(layout.shared.anchor, "c0ffee-two")
+    staged = stage_of(other, Attempt(OPERATION, 0, 1, "inc"))
+    kept.append(layout.write(Stage.of(staged, other, "c0ffee-two", str(layout.table))))
+    for _ in range(2):
+        operation(layout, OPERATION, monkeypatch).sweep()
+        assert not any(Path(place.location).exists() for stage in gone for place in (stage.place, stage.data))
+        assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
+
+
+def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
+    staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
+    stage = layout.write(layout.stage()).place
+    mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
+    ids = type_narrowing.new_ids(metadata, mine._narrowed)
+    made_for = file_rewrite.made_for(mine._certificate.digest, mine._narrowed)
+    told = file_rewrite._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
+    deletion.write(stage, file_rewrite._CONTENTS, json.dumps(told).encode())
+    rows = [
+        OutcomeRow(0, "a", True, staged, "", stage),
+        OutcomeRow(1, "b", True, staged, ""),
+        OutcomeRow(2, "c", True, {"staged": {"files": 0, "rows": 0, "bytes": 0}}, ""),
+        OutcomeRow(3, "d", True, {"staged": {"files": 1, "folder": "/etc"}}, "", stage),
+        OutcomeRow(4, "e", True, None, "", stage),
+        OutcomeRow(5, "f", True, [1], "", stage),
+    ]
+    plans = [PartitionPlan(n, row.name, files=((f"/t/{n}", 1, 1),)) for n, row in enumerate(rows)]
+    summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
+    (unit,) = mine._units(summary, metadata)
+    assert (unit.files, unit.snapshot, unit.staged.rows) == (frozenset({"/t/0"}), "7", 2)
+
+
+@pytest.mark.parametrize("where", ["", "stage", "stage/t/apply/7/000000/1-inc"])
+def test_hole_2_a_stage_that_others_may_have_made_is_not_read(layout: Layout, where: str) -> None:
+    """Its name follows from an outcome, which a submitter may write."""
+    stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
+    told = file_rewrite._contents(["/t/0"], 1, 4, ids)
+    told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
+    deletion.write(stage.place, file_rewrite._CONTENTS, json.dumps(told).encode())
+    assert file_rewrite.written_in(stage, ["/t/0"], 1, 4, ids, "it") is not None
+    others = Path(layout.shared.location) / where
+    others.chmod(0o777)
+    assert file_rewrite.written_in(stage, ["/t/0"], 1, 4, ids, "it") is None
+    with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
+        stage.metadata()
+
+
+@pytest.mark.parametrize(
+    "end", ["", " -- a comment", " -- a comment\\", " -- one\n-- two", " /* a comment */", " OR s = '--'"]
+)
+@pytest.mark.parametrize("null_is", ["pass", "fail"])
+def test_a_bracket_closes_behind_the_comment_of_a_condition(end: str, null_is: str) -> None:
+    """A comment ends with its line. A backslash at the line's end makes the next line part of it."""
+    made = certificate({"check": f"n > 0{end}"}, where=f"id > 0{end}", null_is=null_is)
+    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    code = re.sub(r"--(?:\\\n|[^\n])*|/\*.*?\*/", "", re.sub(r"'[^']*'", "''", sql))
+    assert code.count("(") == code.count(")") >= 3, sql
+    assert code.index("IS NOT TRUE") > code.index(")"), sql
+    assert f"id > 0{end}" in sql
+    assert f"n > 0{end}" in sql
+
+
+def test_a_condition_is_closed_where_it_stands_alone() -> None:
+    (sql,) = (json.loads(text)["sql"] for text in wanted(certificate({"check": "n > 0 -- why"})).properties.values())
+    assert sql == "(n > 0 -- why\n\n)"
+
+
+def test_a_condition_without_a_comment_keeps_its_line() -> None:
+    made = certificate({"check": "n > 0"}, where="id > 0", null_is="fail")
+    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    assert sql == "((id > 0) IS NOT TRUE) OR ((n > 0) IS TRUE)"
+
+
+def test_hole_1_no_rows_of_a_file_that_became_a_link_are_written_anew(tmp_path: Path) -> None:
+    """What nobody has validated is written by the completion, by a plan that may have been kept."""
+    table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
+    table.append(pa.table({"k": [1, 2]}))
+    (path,) = (tmp_path / "t" / "data").rglob("*.parquet")
+    files = [(str(path), path.stat().st_size, 0)]
+    other = path.rename(tmp_path / "other.parquet")
+    path.symlink_to(other)
+    with pytest.raises(InvalidArgument, match="lies outside of its table"):
+        file_rewrite.stage(None, table.metadata_location, files, [], {}, None, "")  # type: ignore[arg-type]
+
+
+def test_hole_1_what_is_taken_back_is_what_an_apply_has_set() -> None:
+    """A forged mark names any property; pyiceberg runs code by some of them."""
+    applying = object.__new__(Narrowing)
+    applying._wanted = SimpleNamespace(properties={f"{PREFIX}c": "{}"})  # type: ignore[assignment]
+    forged = {"write.py-location-provider.impl": "runpy.run_path", "write.metadata.path": "/x", f"{PREFIX}c": {"a": 1}}
+    assert applying._former({"properties": forged}) == {}
+    honest = {f"{PREFIX}c": None, "schema.name-mapping.default": "[]"}
+    assert applying._former({"properties": honest}) == honest

@@ -1,0 +1,345 @@
+"""What an index build or a drop removes and publishes follows from the operation, never from a result or a link."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from distop.behavior import OutcomeRow
+from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.files import NotRegular, TooLarge
+from distop_behaviors.index import DropIndex, build_plan, postings, segments
+from distop_behaviors.index import index_folder as folder
+from distop_behaviors.index.build_plan import file_list
+from distop_behaviors.index.index_folder import Folder, Generation, Named
+from distop_behaviors.index.key_lookup import find
+from tests.support.indexed import Indexes, Operation
+from tests.unit.behaviors.test_index_build import add, clean, holds, indexes, named
+
+if TYPE_CHECKING:
+    from distop_behaviors.index.index_argument import BuildReport
+
+__all__ = ["indexes"]
+
+
+def returned(operation: Operation, ordinal: int, **result: Any) -> None:
+    """A job's outcome as somebody who has got it by ``own_jobs`` gives it: with any result, and without a stage."""
+    row = operation.outcomes[ordinal]
+    told = {**row.result, **result}
+    operation.outcomes[ordinal] = OutcomeRow(row.partition, row.name, row.success, told, row.error)
+
+
+def precious(home: Path) -> Path:
+    """A folder that is not ours, and looks like stages of operations as far as its names go."""
+    for n in range(3):
+        (home / "precious" / str(n) / "000000" / "1-x").mkdir(parents=True)
+        (home / "precious" / str(n) / "000000" / "1-x" / "journal.jsonl").write_text("mine")
+    return home / "precious"
+
+
+def test_hole_3_a_result_that_names_a_folder_removes_nothing_there(indexes: Indexes, tmp_path: Path) -> None:
+    """build-index removed all folders of digits three levels above the journal that a result named."""
+    target = precious(tmp_path)
+    operation = indexes.plan(columns=["k"]).run_all()
+    returned(operation, 0, journal=str(target / "1" / "000000" / "1-x" / "journal.jsonl"))
+    try:
+        report = operation.complete()
+    finally:
+        assert sorted(p.name for p in target.iterdir()) == ["0", "1", "2"]
+    assert report.files == 3, "what it did not do is done"
+    holds(indexes)
+    clean(indexes)
+
+
+def test_hole_3_a_result_that_names_a_folder_removes_nothing_where_the_build_is_cancelled(
+    indexes: Indexes, tmp_path: Path
+) -> None:
+    target = precious(tmp_path)
+    operation = indexes.plan(columns=["k"]).run_all()
+    returned(operation, 0, journal=str(target / "1" / "000000" / "1-x" / "journal.jsonl"))
+    operation.complete("cancelled")
+    assert sorted(p.name for p in target.iterdir()) == ["0", "1", "2"]
+    assert indexes.staged() == []
+
+
+def test_a_result_puts_no_foreign_segment_into_the_index(indexes: Indexes, tmp_path: Path) -> None:
+    """A journal elsewhere, of a segment that says that a file has other keys."""
+    other = Indexes(tmp_path / "forged", tmp_path / "forged-stage", group_files=1)
+    add(tmp_path / "forged", 9)
+    forged = other.plan(columns=["k"]).run_all().outcomes[0].result
+    operation = indexes.plan(columns=["k"]).run_all()
+    returned(operation, 0, **forged)
+    operation.complete()
+    holds(indexes)
+    assert named(indexes, 907) == []
+
+
+def test_the_stage_of_another_operation_is_not_published(indexes: Indexes, tmp_path: Path) -> None:
+    """What a result says of another stage is not what its own has."""
+    other = indexes.plan(columns=["k"], refresh="full").run_all()
+    operation = indexes.plan(columns=["k"], refresh="full").run_all()
+    row = operation.outcomes[0]
+    operation.outcomes[0] = replace(row, result={**other.outcomes[1].result})
+    operation.complete()
+    holds(indexes)
+
+
+@pytest.mark.parametrize("what", ["journal.jsonl", "000000.parquet"])
+def test_a_link_in_a_stage_is_not_published(indexes: Indexes, tmp_path: Path, what: str) -> None:
+    operation = indexes.plan(columns=["k"]).run_all()
+    (path, *_) = [p for p in indexes.staged() if p.name == what]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    opened: list[Any] = []
+    real = segments.open_file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "open_file", lambda *a: (opened.append(a), real(*a))[1])
+        operation.complete()
+    assert len(opened) == 1, "its file was indexed again"
+    holds(indexes)
+    assert (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["../../2/000000/1-inc", "/etc", "..", "1-inc/..", ""])
+def test_a_checkpoint_leads_to_no_other_stage(indexes: Indexes, name: str) -> None:
+    operation = indexes.plan(columns=["k"])
+    partition = operation.planned.partitions[0]
+    ctx = operation.attempt(partition, fence=2)
+    ctx.progress.save({"stage": name, "bytes": 100})
+    assert operation.run(partition, ctx).files == 1
+
+
+@pytest.mark.parametrize("level", ["_distop", "_distop/index", "_distop/index/i", "_distop/index/i/data"])
+def test_hole_3_a_drop_removes_nothing_through_a_link(indexes: Indexes, tmp_path: Path, level: str) -> None:
+    """drop-index emptied whatever a link called ``data`` led to."""
+    indexes.build(columns=["k"])
+    linked = Path(indexes.record.location) / level
+    outside = tmp_path / "outside"
+    linked.rename(outside)
+    linked.symlink_to(outside)
+    (outside / "mine").write_text("mine")
+    before = sorted(str(p) for p in outside.rglob("*"))
+    with pytest.raises(InvalidArgument, match="is a symbolic link, which is not followed"):
+        indexes.drop()
+    with pytest.raises(UnsafePath):
+        indexes.plan(columns=["k"], refresh="full")
+    assert sorted(str(p) for p in outside.rglob("*")) == before
+
+
+def test_a_link_that_comes_after_the_plan_is_not_followed_either(indexes: Indexes, tmp_path: Path) -> None:
+    indexes.build(columns=["k"])
+    operation = Operation(indexes, DropIndex(), {"name": "i"})
+    outside = tmp_path / "outside"
+    indexes.folder().data.rename(outside)
+    indexes.folder().data.symlink_to(outside)
+    before = sorted(outside.iterdir())
+    with pytest.raises(UnsafePath):
+        operation.run_all()
+    assert sorted(outside.iterdir()) == before
+
+
+def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) -> None:
+    indexes.build(columns=["k"])
+    (path,) = (indexes.folder().root / "generations").iterdir()
+    text = path.read_text()
+    current = indexes.folder().current()
+    assert current is not None
+    assert current.files is not None
+    path.write_text(text.replace(current.files.name, "../../../0.parquet"))
+    with pytest.raises(InvalidArgument, match="is no name of a file"):
+        indexes.folder().current()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["0000007.json", "\u0660\u0660\u0660\u0660\u0660\u0667.json", "1" * 30 + ".json"])
+def test_a_file_that_no_build_has_named_is_no_generation(indexes: Indexes, name: str) -> None:
+    """It was taken for number 7, which is not there, and looked for again without end."""
+    indexes.build(columns=["k"])
+    (indexes.folder().root / "generations" / name).write_text("{}")
+    current = indexes.folder().current()
+    assert current is not None
+    assert current.number == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Indexes) -> None:
+    """A drop added the generation after it for ever, and was refused."""
+    indexes.build(columns=["k"])
+    folder = indexes.folder()
+    text = (folder.root / "generations" / "000001.json").read_text()
+    (folder.root / "generations" / "000005.json").write_text(text)
+    for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
+        with pytest.raises(InvalidArgument, match="000005.json cannot be read: it says that it is number 1"):
+            ask()
+
+
+@pytest.mark.timeout(20)
+def test_a_generation_that_comes_and_goes_is_not_looked_for_without_end(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes.build(columns=["k"])
+    monkeypatch.setattr(Folder, "_numbers", lambda _: [7])
+    with pytest.raises(InvalidArgument, match="000007.json cannot be read: it is listed, and not there"):
+        indexes.folder().current()
+
+
+# ------------------------------------------------------------------ two namespaces, one index
+
+
+@pytest.fixture
+def two(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> tuple[Indexes, Indexes]:
+    """The same table in two namespaces, each of which counts its operations from 1."""
+    other = Indexes(Path(indexes.record.location), indexes.shared.with_name("shared-2"), group_files=1)
+    other.space = "c0ffee2"
+    return indexes, other
+
+
+def test_two_namespaces_take_turns_with_one_index(two: tuple[Indexes, Indexes]) -> None:
+    one, other = two
+    assert one.build(columns=["k"]).generation == 1
+    add(Path(one.record.location), 3)
+    report: BuildReport = other.build(columns=["k"])
+    assert (report.generation, report.indexed, report.files) == (2, 1, 4)
+    holds(one, files=("0", "1", "2", "3"))
+    holds(other, files=("0", "1", "2", "3"))
+    assert one.drop()
+    assert [p.name for p in one.folder().root.rglob("*") if p.is_file()] == ["000003.json"]
+
+
+def test_a_namespace_sweeps_nothing_that_another_is_writing(
+    two: tuple[Indexes, Indexes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep took what builds with lower instances had not published yet, whosever they were."""
+    one, other = two
+    for _ in range(3):
+        one.build(columns=["k"], refresh="full")
+    operation = other.plan(columns=["k"], refresh="full").run_all()
+    real = Folder.is_whole
+
+    def meanwhile(self: Folder, generation: Any) -> bool:
+        monkeypatch.setattr(Folder, "is_whole", real)
+        one.folder().sweep(100, grace=-1.0)
+        return real(self, generation)
+
+    monkeypatch.setattr(Folder, "is_whole", meanwhile)
+    assert operation.complete().generation == 4
+    holds(one)
+
+
+def test_what_another_namespace_has_superseded_is_removed_some_day(
+    two: tuple[Indexes, Indexes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    other.build(columns=["k"])
+    monkeypatch.setattr(Folder.sweep, "__kwdefaults__", {"grace": -1.0, "own": False})
+    one.build(columns=["k"], refresh="full")
+    one.build(columns=["k"], refresh="full")
+    assert {path.name.partition(".")[0] for path in one.folder().data.iterdir()} == {"c0ffee"}
+    assert folder.GRACE > 0
+    assert len(find(one.record, "i", [-1]).named) == 3
+
+
+def test_a_drop_leaves_what_another_namespace_is_writing(two: tuple[Indexes, Indexes]) -> None:
+    one, other = two
+    one.build(columns=["k"])
+    written = other.folder().data / other.folder().own("1-0000-abc-00.parquet")
+    written.touch()
+    assert one.drop()
+    assert [path.name for path in one.folder().data.iterdir()] == [written.name]
+
+
+def test_outcomes_of_executors_alone_have_a_stage() -> None:
+    assert OutcomeRow(0, "p", True, {}, "").stage is None
+
+
+@pytest.mark.parametrize("planted", ["pipe", "link"])
+@pytest.mark.parametrize("which", ["files", "runs", "generation"])
+def test_hole_3_an_index_is_read_from_regular_files_alone(
+    indexes: Indexes, tmp_path: Path, which: str, planted: str
+) -> None:
+    """A pipe would hold up whoever plans a build, or looks a key up, for ever."""
+    indexes.build(columns=["k"])
+    found = indexes.folder()
+    current = found.current()
+    assert current is not None
+    name = {"files": current.files, "runs": current.runs[0]}.get(which)
+    path = found.data / name.name if name is not None else max((found.data.parent / "generations").iterdir())
+    kept = tmp_path / "kept"
+    path.rename(kept)
+    if planted == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kept)
+    assert not found.is_whole(current) or which == "generation"
+    readers: list[Any] = {
+        "files": [lambda: file_list(found, current)],
+        "runs": [
+            lambda: postings.find(path, np.array([1], np.int64), 9),
+            lambda: list(postings._groups(path, None, None)),
+            lambda: folder.digest_of(path),
+        ],
+        "generation": [found.current],
+    }[which]
+    for read in readers:
+        with pytest.raises(NotRegular):
+            within(read)
+
+
+def within(read: Any) -> None:
+    """Raises what that raises; AssertionError where it does not end."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            read()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive(), "it waits for whoever writes into the pipe"
+    if raised:
+        raise raised[0]
+
+
+def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes.build(columns=["k"])
+    found = indexes.folder()
+    current = found.current()
+    assert current is not None
+    assert file_list(found, current).num_rows == 3
+    monkeypatch.setattr(build_plan, "LIST_BYTES", 10)
+    with pytest.raises(TooLarge, match=r"the file .*\.parquet has more than 10 bytes"):
+        file_list(found, current)
+
+
+@pytest.mark.parametrize("number", [700_000_000, -1, 1.5, "7"])
+def test_hole_9_a_generation_numbers_no_more_files_than_fit_into_memory(number: object) -> None:
+    """A build took four bytes for each of as many files as a generation says that there were."""
+    told = json.loads(Generation(number=1, table_version="1").to_json())
+    assert Generation.from_json(json.dumps({**told, "next_file": 7})).next_file == 7
+    with pytest.raises(ValueError, match="at most 50000000 are numbered"):
+        Generation.from_json(json.dumps({**told, "next_file": number}))
+
+
+@pytest.mark.parametrize("rows", [10**18, -1, 1.5, "7", None])
+def test_hole_9_a_generation_has_no_more_postings_than_a_build_can_merge(rows: object) -> None:
+    """A completion counted to the number of runs that so many postings make."""
+
+    def read(*of_runs: object) -> Generation:
+        runs = tuple(Named(f"{n}.parquet", 1, "d", cast("int", of_run)) for n, of_run in enumerate(of_runs))
+        return Generation.from_json(Generation(number=1, runs=runs).to_json())
+
+    assert [one.rows for one in read(0, 1 << 40).runs] == [0, 1 << 40]
+    with pytest.raises(ValueError, match="at most 10000000000000 are merged"):
+        read(7, rows)
+    with pytest.raises(ValueError, match="at most 10000000000000 are merged"):
+        read(*[6 * 10**12] * 2)

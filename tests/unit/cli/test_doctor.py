@@ -1,0 +1,70 @@
+"""What ``distop doctor`` thinks of what it finds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distop.cli import doctor
+from distop.cli.doctor import judge_space
+from distop.protocol.records import Node
+from distop.store import server_clock
+
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("size", "quota", "status", "words"),
+    [
+        (1, 0, "ok", "no alarm, the database has 1.0 of 2,048 MiB (etcd's default quota"),
+        (1638, 0, "ok", "1,638.0 of 2,048 MiB"),
+        (1639, 0, "warning", "and then etcd takes no more writes: compact and defragment it"),
+        (1639, 8192, "ok", "no alarm, the database has 1,639.0 of 8,192 MiB"),
+        (7000, 8192, "warning", "the database has 7,000.0 of 8,192 MiB, and then"),
+        (9000, 8192, "warning", "9,000.0 of 8,192 MiB"),
+    ],
+)
+def test_an_etcd_that_is_nearly_full_is_warned_of_before_it_is(size: int, quota: int, status: str, words: str) -> None:
+    found = judge_space(size * MEBIBYTE, quota * MEBIBYTE)
+    assert (found.name, found.status) == ("space", status)
+    assert words in found.text
+
+
+class Asked:
+    """A client whose cluster has these nodes, and whose own clock is right."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self._nodes = {f"i{n}": node for n, node in enumerate(nodes)}
+        member = SimpleNamespace(address="127.0.0.1:2379")
+        self.config = SimpleNamespace(etcd=SimpleNamespace(members=[member]))
+        self.etcd = SimpleNamespace(transport=SimpleNamespace(address=member.address))
+
+    async def nodes(self) -> dict[str, Node]:
+        return self._nodes
+
+    async def history(self, limit: int) -> list[Any]:
+        return []
+
+
+async def test_an_executor_whose_clock_cannot_be_compared_is_named() -> None:
+    async def agrees(*_: Any) -> float:
+        return 0.0
+
+    client: Any = Asked(Node("b", "h", 1, ()), Node("a", "h", 1, (), clock_unknown="no HTTP at etcd:2379: timed out"))
+    reset = server_clock.reading.set(agrees)
+    try:
+        found = await doctor._clock(client)
+    finally:
+        server_clock.reading.reset(reset)
+    assert (found.name, found.status) == ("clock", "warning")
+    assert found.text.endswith("delete no history by age: a's (no HTTP at etcd:2379: timed out)")
+
+
+async def test_operations_with_rejected_writes_that_no_record_names_are_counted() -> None:
+    refused = {f"t/noop/{n}": "reports: too large" for n in range(8)}
+    client: Any = Asked(Node("a", "h", 1, (), refused=refused, refused_more=4))
+    found = await doctor._writes(client)
+    assert (found.name, found.status) == ("writes", "error")
+    assert f"; and {12 - doctor._SHOWN} more: " in found.text

@@ -1,0 +1,100 @@
+"""Graphs of operations to be started: who waits for whom, and what is refused before anything is asked of etcd."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop import After, Ended, Start, chain, chord, group
+from distop.client.graphs import WIDE, requests
+from distop.errors import InvalidArgument
+from distop.protocol.records import OperationRef
+from distop.services.submission.graph_start import MAX_GRAPH, check
+
+
+def noop(**options: object) -> Start:
+    return Start("noop", "t", {}, options=options)
+
+
+def edges(graph: object) -> set[tuple[int, int, str]]:
+    return set(requests(graph, None)[1])  # type: ignore[arg-type]
+
+
+def test_L31_a_chain_waits_step_by_step() -> None:
+    a, b, c = noop(), noop(), noop()
+    assert edges(chain(a, group(b, c))) == {(0, 1, "success"), (0, 2, "success")}
+    d, e, f = noop(), noop(), noop()
+    assert edges(chord([d, e], f)) == {(0, 2, "success"), (1, 2, "success")}
+
+
+def test_L36_between_wide_steps_stands_a_join() -> None:
+    first, second = group(*(noop() for _ in range(WIDE))), group(*(noop() for _ in range(WIDE)))
+    graph = chain(first, second)
+    joins = [one for one in graph if one.type_name == "join"]
+    assert len(joins) == 1
+    assert len(edges(graph)) == 2 * WIDE
+
+
+def test_an_end_is_another_edge_than_a_success() -> None:
+    a = noop()
+    b = Start("noop", "t", after=[Ended(a)])
+    assert edges([a, b]) == {(0, 1, "end")}
+    wanted, links = requests([b.waiting_for([]), a], None)
+    assert links == [(1, 0, "end")]
+    assert wanted[0].after == ()
+    outside = Start("noop", "t", after=["t/noop/7", After(OperationRef("t", "noop", "", 8))])
+    assert [str(one.ref) for one in requests([outside], None)[0][0].after] == ["t/noop/7", "t/noop/8"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "sentence"),
+    [
+        ([], "the list is empty"),
+        ([1], "is no operation to start"),
+        ([Start("noop", "t", after=[noop()])], "which is not started"),
+        ([noop(colour="red")], "no such options"),
+        ([noop(request_id="one"), noop(request_id="one")], "have the request id 'one'"),
+        (7, "a graph is a list"),
+    ],
+    ids=str,
+)
+def test_what_is_no_graph_is_refused(graph: object, sentence: str) -> None:
+    with pytest.raises(InvalidArgument, match=sentence):
+        check(*requests(graph, None))  # type: ignore[arg-type]
+
+
+def test_a_cycle_is_refused_and_names_one_of_it() -> None:
+    a = noop()
+    b = Start("noop", "other", after=[a])
+    a.waiting_for([b])
+    with pytest.raises(InvalidArgument, match="in a circle, noop on"):
+        check(*requests([a, b], None))
+
+
+def test_more_than_a_graph_takes_are_refused() -> None:
+    wanted, links = requests([noop() for _ in range(MAX_GRAPH + 1)], None)
+    with pytest.raises(InvalidArgument, match="100001 operations are more than one graph takes"):
+        check(wanted, links)
+
+
+def test_L19_the_requests_of_a_graph_have_ids_by_their_places() -> None:
+    wanted, _ = requests([noop(), noop(request_id="mine")], "nightly")
+    assert [(one.request_id, one.own_id) for one in wanted] == [("nightly#0", True), ("mine", True)]
+
+
+def test_a_step_without_operations_keeps_the_order() -> None:
+    a, b = noop(), noop()
+    assert edges(chain(a, group(), b)) == {(0, 1, "success")}
+    assert edges(chain(group(), a, chain(group(), b))) == {(0, 1, "success")}
+    assert len(chain(group())) == 0
+
+
+def test_a_chord_has_no_join_before_a_single_step() -> None:
+    assert len(chord([noop() for _ in range(2 * WIDE)], noop())) == 2 * WIDE + 1
+
+
+def test_what_is_waited_for_may_be_named_in_each_way_and_an_unknown_end_is_refused() -> None:
+    for name in ("t/noop/8", OperationRef("t", "noop", "", 8)):
+        (found,) = requests([Start("noop", "t", after=[After(name, "end")])], None)[0][0].after  # type: ignore[arg-type]
+        assert found == After(OperationRef("t", "noop", "", 8), "end")
+    with pytest.raises(InvalidArgument, match="'sucess' is no end to wait for"):
+        requests([Start("noop", "t", after=[After("t/noop/8", "sucess")])], None)  # type: ignore[arg-type]

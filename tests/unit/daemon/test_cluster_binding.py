@@ -1,0 +1,126 @@
+"""What a work directory remembers of the cluster that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.daemon import cluster_binding as module
+from distop.daemon.cluster_binding import Binding, BindingFile
+from distop.errors import ClusterChanged, InvalidArgument, NotAllowed
+from distop.store._proto import rpc_pb2 as rpc
+from tests.support.etcd import until
+from tests.support.virtualtime import in_virtual_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def answer(binding: Binding, cluster: int, revision: int) -> None:
+    """A linearizable answer of some etcd arrives."""
+    header = rpc.ResponseHeader(cluster_id=cluster, revision=revision)
+    binding.identity.see(header, "e1:2379", linearizable_after=binding.identity.revision)
+
+
+async def bound(folder: Path, cluster: int, revision: int, namespace: str = "") -> None:
+    binding = Binding.load(BindingFile(folder), namespace)
+    answer(binding, cluster, revision)
+    await binding.save()
+
+
+async def test_it_outlives_the_process(tmp_path: Path) -> None:
+    await bound(tmp_path, 0xAB, 7)
+    same = Binding.load(BindingFile(tmp_path), "")
+    answer(same, 0xAB, 7)
+    with pytest.raises(ClusterChanged, match=r"e1:2379 went back from revision 7 to 6: .* move the work directory .*/"):
+        answer(same, 0xAB, 6)
+    with pytest.raises(ClusterChanged):
+        answer(same, 0xAB, 8)
+    other = Binding.load(BindingFile(tmp_path), "")
+    with pytest.raises(ClusterChanged, match=r"another cluster than before \(id cd, it was ab\).*--work-dir"):
+        answer(other, 0xCD, 9)
+    await other.save()
+    assert Binding.load(BindingFile(tmp_path), "").identity.cluster_id == 0xAB, "what it found does not bind it"
+
+
+async def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    await bound(tmp_path, 1, 1)
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_another_namespace(tmp_path: Path) -> None:
+    await bound(tmp_path, 1, 1, "prod")
+    with pytest.raises(NotAllowed, match="belongs to the namespace 'prod', and this executor is told to serve no name"):
+        Binding.load(BindingFile(tmp_path), "")
+    assert Binding.load(BindingFile(tmp_path), "prod").identity.cluster_id == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"v":1}', b'{"v":1,"namespace":"","cluster_id":7,"revision":1}', b"\xff"]
+)
+def test_what_cannot_be_read_is_not_forgotten(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "cluster.json").write_bytes(data)
+    with pytest.raises(InvalidArgument, match=r"cluster.json .* cannot be read .* move the directory away"):
+        Binding.load(BindingFile(tmp_path), "")
+
+
+class Counted(BindingFile):
+    """Counts what is written, and fails while it is ``full``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.full = False
+        self.tries = 0
+
+    def write(self, data: bytes) -> None:
+        self.tries += 1
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().write(data)
+
+
+async def test_it_is_written_only_for_news_and_once_more_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    file = Counted(tmp_path)
+    binding, ended = Binding.load(file, ""), asyncio.Event()
+    keeping = asyncio.ensure_future(binding.keep(ended))
+
+    answer(binding, 1, 5)
+    await until(lambda: file.tries == 1)
+    await binding.save()
+    assert file.tries == 1
+    file.full = True
+    with caplog.at_level(logging.WARNING, "distop.executor"):
+        answer(binding, 1, 6)
+        await until(lambda: file.tries >= 4)
+    assert len(caplog.records) == 1, "it is told once"
+    file.full = False
+    answer(binding, 1, 9)
+    ended.set()
+    await keeping
+    assert Binding.load(BindingFile(tmp_path), "").identity.revision == 9
+
+
+def test_how_far_etcd_has_come_is_written_within_a_minute_and_not_all_the_time(tmp_path: Path) -> None:
+    """What a process that is killed has not written down goes unnoticed in a restored etcd."""
+
+    async def main() -> None:
+        file = Counted(tmp_path)
+        binding, ended = Binding.load(file, ""), asyncio.Event()
+        keeping = asyncio.ensure_future(binding.keep(ended))
+        for second in range(60):
+            answer(binding, 1, 5 + second)
+            await asyncio.sleep(1.0)
+        written = Binding.load(BindingFile(tmp_path), "").identity.revision
+        assert written > 5
+        assert file.tries <= 60
+        keeping.cancel()
+
+    in_virtual_time(main)

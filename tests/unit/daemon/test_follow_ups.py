@@ -1,0 +1,138 @@
+"""How long a coordinator retries a refused follow-up, and when completion code runs again."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.clock import source
+from distop.daemon.coordinator import operation_end as coordinator
+from distop.daemon.coordinator.attempt_limit import Elsewhere
+from distop.daemon.coordinator.operation_end import FOLLOW_UP_TIME, Ending, Later
+from distop.decide.next_steps import gives_up
+from distop.errors import OperationStartError
+from distop.protocol import operation_transitions as t
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.keys import Keys
+from distop.protocol.records import Decision, OperationRef, Spec, State
+from distop.protocol.size_limits import DEFAULT
+from distop.protocol.txn import Put
+from distop.worker.daemon_side.requests import WorkerError
+from tests.support.clock import StandingClock
+
+if TYPE_CHECKING:
+    from distop.protocol.txn import Txn
+
+REF = OperationRef("t", "noop", "", 1)
+LOG = logging.getLogger("distop.test")
+
+
+class HoursAhead(StandingClock):
+    """Its wall clock is wrong by hours."""
+
+    def time(self) -> float:  # type: ignore[override]
+        return self.now + 7200.0
+
+
+async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
+    clock, keys = HoursAhead(), Keys()
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=None, limits=DEFAULT, lost=None, rejected_writes=None)
+    reset = source.set(clock)
+    try:
+        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+        pauses = [ending._try_again(REF)]
+        while pauses[-1]:
+            clock.now += pauses[-1]
+            pauses.append(ending._try_again(REF))
+        assert FOLLOW_UP_TIME <= clock.now < FOLLOW_UP_TIME + 61.0
+        assert pauses[:-1] == sorted(pauses[:-1]), "the longer the later"
+        ending.keep(())
+        assert not ending._refused, "what is gone takes no memory"
+    finally:
+        source.reset(reset)
+
+
+async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, keys, asked = StandingClock(), Keys(), list[int]()
+    refusals = [OperationStartError("excluded by t/noop/2")]
+
+    async def follow(self: Ending, ref: OperationRef, number: int, wanted: Any) -> None:
+        asked.append(number)
+        if number == 1 and refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr(Ending, "_follow", follow)
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    reset = source.set(clock)
+    try:
+        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(Later):
+                await ending._follow_all(REF, [{}, {}, {}])
+        assert asked == [0, 1, 2], "it is not tried again before its time"
+        clock.now += 2.0
+        await ending._follow_all(REF, [{}, {}, {}])
+        assert asked == [0, 1, 2, 1]
+    finally:
+        source.reset(reset)
+
+
+@pytest.mark.parametrize(("kind", "final"), [("fatal", True), ("transient", False)])
+async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str, final: bool) -> None:
+    keys, written = Keys(), list[Decision]()
+
+    async def commit(txn: Txn) -> bool:
+        written.extend(Decision.decode(op.value) for op in txn.success if isinstance(op, Put))
+        return True
+
+    rules = Rules(retry=Retry(attempts=3))
+    spec = Spec("r", "2025-01-01T00:00:00.000Z", "tester", rules)
+    decision = Decision(State.SUCCESS, 1, 1, 0)
+    op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None, None)  # type: ignore[arg-type]
+    error = WorkerError(kind, "no")  # type: ignore[arg-type]
+    if final:
+        assert await ending._completion_failed(op, decision, error)
+    else:
+        with pytest.raises(Elsewhere):
+            await ending._completion_failed(op, decision, error)
+    (after,) = written
+    assert gives_up(rules, after.attempts) is final
+    assert after.verdict is (State.FAILED if final else State.SUCCESS)
+    assert "completion failed: no" in after.error
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"table": "others"}, {"table": "@cluster"}, {"table": 5}, {"table": "t", "type": 5}, {}]
+)
+async def test_a_forged_follow_up_on_another_table_is_never_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: dict[str, Any]
+) -> None:
+    async def submit(client: Any, keys: Keys, request: Any) -> Any:
+        pytest.fail(f"{request.type} is started on {request.table}")
+
+    monkeypatch.setattr(coordinator, "submit", submit)
+    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+    await ending._follow_all(REF, [{"type": "noop", "arg": {}, **wanted}])
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage().startswith("what should follow cannot be started: ")
+
+
+async def test_a_follow_up_on_the_operation_s_own_table_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+
+    async def submit(client: Any, keys: Keys, request: Any) -> Any:
+        started.append((request.type, request.table))
+        return SimpleNamespace(ref="t/noop/2")
+
+    monkeypatch.setattr(coordinator, "submit", submit)
+    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+    await ending._follow_all(REF, [{"type": "noop", "table": "t", "arg": {}}])
+    assert started == [("noop", "t")]

@@ -1,0 +1,310 @@
+"""One life of a daemon: its parts end together, and what it says of itself is said in the end, whatever was refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.daemon import incarnation as module
+from distop.daemon.executor.executor_role import Executor
+from distop.daemon.incarnation import Incarnation, together
+from distop.errors import PermissionDenied
+from distop.protocol import keys as K
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.executor_nodes import NodeState
+from distop.protocol.plan import Gate
+from distop.protocol.records import Node, OperationRef, TableRecord
+from distop.protocol.revisioned import Change
+from distop.protocol.size_limits import DEFAULT
+from distop.protocol.txn import KeyValue, Put, Txn, TxnResult
+from distop.protocol.user_actions import Action, Actions
+from distop.runtime import logs
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
+from tests.support.modelclient import ModelClient
+from tests.support.modelfeed import SilentFeed
+from tests.support.virtualtime import in_virtual_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_the_first_part_that_fails_ends_all_others() -> None:
+    ended = []
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("goes on")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise PermissionDenied("no")
+
+    with pytest.raises(PermissionDenied):
+        await together(goes_on(), fails(), goes_on())
+    assert ended == ["goes on", "goes on"]
+
+
+class Record:
+    """Takes the node record, but for the first ``refusals`` times."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        self.said: list[Node] = []
+
+    async def update(self, value: bytes) -> None:
+        await asyncio.sleep(0)
+        if self.refusals:
+            self.refusals -= 1
+            raise PermissionDenied("etcd does not permit us the node update")
+        self.said.append(Node.decode(value))
+
+
+def incarnation(folder: Path, record: Record) -> Any:
+    one: Any = Incarnation(ExecutorConfig(EtcdConfig(), folder), None, "ann", logs.get())  # type: ignore[arg-type]
+    one.session, one._caught_up = record, True
+    one.executor = one.elections = SimpleNamespace(busy=False)
+    one.worker = SimpleNamespace(trouble="")
+    return one
+
+
+async def said(one: Any) -> None:
+    """What is being said is said, or refused."""
+    if one._saying is not None:
+        await one._saying
+
+
+async def test_what_was_refused_is_said_at_the_next_poll(tmp_path: Path) -> None:
+    record = Record(refusals=1)
+    one = incarnation(tmp_path, record)
+    one.cluster.drains.add("ann")
+    one.activity_changed()
+    await said(one)
+    assert record.said == []
+    one.activity_changed()  # as each poll does
+    await said(one)
+    assert [node.state for node in record.said] == [NodeState.DRAINED]
+    one.activity_changed()
+    assert one._saying is None, "it is said once"
+
+
+async def test_a_count_of_releases_that_was_refused_is_said_at_the_next_poll(tmp_path: Path) -> None:
+    record = Record(refusals=2)
+    one = incarnation(tmp_path, record)
+    with pytest.raises(PermissionDenied):
+        await one.announce_released()
+    for _ in range(3):
+        one.activity_changed()
+        await said(one)
+    assert [(node.released, node.state) for node in record.said] == [(1, NodeState.ACTIVE)]
+
+
+async def test_a_count_of_releases_does_not_undo_what_was_said(tmp_path: Path) -> None:
+    record = Record(refusals=0)
+    one = incarnation(tmp_path, record)
+    one.cluster.drains.add("ann")
+    one.activity_changed()
+    await said(one)
+    await one.announce_released()
+    assert [(node.released, node.state) for node in record.said] == [(0, NodeState.DRAINED), (1, NodeState.DRAINED)]
+
+
+def test_a_poll_repeats_a_refused_update_of_the_node_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        record = Record(refusals=1)
+        one = incarnation(tmp_path, record)
+        one.elections = SimpleNamespace(busy=False, poll=lambda: None)
+        one._reconciler = SimpleNamespace(look_soon=lambda: None)
+        one.cluster.drains.add("ann")
+        one.activity_changed()
+        await said(one)
+        assert record.said == []
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(1.5 * one.config.poll)
+        polling.cancel()
+        assert [node.state for node in record.said] == [NodeState.DRAINED]
+
+    in_virtual_time(main)
+
+
+def test_an_executor_reports_that_it_is_drained_when_its_last_job_ends(tmp_path: Path) -> None:
+    """`drain --wait` waits for it, and the next poll may be 30 seconds away."""
+
+    async def main() -> None:
+        record = Record(refusals=0)
+        one = incarnation(tmp_path, record)
+        one.executor = executor = Executor(one)
+        over = asyncio.Event()
+        executor._jobs.run = lambda *_: over.wait()  # type: ignore[assignment, method-assign]
+        executor._start(SimpleNamespace(ref=OperationRef("t", "noop", "", 1)), [0])  # type: ignore[arg-type]
+        one.cluster.drains.add("ann")
+        running = asyncio.ensure_future(executor.run())
+        await asyncio.sleep(1.0)
+        assert [node.state for node in record.said] == [NodeState.DRAINING]
+        over.set()
+        await asyncio.sleep(1.0)
+        running.cancel()
+        assert [node.state for node in record.said] == [NodeState.DRAINING, NodeState.DRAINED]
+
+    in_virtual_time(main)
+
+
+async def test_a_late_publication_does_not_overwrite_a_newer_declaration(tmp_path: Path) -> None:
+    """Its executor may have an older release of the behavior."""
+    one = incarnation(tmp_path, Record(refusals=0))
+    client = one.client = ModelClient()
+    key, newer = one.keys.behavior("noop"), Declaration("noop", resumable=True).encode()
+
+    def late(txn: Txn) -> TxnResult:
+        client.store.apply(Txn((), (Put(key, newer),)))
+        return client.store.apply(txn)
+
+    client.fates.append(late)
+    await one._publish([Declaration("noop")])
+    kv = client.store.get(key)
+    assert kv is not None
+    assert kv.value == newer
+
+
+def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -> None:
+    looked: Counter[str] = Counter()
+
+    def look(what: str) -> Any:
+        return lambda **_: looked.update([what])
+
+    async def look_at_holds() -> None:
+        looked.update(["holds"])
+
+    async def main() -> None:
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.client = ModelClient()
+        one.elections = SimpleNamespace(busy=False, poll=look("elections"))
+        one.executor = SimpleNamespace(busy=False, cluster_changed=look("open operations"))
+        one._reconciler = SimpleNamespace(look_soon=look("former runs"))
+        one._holds = SimpleNamespace(look=look_at_holds)
+        one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(3.5 * one.config.poll)
+        polling.cancel()
+        assert looked == dict.fromkeys(["elections", "former runs", "holds", "open operations"], 3)
+        assert one.client.requests == ["read"] * 3, "claims that name this incarnation"
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("refused", ["holds", "claims"])
+def test_a_step_of_a_poll_that_is_refused_holds_up_no_other(tmp_path: Path, refused: str) -> None:
+    looked: Counter[str] = Counter()
+
+    def look(what: str) -> Any:
+        async def asked() -> None:
+            looked.update([what])
+            if what == refused:
+                raise PermissionDenied("etcd does not permit it")
+
+        return asked
+
+    async def main() -> None:
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.elections = SimpleNamespace(busy=False, poll=lambda: None)
+        one.executor = SimpleNamespace(busy=False, cluster_changed=lambda **_: looked.update(["executor"]))
+        one._reconciler = SimpleNamespace(look_soon=lambda: None)
+        one._holds, one._settle_claims = SimpleNamespace(look=look("holds")), look("claims")
+        one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
+        polling = asyncio.ensure_future(one._poll())
+        await asyncio.sleep(2.5 * one.config.poll)
+        polling.cancel()
+        assert looked == {"holds": 2, "claims": 2, "executor": 2}
+
+    in_virtual_time(main)
+
+
+def test_a_stop_ends_within_a_minute_though_jobs_and_child_do_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def nothing() -> None:
+            pass
+
+        one = incarnation(tmp_path, Record(refusals=0))
+        one.executor = one.worker = SimpleNamespace(stop=asyncio.sleep)  # for as long as they may
+        one.elections, one.session = SimpleNamespace(stop=nothing), SimpleNamespace(close=nothing)
+        async with asyncio.timeout(60.0):
+            await one._stop_gracefully()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("count", [1, 2, DEFAULT.reads, DEFAULT.reads + 1])
+async def test_all_tables_that_are_asked_for_are_found(tmp_path: Path, count: int) -> None:
+    one = incarnation(tmp_path, Record(refusals=0))
+    one.client = ModelClient()
+    records = {f"t{n}": TableRecord(f"t{n}", "parquet", f"/data/t{n}") for n in range(count)}
+    puts = (Put(one.keys.table(name), record.encode()) for name, record in records.items())
+    for put in puts:
+        one.client.store.apply(Txn((), (put,)))
+    assert await one._find_tables([*records, "not there"]) == {**records, "not there": None}
+
+
+class Quiet:
+    """A session that nothing ends."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        pass
+
+    async def update(self, value: bytes) -> None:
+        pass
+
+
+class Child:
+    """A child that has no types."""
+
+    trouble, stuck = "", False
+
+    async def start(self) -> list[Any]:
+        return []
+
+    def set_deadline(self, deadline: float) -> None:
+        pass
+
+
+def test_an_action_whose_event_was_lost_is_logged_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables are listed again, but seldom: there may be thousands."""
+    listings: Counter[str] = Counter()
+
+    class Counting(SilentFeed):
+        def _list(self) -> None:
+            listings.update([self.name])
+            super()._list()
+
+    monkeypatch.setattr(module, "Feed", Counting)
+    monkeypatch.setattr(module, "Session", Quiet)
+    caplog.set_level(logging.INFO, "distop.actions")
+
+    async def main() -> None:
+        one: Any = Incarnation(ExecutorConfig(EtcdConfig(), tmp_path), ModelClient(), "ann", logs.get())  # type: ignore[arg-type]
+        one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
+        one.lost = asyncio.get_running_loop().create_future()
+        living = asyncio.ensure_future(one._live())
+        await asyncio.sleep(1.0)
+        done = Actions().and_then(Action("2025-01-01T00:00:00.000Z", "add_table", "me"))
+        one.client.store.apply(Txn((), (Put(one.keys.table_actions("t"), done.encode()),)))
+        await asyncio.sleep(2 * 3_600.0)
+        living.cancel()
+        assert [record.getMessage() for record in caplog.records if record.name == "distop.actions"] == [
+            "add_table of t by me"
+        ]
+        assert listings[K.TABLE_ACTIONS] <= 30
+
+    in_virtual_time(main, limit=3 * 3_600.0)

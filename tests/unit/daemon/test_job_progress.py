@@ -1,0 +1,84 @@
+"""What jobs say that they are doing is told late, seldom, and no longer than they run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.daemon import job_progress
+from distop.daemon.job_progress import Doing
+from distop.protocol.records import Node
+from distop.worker.daemon_side.requests import RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+FIRST, SECOND = (RunRequest("t/sample/1", "sample", None, None, (), batch=True) for _ in range(2))
+OTHER = replace(FIRST, op="u/sample/1")
+
+
+class Timers:
+    """Stands for the loop's timers: a test lets them come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses: list[float] = []
+        self.told: list[Mapping[str, str]] = []
+        self.nodes = 3
+        self.doing = Doing(lambda: self.nodes, lambda: self.told.append(self.doing.told))
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
+
+    def _call_later(self, pause: float, due: object, *_: object, **__: object) -> asyncio.TimerHandle:
+        self.pauses.append(pause)
+        self._due = due
+        return asyncio.TimerHandle(0, lambda: None, (), asyncio.get_running_loop())
+
+    def come(self) -> None:
+        self._due()  # type: ignore[operator]
+
+
+async def test_what_runs_for_a_while_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
+    said = timers.doing
+    said.says(FIRST, "reading footers")
+    said.says(FIRST, "scanning 9 files")
+    said.is_at(FIRST, 3, 2_000)
+    said.is_at(SECOND, 0, 1)
+    said.is_at(OTHER, 1, 1)
+    assert (timers.pauses, timers.told) == ([job_progress.LEAST_PAUSE], []), "one timer for all of them"
+    timers.come()
+    both = {"t/sample/1": "scanning 9 files: 3 of 2,000 Spark tasks (and 1 more)", "u/sample/1": "1 of 1 Spark tasks"}
+    assert timers.told == [both]
+    said.says(FIRST, "fetching samples")
+    for run in (SECOND, OTHER):
+        said.over(run)
+    timers.come()
+    assert timers.told[1:] == [{"t/sample/1": "fetching samples"}]
+    said.over(FIRST)
+    timers.come()
+    assert timers.told[2:] == [{}]
+
+
+async def test_what_is_over_soon_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
+    timers.doing.says(FIRST, "reading footers")
+    timers.doing.over(FIRST)
+    timers.come()
+    assert timers.told == []
+
+
+async def test_the_more_nodes_the_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
+    timers.nodes = 1_000
+    runs = [replace(FIRST, op=f"t/sample/{n}") for n in range(2 * job_progress.MOST_OPERATIONS)]
+    for run in runs:
+        timers.doing.says(run, "x" * 10_000)
+    assert timers.pauses == [job_progress.PAUSE_PER_NODE * 1_000]
+    timers.come()
+    (told,) = timers.told
+    assert len(told) <= job_progress.MOST_OPERATIONS
+    node = replace(Node("e", "h", 2, ("sample",)), doing=told)
+    assert Node.decode(node.encode()) == node
+    assert len(node.encode()) < 4_096

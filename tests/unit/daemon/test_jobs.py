@@ -1,0 +1,474 @@
+"""What becomes of the jobs that an executor holds: their ends, written once, whatever goes wrong beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.daemon.capability import Capability
+from distop.daemon.executor.circuit_breaker import Suspicion
+from distop.daemon.executor.job_runs import Jobs
+from distop.daemon.incarnation_context import Context
+from distop.daemon.job_progress import Doing
+from distop.daemon.job_reports import Reporter
+from distop.daemon.local_jobs import LocalJobs, RunFiles
+from distop.daemon.rejected_writes import RejectedWrites
+from distop.decide import next_steps
+from distop.decide.view import ClusterView
+from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.protocol import job_transitions
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.jobs import Claim, JobState, Outcome, Tried, for_cleanup, to_go_on_from
+from distop.protocol.json_codec import from_rfc3339
+from distop.protocol.keys import Keys
+from distop.protocol.plan import PartitionPlan, Plan, chunked
+from distop.protocol.records import Node, OperationRef, Spec
+from distop.protocol.txn import Put, Txn
+from distop.runtime import logs
+from distop.services.open_operation import Held, OpenOperation
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
+from distop.testing import ModelStore
+from distop.worker.daemon_side.requests import JobEnded, JobItem
+from tests.support.virtualtime import in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distop.protocol.txn import Get, TxnResult
+    from tests.support.clock import StandingClock
+
+REF = OperationRef("t", "noop", "", 1)
+RULES = Rules()
+
+
+def now() -> float:
+    """Seconds on the loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+class Etcd:
+    """A store behind a connection. ``lost``: the first answer to each write is lost, and the write is sent again."""
+
+    def __init__(self) -> None:
+        self.store = ModelStore()
+        self.lost = False
+        self.open = asyncio.Event()
+        self.open.set()
+        self.readable = True
+        self.asked = asyncio.Event()
+        """A request has come."""
+
+    async def commit(self, txn: Txn, **_: Any) -> TxnResult:
+        self.asked.set()
+        await self.open.wait()
+        if self.lost:
+            self.store.apply(txn)
+        return self.store.apply(txn)
+
+    async def get(self, key: str) -> Any:
+        return self.store.get(key)
+
+    async def read(self, *gets: Get) -> list[Any]:
+        self.asked.set()
+        if not self.readable:
+            raise EtcdUnavailable("nobody answers")
+        return list(self.store.apply(Txn((), gets)).responses)
+
+
+class Child:
+    """A worker: ``script`` plays the run, ``cleans`` a cleanup."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[Callable[[list[JobEnded]], None]], None] = lambda _: None
+        self.cleans: Callable[[], None] = lambda: None
+        self.cleaned: list[JobItem] = []
+
+    async def run(self, request: Any, on_events: Callable[[list[JobEnded]], None], **_: Any) -> None:
+        self.script(on_events)
+
+    async def cleanup(self, *args: Any, **_: Any) -> None:
+        self.cleaned += args[-1]
+        self.cleans()
+
+
+class Here(Context):
+    """An executor that holds the first jobs of an operation."""
+
+    def __init__(self, directory: Path, rules: Rules = RULES, attempt: int = 1, failures: int = 0) -> None:
+        self.keys = Keys()
+        self.etcd = Etcd()
+        self.client: Any = self.etcd
+        self.cluster = ClusterView(self.keys)
+        self.cluster.nodes["me"] = Node("ex-me", "host", 4, ("noop",))
+        self.incarnation, self.executor_id = "me", "ex-me"
+        self.config = ExecutorConfig(EtcdConfig(), directory)
+        self.log = logs.get("distop.test")
+        self.child = Child()
+        self.worker: Any = self.child
+        self.session: Any = type("Session", (), {"deadline": 0.0})
+        self.doing = Doing(lambda: 1, lambda: None)
+        self.capability = Capability(self.cluster, "me", self.log, lambda: None)
+        self.lost = asyncio.get_running_loop().create_future()
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
+        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.rejected_writes)
+        files = RunFiles(directory)
+        files.names()
+        self.local = LocalJobs(files, "me")
+        chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
+        self.op = OpenOperation(REF, 1, Spec("request", "", "", rules), {}, Plan(4, "", "", len(chunks)), chunks, [0])
+        self.jobs = Jobs(self, Suspicion(self), lambda _: False, lambda _: None, lambda: None)
+        claim = Claim("ex-me", "me", attempt, failures)
+        for p in range(4):
+            written = self.etcd.store.apply(Txn((), (Put(self.keys.claim(REF, p), claim.encode()),)))
+            self.op.held[p] = Held(claim, written.revision, f"p={p}")
+        self.submitted: Counter[str] = Counter()
+        submit = self.reporter.submit
+
+        def counted(writes: Any) -> None:
+            writes = list(writes)
+            self.submitted.update(write.guard.key for write, _ in writes)
+            submit(writes)
+
+        self.reporter.submit = counted  # type: ignore[method-assign]
+
+    def state(self, p: int) -> str:
+        kv = self.etcd.store.get(self.keys.job(REF, p, "state"))
+        return kv.value.decode() if kv is not None else ""
+
+    def outcome(self, p: int) -> Outcome:
+        return Outcome.decode(self.etcd.store.get(self.keys.job(REF, p, "outcome")).value)
+
+    def claim(self, p: int) -> Claim | None:
+        kv = self.etcd.store.get(self.keys.claim(REF, p))
+        return Claim.decode(kv.value) if kv is not None else None
+
+
+async def test_a_report_that_won_before_its_answer_was_lost_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The repetition is refused, because the first copy took the claim away (T9): nobody else has the job."""
+    here = Here(tmp_path)
+    here.etcd.lost = True
+    here.child.script = lambda tell: tell([JobEnded(p, "success", {"rows": p}) for p in (0, 1)])
+    with caplog.at_level(logging.INFO, "distop"):
+        await here.jobs.run(here.op, [0, 1])
+        await here.jobs.drain()
+    assert [here.state(p) for p in (0, 1)] == ["success", "success"]
+    assert (here.op.done, sorted(here.op.held)) == (2, [2, 3])
+    assert here.local.former == [], "nothing of them is left here"
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert caplog.records == []
+
+
+async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here = Here(tmp_path)
+    other = Claim("ex-other", "other", 2, 1)
+    here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
+    theirs = Outcome("p=1", "ex-other", "other", 2, "", "")
+    guard = here.etcd.store.mod(here.keys.claim(REF, 1))
+    here.etcd.store.apply(
+        job_transitions.group([job_transitions.report(here.keys, REF, 1, guard, JobState.FAILED, theirs)])
+    )
+    here.child.script = lambda tell: tell([JobEnded(p, "success") for p in (0, 1, 2)])
+    with caplog.at_level(logging.INFO, "distop"):
+        await here.jobs.run(here.op, [0, 1, 2])
+        await here.jobs.drain()
+    assert [here.state(p) for p in (0, 1, 2)] == ["", "failed", "success"]
+    assert (here.claim(0), here.outcome(1).executor) == (other, "ex-other")
+    assert here.op.done == 1
+    assert sum("is dropped" in record.getMessage() for record in caplog.records) == 2
+
+
+async def test_a_release_that_won_before_its_answer_was_lost_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = Here(tmp_path)
+    here.etcd.lost = True
+    with caplog.at_level(logging.INFO, "distop"):
+        here.jobs.release(here.op, [0, 1, 2, 3])
+        await here.jobs.drain()
+    assert here.op.held == {}
+    assert [here.claim(p) for p in range(4)] == [next_steps.released(Claim("ex-me", "me", 1, 0), "ex-me")] * 4
+    assert caplog.records == []
+
+
+async def test_a_run_that_breaks_releases_only_jobs_whose_end_is_not_being_written(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    here.etcd.open.clear()
+
+    def script(tell: Callable[[list[JobEnded]], None]) -> None:
+        tell([JobEnded(0, "success"), JobEnded(1, "error", None, "it broke")])
+        raise RuntimeError("the pipe broke")
+
+    here.child.script = script
+    with pytest.raises(RuntimeError, match="the pipe broke"):
+        await here.jobs.run(here.op, [0, 1, 2])
+    here.jobs.release(here.op, [0, 1, 2])
+    assert here.submitted == {here.keys.claim(REF, p): 1 for p in (0, 1, 2)}
+    here.etcd.open.set()
+    await here.jobs.drain()
+    assert here.state(0) == "success"
+    told = [here.claim(p) for p in (1, 2)]
+    assert [(claim.failures, claim.waiting) for claim in told if claim is not None] == [(1, True), (0, True)]
+    assert sorted(here.op.held) == [3]
+
+
+async def test_a_cleanup_that_breaks_in_any_way_leaves_no_job_held(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+
+    def breaks() -> None:
+        raise RuntimeError("no such file")
+
+    here.child.cleans = breaks
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert (here.state(0), here.outcome(0).error) == ("failed", "no such column")
+    assert sorted(here.op.held) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_what_cleans_up_after_a_job_that_failed_for_good_is_given_its_checkpoint(
+    resumable: bool, tmp_path: Path
+) -> None:
+    here = Here(tmp_path, Rules(resumable=resumable))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert here.state(0) == "failed"
+    assert [item.progress for item in here.child.cleaned] == [{"at": 41} if resumable else None]
+
+
+async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_speaks_of(tmp_path: Path) -> None:
+    """Else whoever follows goes on from it, where the report after the cleanup did not come through."""
+    here = Here(tmp_path, Rules(resumable=True))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    stored: list[Any] = []
+
+    def cleans() -> None:
+        kv = here.etcd.store.get(here.keys.job(REF, 0, "progress"))
+        stored.append(here.decode(kv.value))
+
+    here.child.cleans = cleans
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
+
+
+def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(tmp_path: Path) -> None:
+    """As where a role is revoked for a while: the job was reported as failed, and nobody ever cleaned up after it."""
+    refused: list[float] = []
+
+    async def main() -> None:
+        here = Here(tmp_path, Rules(resumable=True))
+        assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+        read = here.etcd.read
+
+        async def refuse(*gets: Any) -> Any:
+            if now() < 60.0 and len(refused) < 200:
+                refused.append(now())
+                raise EtcdRejected("permission denied")
+            return await read(*gets)
+
+        here.etcd.read = refuse  # type: ignore[method-assign]
+        here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+        await here.jobs.run(here.op, [0])
+        await here.jobs.drain()
+        assert [item.progress for item in here.child.cleaned] == [{"at": 41}]
+        assert here.state(0) == "failed"
+
+    in_virtual_time(main, limit=90.0)
+    assert 5 < len(refused) < 200
+
+
+def test_jobs_that_wait_for_their_turn_in_a_slot_are_left_to_others_after_a_moment(tmp_path: Path) -> None:
+    """They were thought to be short. What has begun goes on."""
+    told: list[tuple[str, float]] = []
+
+    async def main() -> None:
+        here = Here(tmp_path)
+        other = OperationRef("t", "noop", "", 2)
+        chunks = chunked([PartitionPlan(0, "p=0")])
+        second = OpenOperation(other, 2, here.op.spec, {}, Plan(1, "", "", 1), chunks, [0])
+        second.held[0] = here.op.held[0]
+
+        async def run_in_turn(asked: list[Any]) -> None:
+            await asyncio.sleep(20.0)
+
+        here.child.run_in_turn = run_in_turn  # type: ignore[attr-defined]
+        here.child.pause = lambda op: told.append((op, now()))  # type: ignore[attr-defined]
+        await here.jobs.run_in_turn([here.op, second], lambda: told.append(("slow", now())))
+
+    in_virtual_time(main)
+    assert [what for what, _ in told] == ["slow", "t/noop/1", "t/noop/2"]
+    assert all(0.1 < when < 5.0 for _, when in told)
+
+
+async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(resumable=True))
+    assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
+    other = Claim("ex-other", "other", 2, 1)
+    here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
+    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert (here.child.cleaned, here.state(0), here.claim(0)) == ([], "", other)
+
+
+@pytest.mark.parametrize(("attempts", "states"), [(2, ("", "success")), (1, ("failed", "success"))])
+async def test_an_end_that_cannot_be_written_is_an_error_of_its_job_alone(
+    attempts: int, states: tuple[str, str], tmp_path: Path
+) -> None:
+    here = Here(tmp_path, Rules(retry=Retry(attempts=attempts), cleans=False))
+    here.child.script = lambda tell: tell([JobEnded(0, "success", object()), JobEnded(1, "success")])
+    await here.jobs.run(here.op, [0, 1])
+    await here.jobs.drain()
+    assert (here.state(0), here.state(1)) == states
+    assert sorted(here.op.held) == [2, 3]
+    told = here.claim(0)
+    error = told.error if told is not None else here.outcome(0).error
+    assert "its end could not be written" in error
+
+
+@pytest.mark.parametrize(("least", "share"), [(False, 1.0), (True, 0.5)])
+@pytest.mark.parametrize(("failures", "pause"), [(1, 2.0), (2, 4.0), (3, 8.0), (4, 10.0)])
+async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_at_once(
+    failures: int, pause: float, least: bool, share: float, clock: StandingClock, tmp_path: Path
+) -> None:
+    """What is written for it, after so many failures: twice as long each time up to the longest, and a part of it by
+    chance.
+    """
+    clock.now, clock.least = 1e9, least
+    rules = Rules(retry=Retry(attempts=9, initial=2.0, maximum=10.0))
+    here = Here(tmp_path, rules, attempt=failures, failures=failures - 1)
+    here.child.script = lambda tell: tell([JobEnded(0, "error", None, "it broke"), JobEnded(1, "crash")])
+    await here.jobs.run(here.op, [0, 1])
+    await here.jobs.drain()
+    for claim in (here.claim(0), here.claim(1)):
+        assert claim is not None
+        assert (claim.waiting, claim.failures) == (True, failures)
+        assert from_rfc3339(claim.retry_at) - clock.now == share * pause
+
+
+async def test_a_momentary_failure_gives_the_job_back_unblamed(tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(cleans=False))
+    here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    lacks = Tried(1, "ex-me", "this executor could not run it: its Spark session did not start")
+    assert here.claim(0) == Claim("ex-me", "", 1, 0, tried=(lacks,))
+    assert not here.capability.serves("noop")
+    assert here.capability.unable == {"noop": "its Spark session did not start"}
+
+
+async def test_a_momentary_failure_counts_where_no_other_node_can_run_the_job(
+    tmp_path: Path,
+) -> None:
+    here = Here(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    claim = here.claim(0)
+    assert claim is not None
+    said = "this executor could not run it: its Spark session did not start"
+    assert (claim.failures, claim.error, here.capability.unable) == (1, said, {})
+
+
+async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Path) -> None:
+    """The other node has run other jobs of the type, so its record names no failure."""
+    here = Here(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
+    here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
+    given_back = next_steps.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
+    assert given_back.failures == 0
+    here.op.held[0] = replace(here.op.held[0], claim=replace(here.op.held[0].claim, tried=given_back.tried))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    claim = here.claim(0)
+    assert claim is not None
+    assert claim.failures == 1
+    assert [one.executor for one in claim.tried] == ["ex-other", "ex-me"]
+
+
+@pytest.mark.parametrize("can_fail", [True, False])
+async def test_fatal_errors_speak_neither_for_nor_against_a_node(can_fail: bool, tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(can_fail=can_fail, cleans=False))
+    told: list[str] = []
+
+    class Noted(Suspicion):
+        def broke(self, ref: OperationRef) -> None:
+            told.append("broke")
+
+        def ended(self, ref: OperationRef) -> None:
+            told.append("ended")
+
+    here.jobs = Jobs(here, Noted(here), lambda _: False, lambda _: None, lambda: None)
+    ends = [
+        JobEnded(0, "fatal", None, "no"),
+        JobEnded(1, "error", None, "x"),
+        JobEnded(2, "verdict"),
+        JobEnded(3, "crash"),
+    ]
+    here.child.script = lambda tell: tell(ends)
+    await here.jobs.run(here.op, [0, 1, 2, 3])
+    await here.jobs.drain()
+    assert told == ["broke", "ended", "broke"]
+
+
+async def test_a_run_whose_checkpoints_cannot_be_read_is_not_written_down_after_its_release(tmp_path: Path) -> None:
+    """It would seem to run for ever, and never be reconciled."""
+    here = Here(tmp_path, Rules(resumable=True), attempt=2)
+    here.etcd.readable = False
+    begin = here.local.begin
+
+    async def later(*args: Any) -> None:
+        await here.etcd.asked.wait()
+        await begin(*args)
+
+    here.local.begin = later  # type: ignore[method-assign]
+    with pytest.raises(EtcdUnavailable):
+        await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert sorted(here.op.held) == [1, 2, 3]
+    (left,) = here.local.former
+    assert not here.local.running(left, 0)
+    assert here.local._mine == {}
+
+
+async def test_of_checkpoints_that_wait_only_the_last_is_written(tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(resumable=True))
+    here.etcd.open.clear()
+    saves = [asyncio.ensure_future(here.jobs._checkpoints.save(here.op, 0, n)) for n in (1, 2, 3)]
+    await here.etcd.asked.wait()
+    assert here.submitted[here.keys.claim(REF, 0)] == 1
+    here.etcd.open.set()
+    assert await asyncio.gather(*saves) == [True, False, True]
+    key = here.keys.job(REF, 0, "progress")
+    assert here.etcd.store.get(key).value == b"3"
+    assert await here.jobs._checkpoints.save(here.op, 0, 4)
+    assert here.etcd.store.get(key).value == b"4"
+
+
+async def test_a_checkpoint_that_was_refused_does_not_block_the_next(tmp_path: Path) -> None:
+    """Under the same fence; without it none is written."""
+    here = Here(tmp_path, Rules(resumable=True))
+    key = here.keys.job(REF, 0, "progress")
+    assert await here.jobs._checkpoints.save(here.op, 0, 1)
+    here.etcd.store.apply(Txn((), (Put(key, b"7"),)))  # a copy of it that was given up on, say
+    assert not await here.jobs._checkpoints.save(here.op, 0, 2)
+    assert await here.jobs._checkpoints.save(here.op, 0, 3)
+    assert here.etcd.store.get(key).value == b"3"
+    here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), Claim("o", "other", 2, 1).encode()),)))
+    assert not await here.jobs._checkpoints.save(here.op, 0, 4)
+    assert not await here.jobs._checkpoints.save(here.op, 0, 5)
+    assert here.etcd.store.get(key).value == b"3"

@@ -1,0 +1,289 @@
+"""Claims that etcd rejects as invalid: sent in smaller groups, and told where one is rejected alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.daemon.executor.executor_role import Executor
+from distop.daemon.incarnation_context import Context
+from distop.daemon.rejected_writes import PAUSE, RejectedWrites
+from distop.errors import MalformedRequest
+from distop.protocol import txn as txns
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.operation_options import Options
+from distop.protocol.state_tables import JobStage
+from distop.protocol.txn import Put, Txn
+from distop.runtime import logs
+from distop.services.open_operation import OpenOperation
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
+from tests.support.modelclient import ModelClient
+from tests.support.world import TYPE, World, planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import Operation, TxnResult
+    from tests.support.clock import StandingClock
+
+pytestmark = pytest.mark.malformed
+
+
+class Here(Context):
+    """The only executor, the incarnation ``a``."""
+
+    def __init__(self, world: World, client: ModelClient, slots: int) -> None:
+        self.keys, self.client = world.keys, client  # type: ignore[assignment]
+        self.cluster = world.cluster()
+        self.incarnation, self.executor_id = "a", "ex-a"
+        self.types = frozenset({TYPE})
+        self.capability: Any = SimpleNamespace(serves=lambda *_: True, unable={})
+        self.worker: Any = SimpleNamespace(stuck=())
+        self.log = logs.get("distop.test")
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
+        self.caught_up_at = self.gates_at = 0
+        self.lost = asyncio.get_running_loop().create_future()
+        self.config = ExecutorConfig(EtcdConfig(), Path("nowhere"), slots=slots)
+
+
+class Running:
+    """An executor that claims, and runs nothing. ``poisoned``: keys that etcd takes in no put."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, slots: int = 400) -> None:
+        self.world, self.client = world, ModelClient()
+        self.client.store, self.client.usual = world.store, self._applied
+        self.poisoned: set[str] = set()
+        self.slots = slots
+        self.executor = Executor(Here(world, self.client, slots))
+        monkeypatch.setattr(self.executor, "_start", lambda op, block: None)
+        monkeypatch.setattr(self.executor, "_track", lambda work: None)
+
+    def _applied(self, txn: Txn) -> TxnResult:
+        if not self.poisoned.isdisjoint(puts(txn.success)):
+            raise MalformedRequest("etcdserver: request is too large", code="INVALID_ARGUMENT", detail="")
+        return self.world.store.apply(txn)
+
+    @property
+    def told(self) -> dict[str, str]:
+        return dict(self.executor._ctx.rejected_writes.told)
+
+    def sees(self) -> None:
+        self.executor._ctx.cluster = self.world.cluster()
+        self.executor.cluster_changed(hint=True)
+
+    async def serve(self, ref: OperationRef) -> list[int]:
+        """What it holds after one more round."""
+        self.executor._free_slots = self.slots
+        await self.executor._serve(ref, 0)
+        return self.held(ref)
+
+    def held(self, ref: OperationRef) -> list[int]:
+        claims = sorted(self.world.op(ref).claims.items())
+        return [p for p, seen in claims if seen.value.incarnation == "a"]
+
+
+def puts(ops: tuple[Operation, ...]) -> Iterator[str]:
+    for op in ops:
+        if isinstance(op, Put):
+            yield op.key
+        elif isinstance(op, Txn):
+            yield from puts(op.success)
+
+
+def open_operation(jobs: int, **options: Any) -> tuple[World, OperationRef]:
+    world = World(rules=Rules(retry=Retry(attempts=3), cleans=False))
+    world.join("a")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    world.do(world.plan(ref, jobs))
+    if options:
+        world.do(world.alter(ref, Options(**options)))
+    return world, ref
+
+
+def lost(world: World, ref: OperationRef, partitions: int, attempt: int = 1) -> None:
+    """These jobs were claimed by ``b``, which is gone."""
+    world.join("b")
+    for p in range(partitions):
+        claim = Claim("ex-b", "b", attempt, attempt - 1)
+        world.store.apply(Txn((), (Put(world.keys.claim(ref, p), claim.encode()),)))
+    world.die("b")
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
+    scattered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours, which are claimed as runs, and single jobs."""
+    world, ref = open_operation(200)
+    ended = list(range(0, 200, 2)) if scattered else []
+    for p in ended:
+        world.do(world.claim(ref, "a", [p]))
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    running = Running(world, monkeypatch)
+    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
+    assert await running.serve(ref) == [p for p in range(200) if p not in ended]
+    assert running.told == {}
+    assert running.executor._wait(ref) <= 0
+
+
+async def test_a_claim_that_is_rejected_alone_is_told_and_the_others_are_won(
+    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+) -> None:
+    world, ref = open_operation(100)
+    running = Running(world, monkeypatch)
+    running.poisoned = {world.keys.claim(ref, 7)}
+    others = [p for p in range(100) if p != 7]
+    pauses = []
+    for _ in range(4):
+        assert await running.serve(ref) == others
+        assert running.told == {str(ref): "claims: etcdserver: request is too large"}
+        pauses.append(running.executor._wait(ref))
+        running.executor._troubles.ran(ref)
+        assert running.executor._wait(ref) == pauses[-1], "an end of another job tells nothing of it"
+        clock.now += pauses[-1]
+    assert PAUSE[0] / 2 <= pauses[0] < pauses[-1]
+    running.poisoned.clear()
+    assert await running.serve(ref) == list(range(100))
+    assert running.told == {}
+    assert ref not in running.executor._troubles
+
+
+async def test_an_operation_whose_claims_are_rejected_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, ref = open_operation(3)
+    other = world.next_ref()
+    world.do(world.start(other))
+    world.do(world.plan(other, 2))
+    running = Running(world, monkeypatch)
+    running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
+    await running.serve(ref)
+    running.executor._small.general = dict.fromkeys((ref, other))
+    running.executor._assign_general()
+    assert list(running.executor._serving) == [other]
+    await running.executor._serving[other]
+    assert (running.held(ref), running.held(other)) == ([], [0, 1])
+    assert list(running.told) == [str(ref)]
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+async def test_what_was_to_be_claimed_unread_is_claimed_as_usual(
+    poisoned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation that has just opened, and a limit below what it has jobs."""
+    world, ref = open_operation(30)
+    running = Running(world, monkeypatch, slots=30)
+    running.poisoned = {world.keys.claim(ref, 29)} if poisoned else set()
+    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
+    assert await running.serve(ref) == list(range(29 if poisoned else 30))
+    assert list(running.told) == ([str(ref)] if poisoned else [])
+
+
+async def test_a_plan_is_written_alone_where_it_is_rejected_with_the_first_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = open_operation(2)
+    new = world.next_ref()
+    world.do(world.start(new))
+    running = Running(world, monkeypatch, slots=30)
+    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
+    plan, chunks = planned(30)
+
+    def make() -> OpenOperation:
+        return OpenOperation.planned(new, world.spec(new), {}, plan, chunks)
+
+    written = await running.executor.open(new, make, world.plan(new, 30), world.mod(new, "state"))
+    assert written.succeeded
+    assert running.executor._free_slots == 30
+    running.sees()
+    assert await running.serve(new) == list(range(30))
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+async def test_takeovers_and_ends_of_lost_jobs_are_divided(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs that are tried again, and of those that were lost once too often."""
+    world, ref = open_operation(60)
+    lost(world, ref, 40, attempt)
+    running = Running(world, monkeypatch)
+    running.sees()
+    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
+    key = world.keys.claim(ref, 7) if attempt == 1 else world.keys.job(ref, 7, "outcome")
+    running.poisoned = {key}
+    await running.serve(ref)  # takes all for free
+    for _ in range(2):
+        held = await running.serve(ref)
+        assert list(running.told) == [str(ref)]
+    ended = [p for p in range(60) if world.job_stage(ref, p) is JobStage.FAILED]
+    assert len(ended) == (0 if attempt == 1 else 39)
+    assert sorted([*held, *ended]) == [p for p in range(60) if p != 7]
+    running.poisoned.clear()
+    await running.serve(ref)
+    assert running.told == {}
+
+
+async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, ref = open_operation(60, max_jobs=40)
+    lost(world, ref, 40)
+    running = Running(world, monkeypatch)
+    ctx = running.executor._ctx
+    ctx.limits = replace(ctx.limits, gone=0)
+    running.sees()
+    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
+    running.poisoned = {world.keys.claim(ref, 7)}
+    for _ in range(2):
+        held = await running.serve(ref)
+        assert len(held) == 39, "the one that is rejected counts as live"
+        assert list(running.told) == [str(ref)]
+    assert [p for p, seen in world.op(ref).claims.items() if seen.value.incarnation == "b"] == [7]
+    running.poisoned.clear()
+    await running.serve(ref)
+    assert running.told == {}
+
+
+async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, first = open_operation(1)
+    refs = [first]
+    for _ in range(5):
+        refs.append(world.next_ref())
+        world.do(world.start(refs[-1]))
+        world.do(world.plan(refs[-1], 1))
+    running = Running(world, monkeypatch)
+    running.poisoned = {world.keys.claim(refs[2], 0)}
+    running.sees()
+    for ref in refs:
+        running.executor._small._mine.pop(ref, None)
+        running.executor._small.taken[ref] = None
+    await running.executor._serve_small(refs)
+    assert set(running.executor._small.general) == set(refs), "served one by one"
+    for ref in refs:
+        await running.serve(ref)
+    assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 1, 1, 1]
+    assert list(running.told) == [str(refs[2])]
+
+
+@pytest.mark.parametrize("how", ["gone", "drained"])
+async def test_nothing_is_told_of_what_is_claimed_no_more(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, ref = open_operation(3)
+    running = Running(world, monkeypatch)
+    running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
+    await running.serve(ref)
+    assert list(running.told) == [str(ref)]
+    ctx = running.executor._ctx
+    if how == "gone":
+        ctx.cluster.gates.clear()
+    else:
+        ctx.cluster.drains.add("ex-a")
+    running.executor.cluster_changed(hint=True)
+    assert running.told == {}

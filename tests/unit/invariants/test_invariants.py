@@ -1,0 +1,346 @@
+"""Each invariant has violations planted by hand that the check must find; clean lives have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.invariants.checker import Checker, check
+from distop.invariants.replay_state import NUMBERS
+from distop.protocol import keys as K
+from distop.protocol import operation_finish as f
+from distop.protocol.behavior_declaration import Retry, Rules
+from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import parse_time, rfc3339
+from distop.protocol.operation_options import Options
+from distop.protocol.records import Cancel, OperationRef, State, TableRecord
+from distop.protocol.schedule import Series
+from distop.protocol.txn import Delete, Put
+from tests.support.clause_plants import PLANTS
+from tests.support.hours import pass_an_hour
+from tests.support.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
+from tests.support.starting import Etcd, run
+from tests.support.world import TABLE, TIME, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.invariants.replay_state import Violation
+    from distop.protocol.txn import KeyValue
+
+
+def found(world: World) -> list[Violation]:
+    return check(world.keys, world.store.history)
+
+
+def numbers(world: World) -> set[int]:
+    return {v.invariant for v in found(world)}
+
+
+# ---------------------------------------------------------------- clean lives
+
+
+def test_whole_lives_are_clean() -> None:
+    world = World()
+    world.life(3)
+    world.life(2, failing=[1])
+    world.life(0)
+    assert found(world) == []
+
+
+def test_a_life_with_everything_in_it_is_clean() -> None:
+    world, ref = opened(3)
+    world.do(world.claim(ref, "a", [0, 1, 2]))
+    world.do(world.checkpoint(ref, 0, b"1"))
+    world.do(world.wait_again(ref, 0, failed=True))
+    world.do(world.wait_again(ref, 1, failed=False))
+    world.do(world.pause(ref))
+    world.do(world.report(ref, 2, JobState.SUCCESS))
+    world.do(world.resume(ref))
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.claim(ref, "b", [1]))
+    world.do(world.report(ref, 1, JobState.FAILED))
+    world.do(world.fail_fast(ref))
+    world.do(world.revoke(ref, 0))
+    world.do(world.reap(ref, 0))
+    world.do(world.finish_at_once(ref))
+    world.do(world.end(ref))
+    assert found(world) == []
+
+
+def test_a_lost_job_at_the_limit_is_clean() -> None:
+    world, ref = opened(1, Rules(retry=Retry(attempts=1)))
+    world.do(world.claim(ref, "a", [0]))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.fail_lost(ref, "b", 0))
+    world.do(world.finish_at_once(ref))
+    assert found(world) == []
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_an_end_that_deletes_what_ends_is_clean(state: JobState) -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, state))
+    world.do(world.finish_and_end(ref))
+    assert world.store.get(world.keys.of(ref, "state")) is None
+    world.life(1)
+    assert found(world) == []
+
+
+def test_an_end_that_deletes_what_ends_is_judged_as_both() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    txn = world.finish_and_end(ref)
+    world.tamper(*txn.success)
+    told = {v.text.partition(" ")[0] for v in found(world)}
+    assert {v.invariant for v in found(world)} == {5, 9}, told
+    assert any("finished while 1 claims were left" in v.text for v in found(world))
+    assert any("remained after the operation's end" in v.text for v in found(world))
+
+
+def test_an_end_that_deletes_what_ends_tells_of_the_jobs_as_they_were() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.FAILED))
+    record = replace(world.history(ref), state=State.SUCCESS, success=1, failed=0, failed_ranges="")
+    seen = world.counters()
+    final = replace(world._final(ref, 0), history=record, gate_mod=world.op(ref).opened)
+    world.do(f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, [final]))
+    assert [v.invariant for v in found(world)] == [5, 5]
+
+
+def test_what_is_deleted_without_a_record_of_its_end_is_found() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    history = world.keys.history(ref)
+    world.tamper(*(op for op in world.finish_and_end(ref).success if getattr(op, "key", "") != history))
+    assert {1, 9} <= numbers(world)
+
+
+def test_one_at_a_time_and_a_plan_of_its_own_are_clean() -> None:
+    world = World(one_at_a_time=True)
+    world.join("a")
+    ref = world.next_ref("idx.a")
+    world.do(world.start_planned(ref, 1))
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    world.do(world.elect("a"))
+    world.do(world.finish_at_once(ref))
+    assert found(world) == []
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        Series(60.0, until=rfc3339(parse_time(TIME) + 59.0)),
+        Series(60.0, since="start", due=rfc3339(parse_time(TIME) - 90.0), until=rfc3339(parse_time(TIME) - 31.0)),
+        Series(60.0, on="failure"),
+        Series(60.0, left=0),
+    ],
+)
+def test_a_series_that_is_over_has_no_next_operation(series: Series) -> None:
+    """Its last time has passed by the end that the history tells, or nothing follows such an end."""
+    world, _ = opened()
+    end_in_series(world, series)
+    assert found(world) == []
+
+
+def test_a_permit_that_a_takeover_keeps_is_clean() -> None:
+    world, ref = opened(3)
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.do(world.wait_again(ref, 1, failed=True))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.claim(ref, "b", [0, 1]))
+    assert world.claim_of(ref, 0).permit >= 0
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    world.do(world.claim(ref, "b", [2]))
+    assert found(world) == []
+
+
+def test_a_listing_is_where_the_replay_may_begin() -> None:
+    world, ref = opened(2)
+    world.do(world.claim(ref, "a", [0]))
+    listing, seen = world.store.listing(), len(world.store.history)
+    world.do(world.claim(ref, "a", [1]))
+    for p in (0, 1):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.finish_at_once(ref))
+    world.do(world.end(ref))
+    world.life(1)
+    assert check(world.keys, world.store.history[seen:], listing) == []
+
+
+def test_strangers_and_other_namespaces_are_left_alone() -> None:
+    world = World()
+    world.tamper(Put("somebody.else", b"x"), Put("prod/distOp.t.noop.1.state", b"nonsense"), Put("distOp.what", b""))
+    assert found(world) == []
+
+
+def test_operations_of_a_newer_release_are_not_judged() -> None:
+    world, ref = opened(1)
+    world.tamper(Put(world.keys.of(ref, "spec"), replace(world.spec(ref), version=99).encode()))
+    count = len(found(world))
+    world.tamper(Put(world.keys.job(ref, 0, "state"), b"success"))
+    assert len(found(world)) == count
+
+
+# --------------------------------------------------------- planted violations
+
+
+@pytest.mark.parametrize(("number", "name", "spoil"), PLANTS, ids=[f"{n}-{name}" for n, name, _ in PLANTS])
+def test_planted_violations_are_found(number: int, name: str, spoil: Callable[[World, OperationRef], None]) -> None:
+    world, ref = opened()
+    before = found(world)
+    assert before == []
+    spoil(world, ref)
+    violations = found(world)
+    assert number in {v.invariant for v in violations}, [str(v) for v in violations]
+    assert all(v.revision for v in violations)
+
+
+def test_every_visible_invariant_has_a_planted_violation() -> None:
+    assert {number for number, _, _ in PLANTS} == {0, *NUMBERS}
+
+
+@pytest.mark.parametrize("value", [GARBAGE, EMPTY], ids=["garbage", "empty-list"])
+@pytest.mark.parametrize("record", SPOILED)
+def test_a_record_that_cannot_be_read_is_a_violation_of_its_key(record: str, value: bytes) -> None:
+    numbers, writes = SPOILED[record]
+    world, ref = opened()
+    spoiled = writes(world, ref, value)
+    keys = {op.key for op in spoiled if isinstance(op, Put) and op.value == value}
+    world.tamper(*spoiled)
+    violations = found(world)
+    expected = numbers[value == EMPTY]
+    if expected == 0:
+        assert {v.key for v in violations if v.invariant == 0} == keys, [str(v) for v in violations]
+    elif expected < 0:
+        assert violations == []
+    Checker(world.keys).begin(world.store.listing())
+
+
+def test_a_claim_by_nobody_that_there_can_be_does_not_break_the_check() -> None:
+    world, ref = opened()
+    world.tamper(Put(world.keys.claim(ref, 0), b'{"v":1,"executor":"ex-a","incarnation":["a"],"attempt":1}'))
+    assert [(v.invariant, v.key) for v in found(world)] == [(0, world.keys.claim(ref, 0))]
+
+
+def test_every_record_has_been_spoiled() -> None:
+    world = World()
+    written = [op for _, writes in SPOILED.values() for op in writes(*opened(), EMPTY)]
+    parsed = [world.keys.parse(op.key) for op in written if isinstance(op, Put) and op.value == EMPTY]
+    assert {(key.family, key.name, key.chunk >= 0, key.partition >= 0) for key in parsed} == {
+        *((K.OP, name, False, False) for name in {*K.OPERATION_NAMES, "runOps", "nextInstanceId", "current"}),
+        *((K.OP, name, False, True) for name in K.JOB_NAMES),
+        *((K.HISTORY, name, False, False) for name in {*K.HISTORY_NAMES, ""}),
+        *((family, "plan", True, False) for family in (K.OP, K.HISTORY)),
+        *((f, "", False, False) for f in (K.OPEN, K.PENDING, K.NODE, K.NODE_DRAIN, K.COORDINATOR, K.BEHAVIOR)),
+        *((f, "", False, False) for f in (K.TABLE, K.TABLE_ACTIONS, K.UNIQUE, K.REQUEST)),
+        (K.CLAIM, "", False, True),
+    }
+
+
+def test_a_violation_tells_its_story() -> None:
+    world, ref = opened()
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    revision = world.tamper(Delete(world.keys.job(ref, 0, "state")))
+    violation = found(world)[0]
+    assert (violation.invariant, violation.revision) == (1, revision)
+    assert str(violation).startswith(f"invariant 1 at revision {revision}: distOp.sales%2Eorders.noop.1.000000.state:")
+    told = "\n".join(violation.story)
+    assert "distOpClaim" in told
+    assert "000000.state = success" in told
+    assert told.endswith("000000.state deleted")
+
+
+def test_a_cancel_by_a_person_needs_no_election() -> None:
+    world, ref = opened()
+    world.do(world.resign())
+    world.do(world.cancel(ref))
+    assert Cancel.decode(world.store.get(world.keys.of(ref, "cancel")).value).reason == "user"
+    assert found(world) == []
+
+
+# ------------------------------------------------------------------ as a stream
+
+
+def test_the_checker_tells_of_each_revision_what_it_broke() -> None:
+    world, ref = opened()
+    wrong = world.tamper(Delete(world.keys.run_ops(TABLE)))
+    checker = Checker(world.keys)
+    told = {revision: checker.feed(revision, changes) for revision, changes in world.store.history}
+    assert {revision for revision, violations in told.items() if violations} == {wrong}
+    assert [v for violations in told.values() for v in violations] == found(world)
+    assert checker.operations == {ref}
+
+
+def test_what_has_ended_takes_no_memory() -> None:
+    world = World()
+    for _ in range(5):
+        world.life(3)
+    checker = Checker(world.keys)
+    for revision, changes in world.store.history:
+        assert not checker.feed(revision, changes)
+    assert not checker.operations
+    assert not checker._existing
+    assert not checker._job_roots
+
+
+def test_a_request_id_is_one_of_a_type_on_a_table() -> None:
+    """A pipeline's id that starts an operation on each of its tables is no request that started twice."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.put(etcd.client._keys.table("u"), TableRecord("u", "parquet", "/u").encode())
+        for table in ("t", "u", "t"):
+            await etcd.client.start_operation("noop", table, {}, request_id="migration-17", delay=60.0)
+
+    run(work)
+
+
+def test_a_request_is_forgotten_with_its_history() -> None:
+    world = World()
+    ref = world.life(1)
+    mark = pass_an_hour(world.store, world.keys)
+    world.do(f.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")], mark))
+    assert found(world) == []
+    world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
+    assert 14 not in numbers(world)
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+def test_a_replay_may_begin_anywhere(at: int) -> None:
+    world, ref = opened(3)
+    world.do(world.claim(ref, "a", [0, 1, 2]))
+    world.do(world.wait_again(ref, 0, failed=True))
+    world.do(world.report(ref, 2, JobState.SUCCESS))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.report(ref, 0, JobState.FAILED))
+    world.do(world.fail_fast(ref))
+    world.do(world.revoke(ref, 1))
+    world.do(world.reap(ref, 1))
+    world.do(world.decide(ref))
+    world.do(world.finish(ref))
+    world.do(world.clean(ref))
+    world.do(world.end(ref))
+    world.do(world.start(world.next_ref()))
+    content: dict[str, KeyValue] = {}
+    for revision, changes in world.store.history:
+        if revision <= at:
+            for change in changes:
+                content.pop(change.kv.key, None)
+                if not change.deleted:
+                    content[change.kv.key] = change.kv
+    later = [(revision, changes) for revision, changes in world.store.history if revision > at]
+    assert check(world.keys, later, sorted(content.values(), key=lambda kv: kv.key)) == []

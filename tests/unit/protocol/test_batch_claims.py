@@ -1,0 +1,138 @@
+"""Claims of several operations of one job in one transaction: what each would be claimed with alone, all or none; and
+what an earlier copy has won is known by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distop.invariants.checker import check
+from distop.protocol import batch_claims as g
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.records import OperationRef
+from distop.protocol.txn import MAX_OPERATIONS, Get, TxnResult, operations
+from distop.services.open_operation import OpenOperation
+from tests.support.world import World
+
+MINE = Claim("ex-a", "a", 1, 0)
+
+
+def opened(count: int) -> tuple[World, list[OperationRef]]:
+    """So many operations of one job behind their gates; and two nodes."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.do(world.elect("a"))
+    for first in range(0, count, 20):
+        world.do(world.starts(min(20, count - first)))
+    refs = sorted(world.view().operations)
+    for ref in refs:
+        world.do(world.plan(ref, 1))
+    return world, refs
+
+
+def seen(world: World, refs: list[OperationRef]) -> list[g.Opened]:
+    keys = world.keys
+    return [g.Opened(ref, world.store.mod(keys.gate(ref)), OpenOperation.records(keys, ref)) for ref in refs]
+
+
+def together(world: World, refs: list[OperationRef]) -> TxnResult:
+    return world.store.apply(g.claim_together(world.keys, "a", seen(world, refs), MINE))
+
+
+def test_several_are_claimed_and_read_in_one_revision() -> None:
+    world, refs = opened(3)
+    before, asked = world.store.revision, seen(world, refs)
+    result = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))
+    granted = g.granted_together(result, asked)
+    assert [one.fence for one in granted] == [before + 1] * 3
+    for ref, one in zip(refs, granted, strict=True):
+        assert world.claim_of(ref, 0) == MINE
+        spec, arg, plan, chunk = one.records
+        assert spec.kv is not None
+        assert spec.kv.key == world.keys.of(ref, "spec")
+        assert arg.kv is not None
+        assert plan.kv is not None
+        assert chunk.kv is not None
+    assert not check(world.keys, world.store.history)
+
+
+def paused(world: World, ref: OperationRef) -> None:
+    world.do(world.pause(ref))
+    world.do(world.resume(ref))
+
+
+def taken(world: World, ref: OperationRef) -> None:
+    world.do(world.claim(ref, "b", [0]))
+
+
+def ended(world: World, ref: OperationRef) -> None:
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+
+
+def cancelled(world: World, ref: OperationRef) -> None:
+    world.do(world.cancel(ref))
+
+
+@pytest.mark.parametrize("happens", [paused, taken, ended, cancelled])
+def test_one_that_is_not_as_it_was_seen_is_refused_and_the_others_are_claimed_apart(happens: object) -> None:
+    world, refs = opened(3)
+    asked = seen(world, refs)
+    happens(world, refs[1])  # type: ignore[operator]
+    listing = world.store.listing()
+    assert not world.store.apply(g.claim_together(world.keys, "a", asked, MINE)).succeeded
+    assert world.store.listing() == listing, "all or none"
+    result = world.store.apply(g.claim_apart(world.keys, "a", asked, MINE))
+    assert [one is not None for one in g.granted_apart(result, MINE)] == [True, False, True]
+    assert [world.claim_of(ref, 0) == MINE for ref in refs] == [True, False, True]
+    assert not check(world.keys, world.store.history)
+
+
+def test_what_an_earlier_copy_has_won_is_known_by_the_claim_also_behind_a_gate_that_went() -> None:
+    world, refs = opened(3)
+    asked = seen(world, refs)
+    first = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))  # its answer is lost
+    world.do(world.cancel(refs[2]))
+    assert not world.store.apply(g.claim_together(world.keys, "a", asked, MINE)).succeeded
+    revision = world.store.revision
+    found = g.granted_apart(world.store.apply(g.claim_apart(world.keys, "a", asked, MINE)), MINE)
+    assert [one.fence for one in found if one is not None] == [first.revision] * 3
+    assert world.store.revision == revision, "nothing was written again"
+
+
+def test_a_session_that_is_over_claims_nothing() -> None:
+    world, refs = opened(2)
+    asked = seen(world, refs)
+    world.die("a")
+    for txn in (g.claim_together(world.keys, "a", asked, MINE), g.claim_apart(world.keys, "a", asked, MINE)):
+        assert not world.store.apply(txn).succeeded
+    assert [world.claim_of(ref, 0) for ref in refs] == [None, None]
+
+
+@pytest.mark.parametrize("guard", [0, 1, 2])
+def test_no_guard_may_be_left_out(guard: int) -> None:
+    """Each of the three of an operation refuses what the others would let pass."""
+    happens = (cancelled, taken, ended)[guard]
+    world, refs = opened(1)
+    txn = g.claim_together(world.keys, "a", seen(world, refs), MINE)
+    happens(world, refs[0])
+    without = replace(txn, compares=(*txn.compares[: 1 + guard], *txn.compares[2 + guard :]))
+    assert not world.store.apply(txn).succeeded
+    assert world.store.apply(without).succeeded
+    assert check(world.keys, world.store.history)
+
+
+def test_as_many_as_go_together_fit_into_a_transaction() -> None:
+    world, refs = opened(g.OPERATIONS_PER_CLAIM)
+    asked = [replace(one, records=one.records[:2]) for one in seen(world, refs)]
+    assert operations(g.claim_together(world.keys, "a", asked, MINE)) <= MAX_OPERATIONS, "whose plans are not read"
+    refs = refs[: g.PLANNED_PER_CLAIM]
+    asked = seen(world, refs)
+    for txn in (g.claim_apart(world.keys, "b", asked, MINE), g.claim_together(world.keys, "a", asked, MINE)):
+        assert operations(txn) <= MAX_OPERATIONS
+    assert together(world, refs).succeeded
+    more = [*asked, replace(asked[0], records=(Get("x"),) * 4)]
+    assert operations(g.claim_together(world.keys, "a", more, MINE)) > MAX_OPERATIONS

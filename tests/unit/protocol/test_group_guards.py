@@ -1,0 +1,337 @@
+"""A transaction of several operations or jobs is refused where one of them has changed, be it the first, the last, or
+one between; without any change it is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.protocol import batch_claims, job_transitions, prepared_operations
+from distop.protocol import operation_finish as f
+from distop.protocol import operation_transitions as t
+from distop.protocol import pending_operations as w
+from distop.protocol import user_transaction as u
+from distop.protocol.dependencies import Edge
+from distop.protocol.identity import Takes
+from distop.protocol.jobs import Claim, JobState
+from distop.protocol.json_codec import word
+from distop.protocol.plan import Plan
+from distop.protocol.records import OperationRef, Phase, State
+from distop.protocol.txn import Delete, Put, Txn
+from distop.testing.model_store import ModelStore
+from tests.support.world import TABLE, TYPE, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+FIRST = Claim("ex-a", "a", 1, 0)
+
+
+def copied(world: World) -> World:
+    """The keys of this moment, without leases, which no transaction here writes with."""
+    return replace(world, store=ModelStore.holding(world.store.revision, world.store.listing()))
+
+
+def each_alone_refuses(world: World, txn: Txn, changes: Iterable[Put | Delete]) -> None:
+    for change in changes:
+        changed = copied(world)
+        changed.tamper(change)
+        before = changed.store.listing()
+        assert not changed.store.apply(txn).succeeded, change
+        assert changed.store.listing() == before
+    assert copied(world).store.apply(txn).succeeded
+
+
+def each_alone_refuses_anew(world: World, build: Callable[[World], Txn], changes: Iterable[Put | Delete]) -> None:
+    """The same where the change was seen before the transaction was built, but not what it means."""
+    for change in changes:
+        changed = copied(world)
+        changed.tamper(change)
+        assert not changed.store.apply(build(changed)).succeeded, change
+    assert copied(world).store.apply(build(world)).succeeded
+
+
+def written_again(world: World, refs: Sequence[OperationRef], name: str = "state") -> list[Put]:
+    """The same values, with other revisions."""
+    found = [(world.keys.of(ref, name), world.store.get(world.keys.of(ref, name))) for ref in refs]
+    return [Put(key, kv.value if kv is not None else b"{}") for key, kv in found]
+
+
+def set_to(world: World, refs: Sequence[OperationRef], state: State) -> list[Put]:
+    return [Put(world.keys.of(ref, "state"), word(state)) for ref in refs]
+
+
+def edges(world: World, refs: Sequence[OperationRef], which: str) -> list[Put]:
+    return [Put(world.keys.edge(ref, which, "0" * 20), Edge(str(ref), "end").encode()) for ref in refs]
+
+
+def claims(world: World, refs: Sequence[OperationRef], partition: int = 0) -> list[Put]:
+    return [Put(world.keys.claim(ref, partition), FIRST.encode()) for ref in refs]
+
+
+def elected() -> World:
+    world = World()
+    for incarnation in ("a", "b", "c", "d"):
+        world.join(incarnation)
+    world.do(world.elect("a"))
+    return world
+
+
+def waiting(count: int = 3, *, held: bool = False) -> tuple[World, list[OperationRef]]:
+    """Operations that wait for nothing, each of an object of its own."""
+    world = elected()
+    refs = [OperationRef(TABLE, TYPE, f"o{n}", n) for n in range(1, count + 1)]
+    for ref in refs:
+        world.do(world.submit(ref, hold=f"h{ref.instance}" if held else ""))
+    return world, refs
+
+
+def opened(count: int = 3, jobs: int = 1) -> tuple[World, list[OperationRef]]:
+    world = elected()
+    world.do(world.starts(count))
+    refs = sorted(world.view().operations)
+    for ref in refs:
+        world.do(world.plan(ref, jobs))
+    return world, refs
+
+
+def done(*, decided: bool) -> tuple[World, list[OperationRef]]:
+    world, refs = opened()
+    for ref in refs:
+        world.do(world.claim(ref, "a", [0]))
+        world.do(world.report(ref, 0, JobState.SUCCESS))
+        if decided:
+            world.do(world.decide(ref))
+    return world, refs
+
+
+def grouped(txns: Iterable[Txn]) -> Txn:
+    return job_transitions.group([job_transitions.guarded(txn) for txn in txns])
+
+
+# ---------------------------------------------------------- operations that wait
+
+
+def test_each_of_several_that_begin_is_compared() -> None:
+    world, refs = waiting(held=True)
+
+    def build(now: World) -> Txn:
+        seen = now.counters()
+        new = [w.Beginning(ref, now.mod(ref, "state"), True, f"h{ref.instance}") for ref in refs]
+        return w.begins(now.keys, now.election, seen.run_ops, seen.run_ops_mod, new)
+
+    each_alone_refuses(
+        world,
+        build(world),
+        [
+            *written_again(world, refs),
+            *edges(world, refs, "after"),
+            *(Put(world.keys.current(TABLE, TYPE, ref.object), b"9") for ref in refs),
+            *(Put(world.keys.hold(f"h{ref.instance}"), b"{}") for ref in refs),
+        ],
+    )
+    each_alone_refuses_anew(world, build, set_to(world, refs, State.RUNNING))
+
+
+def test_each_of_several_that_end_without_a_beginning_is_compared() -> None:
+    world, refs = waiting(held=True)
+
+    def ends(now: World) -> Txn:
+        return grouped(now.end_waiting(ref) for ref in refs)
+
+    def joins(now: World) -> Txn:
+        return grouped(now.joined(ref) for ref in refs)
+
+    holds = [Put(world.keys.hold(f"h{ref.instance}"), b"{}") for ref in refs]
+    each_alone_refuses(world, ends(world), [*written_again(world, refs), *holds])
+    each_alone_refuses(world, joins(world), [*edges(world, refs, "after"), *holds])
+    for build in (ends, joins):
+        each_alone_refuses_anew(world, build, set_to(world, refs, State.RUNNING))
+
+
+def test_each_of_several_that_get_a_predecessor_is_compared_and_so_is_each_predecessor() -> None:
+    world, refs = waiting(5)
+    first, second, *preds, above = refs
+
+    def build(now: World) -> Txn:
+        seen = {ref: w.Seen(ref, State.PENDING, now.mod(ref, "state")) for ref in refs}
+        links = [(seen[pred], seen[run], "success") for pred in preds for run in (first, second)]
+        return w.add_dependencies(now.keys, links, [seen[above]])
+
+    each_alone_refuses(world, build(world), written_again(world, refs))
+    each_alone_refuses_anew(world, build, set_to(world, [first, second], State.RUNNING))
+    world.do(build(world))
+    assert {world.mod(ref, "state") for ref in (first, second)} == {world.store.revision}
+    for ref in (first, second):
+        found = [Edge.decode(kv.value).op for kv in world.store.range(*world.keys.edges_range(ref, "after"))]
+        assert sorted(found) == sorted(map(str, preds))
+    assert [len(world.store.range(*world.keys.edges_range(pred, "next"))) for pred in preds] == [2, 2]
+
+
+@pytest.mark.parametrize("how", ["start", "prepare", "transaction"])
+def test_each_predecessor_of_a_start_is_compared(how: str) -> None:
+    world, preds = opened()
+    txn = world.submit(world.next_ref(), *preds)
+    if how == "prepare":
+        terms = prepared_operations.Terms("x", str(world.next_ref()), "")
+        txn = prepared_operations.under_hold(world.keys, txn, terms)
+        held = (prepared_operations.hold_id("x"), prepared_operations.receipt_id("x"))
+        each_alone_refuses(world, txn, [Put(world.keys.hold(name), b"{}") for name in held])
+    if how == "transaction":
+        caller = u.CallerTransaction(world.next_ref(), "r", world.counters().next_instance, False, (), (), ())
+        txn = u.combined(world.keys, txn, caller)
+    each_alone_refuses(world, txn, written_again(world, preds))
+
+
+def test_each_of_several_that_are_replaced_is_compared() -> None:
+    world, refs = elected(), []
+    for id_ in "xyz":
+        refs.append(world.next_ref())
+        world.do(world.start_of(id_, waits=True))
+
+    def build(now: World) -> Txn:
+        new = [replace(now.own_start_of(id_, beyond=n), waits=True) for n, id_ in enumerate("xyz")]
+        return t.starts(now.keys, now.counters(), new)
+
+    ids = [Put(world.keys.unique(TABLE, TYPE, id_), word(str(world.next_ref()))) for id_ in "xyz"]
+    each_alone_refuses(world, build(world), [*written_again(world, refs), *ids])
+    replaced = [(now.takes.holder, now.takes.replaced) for id_ in "xyz" if (now := world.own_start_of(id_)).takes]
+
+    def unseen(now: World) -> Txn:
+        """As whoever has not seen that they have begun."""
+        takes = [Takes(id_, ref, now.mod(ref, "state"), end) for id_, (ref, end) in zip("xyz", replaced, strict=True)]
+        new = [
+            replace(world.own_start_of(id_, beyond=n), takes=taken)
+            for n, (id_, taken) in enumerate(zip("xyz", takes, strict=True))
+        ]
+        return t.starts(now.keys, now.counters(), new)
+
+    each_alone_refuses_anew(world, unseen, set_to(world, refs, State.RUNNING))
+
+
+@pytest.mark.parametrize("ended", [state for state in State if state.terminal])
+def test_an_id_goes_back_to_no_operation_that_has_ended_however_it_did(ended: State) -> None:
+    world = elected()
+    before, ref = world.next_ref(), replace(world.next_ref(), instance=2)
+    world.do(world.start_of("x", waits=False))
+    world.do(world.start_of("x", waits=True))
+    key = world.keys.unique(TABLE, TYPE, "x")
+    after = world.keys.edges_range(ref, "after")
+    world.tamper(Delete(*after))
+    for txn in (world.end_waiting(ref), world.joined(ref)):
+        apart = copied(world)
+        apart.tamper(Put(world.keys.of(before, "state"), word(ended)))
+        apart.do(txn)
+        assert apart.store.get(key) is None
+    world.do(world.begin(ref))
+    world.do(world.plan(ref, 0))
+    finish = world.finish_at_once(ref)
+    world.tamper(Put(world.keys.of(before, "state"), word(ended)))
+    world.do(finish)
+    assert world.store.get(key) is None
+
+
+# -------------------------------------------------------------------------- ends
+
+
+def test_each_of_several_that_finish_is_compared() -> None:
+    world, refs = done(decided=True)
+    records = [Put(world.keys.history(ref), b"{}") for ref in refs]
+    decisions = written_again(world, refs, "decision")
+    each_alone_refuses(world, world.finish_all(refs), [*written_again(world, refs), *decisions, *records])
+    world, refs = done(decided=False)
+    plans = [Delete(world.keys.of(ref, "plan")) for ref in refs]
+    changes = [*written_again(world, refs), *decisions, *records, *claims(world, refs), *plans]
+    each_alone_refuses(world, world.finish_all(refs), changes)
+
+
+def test_each_of_several_that_finish_and_end_is_compared() -> None:
+    world, refs = done(decided=False)
+    seen = world.counters()
+    finals = [world.final_and_end(ref) for ref in refs]
+    txn = f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, finals)
+    gates = [kv for ref in refs if (kv := world.store.get(world.keys.gate(ref)))]
+    changes = [*(Put(kv.key, kv.value) for kv in gates), *claims(world, refs), *edges(world, refs, "next")]
+    each_alone_refuses(world, txn, changes)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_each_of_several_that_are_cleaned_up_is_compared(told: bool) -> None:
+    """``told``: the first one tells its successors with it."""
+    world, refs = done(decided=True)
+    world.do(world.finish_all(refs))
+    ends = refs[1:] if told else refs
+    txn = grouped([*(world.signal(ref) for ref in refs if ref not in ends), *(world.end(ref) for ref in ends)])
+    pending = [Put(world.keys.pending(ref), word(Phase.COMPLETING)) for ref in refs]
+    each_alone_refuses(world, txn, [*pending, *edges(world, ends, "next")])
+
+
+# -------------------------------------------------------------------------- jobs
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_each_chunk_of_a_plan_is_compared(claimed: bool) -> None:
+    world = elected()
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    for n in range(3):
+        world.do(world.chunk(ref, n, b"[]"))
+    mods = [world.store.mod(world.keys.chunk(ref, n)) for n in range(3)]
+    txn = t.write_plan(world.keys, ref, world.election, Plan(3, "v1", "", 3), mods)
+    if claimed:
+        wants = [job_transitions.Want(0, FIRST)]
+        txn = job_transitions.with_first(world.keys, ref, txn, world.mod(ref, "state"), "a", wants)
+    each_alone_refuses(world, txn, [Put(world.keys.chunk(ref, n), b"[1]") for n in range(3)])
+
+
+def test_each_run_of_jobs_that_are_claimed_together_is_compared() -> None:
+    world, (ref,) = opened(1, 9)
+    gate = world.store.mod(world.keys.gate(ref))
+    txn = job_transitions.claim_runs(world.keys, ref, gate, "a", [(0, 2), (3, 5), (6, 9)], FIRST)
+    taken = [Put(world.keys.claim(ref, p), FIRST.encode()) for p in (1, 4, 8)]
+    ended = [Put(world.keys.job(ref, p, "state"), word(JobState.SUCCESS)) for p in (0, 3, 6)]
+    each_alone_refuses(world, txn, [*taken, *ended])
+
+
+def test_each_of_several_operations_whose_jobs_are_claimed_together_is_compared() -> None:
+    world, refs = opened()
+    gates = [kv for ref in refs if (kv := world.store.get(world.keys.gate(ref)))]
+    listed = [batch_claims.Opened(ref, kv.mod_revision, ()) for ref, kv in zip(refs, gates, strict=True)]
+    txn = batch_claims.claim_together(world.keys, "a", listed, FIRST)
+    ended = [Put(world.keys.job(ref, 0, "state"), word(JobState.SUCCESS)) for ref in refs]
+    changes = [*(Put(kv.key, kv.value) for kv in gates), *claims(world, refs), *ended]
+    each_alone_refuses(world, txn, changes)
+
+
+def test_each_executor_whose_jobs_are_taken_over_is_compared() -> None:
+    world, (ref,) = opened(1, 3)
+    holders = ("b", "c", "d")
+    for p, holder in enumerate(holders):
+        world.do(world.claim(ref, holder, [p]))
+    nodes = [kv for holder in holders if (kv := world.store.get(world.keys.node(holder)))]
+    taken = world.claim(ref, "a", range(3))
+    for holder in holders:
+        world.die(holder)
+    each_alone_refuses(world, taken, [Put(kv.key, kv.value) for kv in nodes])
+
+
+@pytest.mark.parametrize("what", ["report", "retry", "progress"])
+def test_each_claim_of_a_group_is_compared(what: str) -> None:
+    world, (ref,) = opened(1, 3)
+    world.do(world.claim(ref, "a", range(3)))
+    for p in range(3):
+        world.do(world.checkpoint(ref, p, b"1"))
+    built = {
+        "report": lambda p: world.report(ref, p, JobState.SUCCESS),
+        "retry": lambda p: world.wait_again(ref, p, failed=True),
+        "progress": lambda p: world.checkpoint(ref, p, b"2"),
+    }
+    again = [Put(world.keys.claim(ref, p), FIRST.encode()) for p in range(3)]
+    each_alone_refuses(world, grouped(map(built[what], range(3))), again)
+    saves = [world.checkpoint(ref, p, b"2") for p in range(3)]
+    after = 0 if what == "progress" else 1
+    saved = [Put(world.keys.job(ref, p, "progress"), b"3") for p in range(after, 3)]
+    each_alone_refuses(world, grouped([*map(built[what], range(after)), *saves[after:]]), saved)

@@ -1,0 +1,337 @@
+"""Transactions that were built before another event, or whose copy is late (T9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distop import chord
+from distop.decide.due_operations import ended_waiting
+from distop.errors import OperationStartError, OutcomeUnknown
+from distop.invariants.checker import check
+from distop.protocol import actor_claims, job_transitions, prepared_operations
+from distop.protocol import operation_transitions as t
+from distop.protocol import pending_operations as w
+from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol.group_commit import merged
+from distop.protocol.jobs import Claim
+from distop.protocol.operation_options import Options
+from distop.protocol.records import OperationRef, State
+from distop.protocol.state_tables import JobStage
+from distop.protocol.txn import Put, Txn, TxnResult
+from distop.protocol.user_actions import Actions
+from distop.services.submission import insertion
+from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.world import TIME, World, planned
+from tests.unit.protocol.test_operation_transitions import JOBS, ready, waiting, waiting_for_another
+from tests.unit.services.test_graph_start import WHY, end_for_good, spec_of
+
+MANY = 100
+"""Operations of more than one transaction."""
+
+
+# ------------------------------------------------------------------- options
+
+
+def test_options_set_for_a_closed_gate_are_refused_once_it_is_open() -> None:
+    """The gate would keep the former options, and claims would follow them."""
+    world, ref = ready(planned_first=False)
+    late = world.alter(ref, Options(max_jobs=1))
+    world.do(world.plan(ref, JOBS))
+    assert not world.store.apply(late).succeeded
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
+def test_of_two_alterations_that_saw_the_same_options_one_is_refused() -> None:
+    """Both would be told that theirs hold."""
+    for world, ref in (ready(), ready(planned_first=False)):
+        late = world.alter(ref, Options(max_jobs=1))
+        world.do(world.alter(ref, Options(priority=9)))
+        assert not world.store.apply(late).succeeded
+        assert world.op(ref).terms.options == Options(priority=9)
+
+
+def test_a_begin_that_saw_the_former_options_is_refused() -> None:
+    """It brings its plan, and would open its gate with those."""
+    world, ref = waiting()
+    late = world.begin_planned(ref)
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert not world.store.apply(late).succeeded
+    world.do(world.begin_planned(ref))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
+def test_a_resume_that_saw_the_former_options_is_refused() -> None:
+    """It opens the gate with those."""
+    world, ref = ready()
+    world.do(world.pause(ref))
+    late = world.resume(ref)
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert not world.store.apply(late).succeeded
+    world.do(world.resume(ref))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
+def test_the_audit_finds_a_gate_without_the_current_options() -> None:
+    world, ref = ready()
+    world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
+    (fault,) = check(world.keys, world.store.history)
+    assert (fault.invariant, fault.text) == (16, "the gate does not say what the options say")
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_a_late_copy_of_a_chunk_does_not_replace_the_one_that_was_planned_since() -> None:
+    world, ref = ready(planned_first=False)
+    late = world.chunk(ref, 0, b"[]")
+    world.do(world.chunk(ref, 0, b'["planned again"]'))
+    assert not world.store.apply(late).succeeded
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote(claims: bool) -> None:
+    """The digest of the plan would not fit the chunks. ``claims``: the plan brings the first claims."""
+    world, ref = ready(planned_first=False)
+    plan, _ = planned(JOBS)
+    written = world.do(world.chunk(ref, 0, b"[]")).revision
+    world.do(world.chunk(ref, 0, b'["of another planning"]'))
+    late = t.write_plan(world.keys, ref, world.election, plan, [written])
+    assert not world.store.apply(with_first_claims(world, ref, late) if claims else late).succeeded
+
+
+def with_first_claims(world: World, ref: OperationRef, plan: Txn) -> Txn:
+    """The plan, together with claims of all jobs by the executor of the coordinator's daemon."""
+    wants = [job_transitions.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(JOBS)]
+    return job_transitions.with_first(world.keys, ref, plan, world.mod(ref, "state"), "a", wants)
+
+
+def test_a_second_plan_of_the_same_chunks_takes_no_job_from_its_holder() -> None:
+    world, ref = ready(planned_first=False)
+    plan, chunks = planned(JOBS)
+    written = [world.do(world.chunk(ref, n, chunk)).revision for n, chunk in enumerate(chunks)]
+    first = t.write_plan(world.keys, ref, world.election, plan, written)
+    second = with_first_claims(world, ref, first)
+    world.do(first)
+    world.do(world.claim(ref, "b", [0]))
+    fence = world.fence(ref, 0)
+    assert not world.store.apply(second).succeeded
+    assert world.fence(ref, 0) == fence
+
+
+@pytest.mark.parametrize("what", ["plan_and_claim", "chunk"])
+def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
+    """Its node still exists."""
+    world, ref = ready(planned_first=False)
+    late = world.plan_and_claim(ref, "a", [0]) if what == "plan_and_claim" else world.chunk(ref, 0, b"[]")
+    world.do(world.resign())
+    world.do(world.elect("b"))
+    assert not world.store.apply(late).succeeded
+
+
+def test_a_former_coordinator_ends_nothing_that_waits() -> None:
+    world, ref = waiting()
+    history = ended_waiting(ref, world.own_spec(ref), State.CANCELLED, TIME, WHY)
+    late = w.end_waiting(world.keys, ref, world.mod(ref, "state"), history, WHY, world.election)
+    world.do(world.resign())
+    world.do(world.elect("b"))
+    assert not world.store.apply(late).succeeded
+
+
+def test_a_join_whose_dependency_is_not_seen_yet_does_not_end_with_a_cancelled_operation() -> None:
+    """A coordinator ends both in one transaction."""
+    world, join = waiting_for_another()
+    cancelled = world.next_ref()
+    world.do(world.submit(cancelled))
+    assert not world.store.apply(merged([world.end_waiting(cancelled), world.joined(join)])).succeeded
+
+
+# --------------------------------------------------------------------- claims
+
+
+def test_an_actor_takes_no_job_of_a_holder_that_only_seems_to_be_gone() -> None:
+    """Its view does not show that node yet, or any more."""
+    world, ref = ready()
+    world.do(world.claim(ref, "b", [0]))
+    fence = world.fence(ref, 0)
+    claim = Claim("w", "", 2, 1, actor="w", grant=f"{1:016x}", duration=5.0)
+    taking = actor_claims.Taking(ref, world.store.mod(world.keys.gate(ref)), 0, claim, fence, dead="b")
+    world.store.apply(actor_claims.own(world.keys, [taking]))
+    assert world.fence(ref, 0) == fence
+    world.die("b")
+    world.do(actor_claims.own(world.keys, [taking]))
+
+
+def test_of_several_jobs_that_are_lost_for_good_each_fails() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "b", range(JOBS)))
+    world.die("b")
+    one, other = (world.fail_lost(ref, "a", p) for p in range(JOBS))
+    world.do(replace(one, success=(*one.success, *other.success)))
+    assert [world.job_stage(ref, p) for p in range(JOBS)] == [JobStage.FAILED] * JOBS
+
+
+def test_of_several_claims_of_an_actor_each_is_extended() -> None:
+    world, ref = ready()
+    for p in range(JOBS):
+        world.do(world.own(ref, "w", p))
+    one, other = (world.extend(ref, p) for p in range(JOBS))
+    revision = world.do(replace(one, success=(*one.success, *other.success))).revision
+    assert [world.fence(ref, p) for p in range(JOBS)] == [revision] * JOBS
+
+
+# --------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again(lost: bool) -> None:
+    """It was overdue, and left out of those that a limit allows. ``lost``: a job of a dead executor is claimed."""
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    if lost:
+        world.do(world.claim(ref, "b", [1]))
+        world.die("b")
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    want = job_transitions.Want(1, Claim("ex-a", "a", 1 + lost, int(lost), permit=0), world.fence(ref, 1), permit_mod=0)
+    gate, overdue = world.store.mod(world.keys.gate(ref)), [(0, world.fence(ref, 0))]
+    late = job_transitions.claim(world.keys, ref, gate, "a", [want], ["b"] if lost else [], overdue=overdue)
+    world.do(world.extend(ref, 0))
+    assert not world.store.apply(late).succeeded
+
+
+# ------------------------------------------------------- held until confirmed
+
+
+def test_confirming_an_aborted_operation_is_refused() -> None:
+    """Its dependency has failed, but its hold still exists.
+
+    Otherwise the sender would be told that the operation begins.
+    """
+
+    async def work(etcd: Etcd) -> None:
+        before = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17", after=[before])
+        kv = etcd.store.get(KEYS.hold(prepared_operations.hold_id("tx-17")))
+        assert kv is not None
+        terms = prepared_operations.Terms.of(Hold.decode(kv.value))
+        assert terms is not None
+        late = prepared_operations.confirm(KEYS, op.parts, terms, kv.mod_revision)
+        await end_for_good(etcd, before.parts)
+        history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
+        mod = etcd.store.mod(KEYS.of(op.parts, "state"))
+        assert etcd.store.apply(w.end_waiting(KEYS, op.parts, mod, history, WHY)).succeeded
+        assert not etcd.store.apply(late).succeeded
+
+    run(work)
+
+
+def test_an_alteration_that_did_not_see_a_confirmation_keeps_it_on_record() -> None:
+    """Both write what was done to the operation."""
+
+    async def work(etcd: Etcd) -> None:
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
+
+        async def confirmed_before(txn: Txn) -> TxnResult:
+            await etcd.client.confirm("tx-17")
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(confirmed_before)
+        await op.alter(priority=9)
+        done = Actions.decode(etcd.value(KEYS.of(op.parts, "actions")) or b"")
+        assert [one.action for one in done.kept] == ["confirm", "alter"]
+
+    run(work)
+
+
+def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
+    """A denied hold would remain under the external id, which is free again."""
+
+    async def work(etcd: Etcd) -> None:
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
+        hold = KEYS.hold(prepared_operations.hold_id("tx-17"))
+        terms = prepared_operations.Terms.of(Hold.decode(etcd.value(hold) or b""))
+        assert terms is not None
+        history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
+        end = w.end_waiting(KEYS, op.parts, etcd.store.mod(KEYS.of(op.parts, "state")), history, WHY)
+        late = prepared_operations.denied_with(KEYS, end, terms, etcd.store.mod(hold), "not wanted")
+        await etcd.client.confirm("tx-17")
+        assert not etcd.store.apply(late).succeeded
+
+    run(work)
+
+
+# ----------------------------------------------------------- held as a graph
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow caller: it refreshes its hold with each page."""
+    monkeypatch.setattr(insertion, "HOLD_EVERY", -1.0)
+
+
+def hold_keys(etcd: Etcd) -> list[Hold]:
+    return [Hold.decode(kv.value) for kv in etcd.store.range(*KEYS.family("distOpHold"))]
+
+
+def given_up_before(etcd: Etcd, label: str) -> None:
+    """A daemon denies the hold just before the first transaction with this label."""
+
+    def fate(txn: Txn) -> TxnResult:
+        if txn.label == label and (kvs := etcd.store.range(*KEYS.family("distOpHold"))):
+            etcd.fates.clear()
+            etcd.put(kvs[0].key, Hold(GRAPH, HoldState.DENIED, "nothing was seen of its caller").encode())
+        return etcd.store.apply(txn)
+
+    etcd.fates.extend([fate] * 20)
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize("label", ["start", "edges", "release_hold"])
+def test_the_caller_of_a_given_up_graph_neither_holds_nor_releases_it(label: str) -> None:
+    """Some of its operations may have ended since; the others would begin."""
+
+    async def work(etcd: Etcd) -> None:
+        given_up_before(etcd, label)
+        with pytest.raises(OperationStartError, match="was given up"):
+            await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
+        assert [one.text for one in hold_keys(etcd)] == ["nothing was seen of its caller"]
+
+    run(work)
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize(("label", "name"), [("start", "spec"), ("edges", "next")])
+def test_a_caller_refreshes_its_hold_with_each_page_of_a_graph(label: str, name: str) -> None:
+    async def work(etcd: Etcd) -> None:
+        await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
+        pages = [txn for txn in etcd.committed if txn.label == label]
+        written = [
+            {KEYS.parse(one.kv.key).family for one in changes}
+            for _, changes in etcd.store.history
+            if any(KEYS.parse(one.kv.key).name == name for one in changes)
+        ]
+        assert len(pages) == len(written) > 1
+        assert all("distOpHold" in families for families in written)
+
+    run(work)
+
+
+def test_an_unknown_release_of_a_graph_is_not_denied() -> None:
+    """The graph's operations may have begun."""
+
+    async def work(etcd: Etcd) -> None:
+        def fate(txn: Txn) -> TxnResult:
+            result = etcd.store.apply(txn)
+            if txn.label == "release_hold":
+                raise OutcomeUnknown("etcd stopped answering")
+            return result
+
+        etcd.fates.extend([fate] * 20)
+        with pytest.raises(OutcomeUnknown):
+            await etcd.client.start_operations([noop() for _ in range(MANY)])
+        assert etcd.requests[-1] == "deny"
+        assert hold_keys(etcd) == []
+
+    run(work)

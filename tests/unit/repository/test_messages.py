@@ -1,0 +1,55 @@
+"""Every message of distop is written in one style: it may be quoted inside another one."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from distop import errors
+
+ROOT = Path(__file__).resolve().parents[3]
+OURS = {
+    name
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, errors.DistopError) and name != "UsageError"
+}
+NAMES = ("Java ", "JAVA_HOME", "PySpark ", "Spark ", "Spark's ", "TLS ")
+"""What is written with a capital wherever it stands."""
+
+
+def texts(path: Path) -> list[tuple[int, str, str]]:
+    """The beginning and the end of each message that an exception of ours is made with; "" where it is a value."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OURS and node.args):
+            continue
+        message = node.args[0]
+        parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+        first, last = ("" if not isinstance(p, ast.Constant) else str(p.value) for p in (parts[0], parts[-1]))
+        found.append((node.lineno, first, last))
+    return found
+
+
+SOURCES = [
+    path
+    for folder in ("distop", "behaviors")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not {"_proto", "_etcd3pb"} & set(path.parts)
+]
+
+
+def test_messages_are_found() -> None:
+    assert sum(len(texts(path)) for path in SOURCES) > 100
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_message_begins_small_and_ends_without_a_full_stop(path: Path) -> None:
+    wrong = [
+        f"{line}: {first[:40]!r} … {last[-20:]!r}"
+        for line, first, last in texts(path)
+        if (first[:1].isupper() and not first.startswith(NAMES)) or last.endswith(".")
+    ]
+    assert wrong == []

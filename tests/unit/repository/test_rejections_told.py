@@ -1,0 +1,147 @@
+"""What etcd rejects as invalid is told by whoever catches it: in the source of all that an executor does."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).resolve().parents[3] / "distop"
+FOLDERS = ("daemon",)
+REJECTED = "MalformedRequest"
+WIDE = {"DistopError", "EtcdRejected", "Exception", "BaseException", ""}
+"""What takes in a rejected write beside others; "": all."""
+
+READS = "etcd is only read"
+SMALL = "names and nothing else are written, less than the node record without which nothing runs"
+ITSELF = "it is the node record: what is rejected could not be told in it"
+DIVIDES = "a group is sent in smaller ones, and the caller tells what is rejected alone"
+LOCAL = "nothing is sent"
+
+EXCEPTED = {
+    "claimer.Claimer.claim_first": DIVIDES,
+    "claimer.Claimer.claim_unread": DIVIDES,
+    "claimer.by_halves": DIVIDES,
+    "claim_watch.ClaimWatch._run": READS,
+    "claim_watch.ClaimWatch.reached": READS,
+    "elections.Elections._commit_resignation": SMALL,
+    "elections.Elections._look_up": READS,
+    "elections.Elections._seek": SMALL,
+    "finish_batches.Finishes._commit": DIVIDES,
+    "incarnation.Incarnation._live": READS,
+    "incarnation.Incarnation._say": ITSELF,
+    "job_runs.Jobs._ended": LOCAL,
+    "process._live_on": "the incarnation is over",
+    "history_pruning.HistoryPruner._watermark": SMALL,
+    "history_pruning.HistoryPruner.keep_young": SMALL,
+    "reconciliation.Reconciler.look": READS,
+    "reconciliation.Reconciler.sweep": READS,
+    "coordinator_role.Coordinator._keep_arguments": LOCAL,
+    "coordinator_role.Coordinator._watch": READS,
+    "executor_role.Executor._serve_small": DIVIDES,
+    "executor_role.Executor._tell": ITSELF,
+    "result_sweeping.ResultSweeper.run": READS,
+}
+"""Function → why no rejected write ends in its one handler that neither raises nor tells."""
+TOLD_BY = {
+    "incarnation.Incarnation._refusal_told": "abandoned_holds.HoldKeeper._by_itself",
+    "job_runs.Jobs._fail_after_cleanup.fail": "job_reports.Reporter._insist",
+    "job_runs.Jobs._to_clean_for_sure": "job_reports.Reporter._insist",
+    "job_reports.Reporter._commit": "job_reports.Reporter._insist",
+    "job_reports.Reporter._insist": "job_reports.Reporter._insist",
+    "executor_role.Executor._run": "operation_backoff.Troubles.failed",
+    "executor_role.Executor._run_small": "operation_backoff.Troubles.failed",
+    "executor_role.Executor._serve": "operation_backoff.Troubles.failed",
+    "single_job_operations.Small.claim": "operation_backoff.Troubles.failed",
+    "prepared_verification.Verifying._see_to": "prepared_verification.Verifying._write",
+    "pending_starts.Waiters._begin_some": "pending_starts.Waiters._set_aside",
+    "pending_starts.Waiters._end": "pending_starts.Waiters._set_aside",
+    "pending_starts.Waiters._run": "pending_starts.Waiters._set_aside",
+}
+"""Function → the one that tells what etcd rejects of all that is written there."""
+
+
+def names(kinds: list[ast.expr]) -> set[str]:
+    """The classes that these expressions of a handler name."""
+    flat = [one for kind in kinds for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
+    return {ast.unparse(one).rpartition(".")[2] for one in flat}
+
+
+def silent(body: list[ast.stmt]) -> bool:
+    """It neither ends by raising, nor has a rejected write told."""
+    found = [node for statement in body for node in ast.walk(statement)]
+    if isinstance(body[-1], ast.Raise) and not any(isinstance(one, ast.Return | ast.Continue) for one in found):
+        return False
+    return not any(is_telling(one) for one in found)
+
+
+def is_telling(node: ast.AST) -> bool:
+    """It puts a rejected write on the node's record."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("rejected_writes.refused")
+
+
+def catching(node: ast.AST) -> Iterator[bool]:
+    """Whether each handler is silent that a rejected write can come to."""
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            kinds = names([handler.type]) if handler.type is not None else {""}
+            if kinds & WIDE or REJECTED in kinds:
+                yield silent(handler.body)
+            if REJECTED in kinds or kinds & {"DistopError", "EtcdRejected"}:
+                return  # a handler behind it gets none
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        for call in (item.context_expr for item in node.items):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("suppress"):
+                yield bool(names(call.args) & (WIDE | {REJECTED}))
+
+
+def functions(tree: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every node, with the function that it stands in."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        inner = f"{where}.{node.name}" if named else where  # type: ignore[attr-defined]
+        yield inner, node
+        yield from functions(node, inner)
+
+
+def untold(tree: ast.AST, where: str) -> Iterator[str]:
+    """The functions that catch what etcd rejects and neither raise nor tell it, once for each place."""
+    for inner, node in functions(tree, where):
+        yield from (inner for is_silent in catching(node) if is_silent)
+
+
+def test_each_place_that_catches_a_rejected_write_tells_it() -> None:
+    """A rejected write about a prepared hold was a line in a log: neither `why` nor `doctor` knew of it."""
+    paths = {folder: sorted((PACKAGE / folder).rglob("*.py")) for folder in FOLDERS}
+    assert all(paths.values())
+    trees = [(path.stem, ast.parse(path.read_text())) for files in paths.values() for path in files]
+    found = Counter(name for stem, tree in trees for name in untold(tree, stem))
+    assert found == Counter([*EXCEPTED, *TOLD_BY])
+    telling = {name for stem, tree in trees for name, node in functions(tree, stem) if is_telling(node)}
+    assert set(TOLD_BY.values()) <= telling
+
+
+@pytest.mark.parametrize(
+    ("handlers", "is_untold"),
+    [
+        ("except DistopError as error: log.warning(error)", True),
+        ("except (OSError, errors.EtcdRejected): pass", True),
+        ("except: pass", True),
+        ("except MalformedRequest: return None", True),
+        ("except Exception: raise", False),
+        ("except Exception as error:\n  if mine: return\n  raise", True),
+        ("except SessionLost: return", False),
+        ("except MalformedRequest as error: ctx.rejected_writes.refused(op, error)\nexcept DistopError: pass", False),
+        ("except DistopError: raise\nexcept Exception: pass", False),
+    ],
+)
+def test_what_is_found_in_the_source(handlers: str, is_untold: bool) -> None:
+    text = f"try:\n  send()\n{handlers}"
+    assert bool([*untold(ast.parse(text), "module")]) is is_untold
+    assert [*untold(ast.parse("with suppress(DistopError): send()"), "module")] == ["module"]

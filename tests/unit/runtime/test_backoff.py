@@ -1,0 +1,44 @@
+"""Pauses grow to a longest one, and no two processes have the same."""
+
+from __future__ import annotations
+
+import contextvars
+
+import pytest
+
+from distop.clock import System, source
+from distop.runtime.backoff import Backoff
+
+
+class Chance(System):
+    """Always the lower bound, or always the upper one."""
+
+    def __init__(self, low: bool) -> None:
+        self._low = low
+
+    def uniform(self, a: float, b: float) -> float:  # type: ignore[override]
+        return a if self._low else b
+
+
+def pauses(backoff: Backoff, count: int, *, low: bool) -> list[float]:
+    def with_chance() -> list[float]:
+        source.set(Chance(low))
+        return [backoff.pause() for _ in range(count)]
+
+    return contextvars.copy_context().run(with_chance)
+
+
+@pytest.mark.parametrize(("low", "share"), [(False, 1.0), (True, 0.5)])
+def test_it_doubles_up_to_the_longest(low: bool, share: float) -> None:
+    assert pauses(Backoff(0.5, 3.0), 6, low=low) == [share * whole for whole in (0.5, 1.0, 2.0, 3.0, 3.0, 3.0)]
+
+
+def test_after_a_success_it_begins_anew() -> None:
+    backoff = Backoff(0.1, 2.0)
+    pauses(backoff, 4, low=False)
+    backoff.reset()
+    assert pauses(backoff, 2, low=False) == [0.1, 0.2]
+
+
+def test_for_days_it_stays_at_the_longest() -> None:
+    assert pauses(Backoff(0.02, 2.0), 5_000, low=False)[-1] == 2.0

@@ -1,0 +1,162 @@
+"""What is made once for several batches and operations."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from distop.errors import JobCancelled
+from distop.runtime.lru_cache import Kept
+from distop.tables.iceberg import manifest_facts
+from tests.support.lake import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LIMIT = 30
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
+
+
+def test_the_one_not_asked_for_for_longest_goes_first() -> None:
+    made: list[str] = []
+    kept: Kept[str | None] = Kept(2)
+
+    def ask(name: str, *, keep: bool = True) -> None:
+        kept.get((name,), lambda: made.append(name), keep=keep)
+
+    for name in ("a", "b", "a", "c", "a", "c"):
+        ask(name)
+    assert made == ["a", "b", "c"], "None is a value as well"
+    ask("b")
+    assert made == ["a", "b", "c", "b"], "c came after b, and a was asked for since"
+    ask("d", keep=False)
+    ask("d", keep=False)
+    ask("c")
+    assert made == ["a", "b", "c", "b", "d", "d"], "what is not to be kept pushes nothing out"
+
+
+def test_what_cannot_be_made_is_tried_again() -> None:
+    kept: Kept[float] = Kept(2)
+    with pytest.raises(ZeroDivisionError):
+        kept.get(("a",), lambda: 1 / 0)
+    assert kept.get(("a",), lambda: 1.0) == 1.0
+
+
+def test_batches_ask_at_once() -> None:
+    """Making a value pushes others out, also the one that another thread is about to take."""
+    kept: Kept[int] = Kept(1)
+
+    def ask(number: int) -> bool:
+        return all(kept.get((n,), lambda n=n: n * n) == n * n for n in range(number, number + 200))  # type: ignore[misc]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(40)))
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """The thread, and what the call returned or raised."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def ended(thread: threading.Thread) -> None:
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
+def test_one_thread_makes_what_several_ask_for() -> None:
+    kept: Kept[str] = Kept(4)
+    begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def make() -> str:
+        begun.set()
+        assert go_on.wait(LIMIT)
+        made.append("x")
+        return "x"
+
+    first, one = in_thread(lambda: kept.get_once(("a",), make, lambda: None))
+    assert begun.wait(LIMIT)
+    second, two = in_thread(lambda: kept.get_once(("a",), make, waiting.set))
+    assert waiting.wait(LIMIT)
+    assert kept.get_once(("b",), lambda: "y", lambda: None) == "y", "another one is made meanwhile"
+    go_on.set()
+    ended(first)
+    ended(second)
+    assert (one, two, made) == (["x"], ["x"], ["x"])
+
+
+def test_where_making_fails_the_next_tries() -> None:
+    kept: Kept[str] = Kept(4)
+    begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
+
+    def fail() -> str:
+        begun.set()
+        assert go_on.wait(LIMIT)
+        raise OSError("gone")
+
+    first, one = in_thread(lambda: kept.get_once(("a",), fail, lambda: None))
+    assert begun.wait(LIMIT)
+    second, two = in_thread(lambda: kept.get_once(("a",), lambda: "x", waiting.set))
+    assert waiting.wait(LIMIT)
+    go_on.set()
+    ended(first)
+    ended(second)
+    assert isinstance(one[0], OSError)
+    assert two == ["x"]
+
+
+def test_hole_9_a_table_s_manifests_hold_up_no_other_table_and_who_waits_for_them_hears_a_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lock was held while manifests were read, for hours; who waited for it was killed with all other jobs."""
+    sources = []
+    for name in ("mine", "other"):
+        table = Folder(tmp_path / name).new(SCHEMA)
+        table.append(pa.table({"id": [1]}))
+        sources.append(table.metadata_location)
+    mine, other = sources
+    begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
+    original = manifest_facts.read_anew
+
+    def slow(source: str) -> Any:
+        if source == mine:
+            begun.set()
+            assert go_on.wait(LIMIT)
+        return original(source)
+
+    def cancelled() -> None:
+        waiting.set()
+        raise JobCancelled
+
+    monkeypatch.setattr(manifest_facts, "read_anew", slow)
+    first, one = in_thread(lambda: manifest_facts.snapshot_of(mine, frozenset()))
+    assert begun.wait(LIMIT)
+    try:
+        second, two = in_thread(lambda: manifest_facts.snapshot_of(other, frozenset()))
+        third, three = in_thread(lambda: manifest_facts.snapshot_of(mine, frozenset(), cancelled))
+        ended(second)
+        ended(third)
+        assert waiting.is_set()
+        assert len(two[0].files) == 1
+        assert isinstance(three[0], JobCancelled)
+    finally:
+        go_on.set()
+    ended(first)
+    assert len(one[0].files) == 1

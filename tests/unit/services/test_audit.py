@@ -1,0 +1,280 @@
+"""``distop audit`` over histories of the model store: what it finds, what it says, and which exit code that is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from distop.cli import audit as command
+from distop.cli.command_context import Context, use
+from distop.errors import NotFound
+from distop.protocol.jobs import JobState
+from distop.protocol.revisioned import Change
+from distop.protocol.txn import Delete, KeyValue, Put
+from distop.services.audit import Audit
+from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.clause_plants import PLANTS
+from tests.support.hours import pass_an_hour
+from tests.support.plants import opened
+from tests.support.world import TABLE, TYPE, World
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from distop.protocol.records import OperationRef
+    from distop.store.history import Step
+
+UNTOUCHED = {"no_number_taken", "run_ops_forgets_to_count_down"}
+"""Where the violation is that a key was not written."""
+
+
+@pytest.fixture
+def as_json() -> Iterator[None]:
+    use(Context(json=True))
+    yield
+    use(Context())
+
+
+async def told(*steps: Step) -> AsyncGenerator[Step, None]:
+    for step in steps:
+        yield step
+
+
+def steps(world: World) -> list[Step]:
+    history: list[Step] = [Revision(number, tuple(changes)) for number, changes in world.store.history]
+    return [*history, CaughtUp(world.store.revision)]
+
+
+def run(world: World, ref: OperationRef | None = None, *after: Step) -> int:
+    """The command's exit code."""
+    checked = Audit(world.keys, ref)
+    try:
+        asyncio.run(command.run(checked, told(*steps(world), *after), str(ref) if ref else None))
+    except typer.Exit as left:
+        return left.exit_code
+    return 0
+
+
+@pytest.mark.parametrize(("number", "name", "spoil"), PLANTS, ids=[f"{n}-{name}" for n, name, _ in PLANTS])
+def test_each_planted_violation_is_found_and_told(
+    number: int,
+    name: str,
+    spoil: Callable[[World, OperationRef], None],
+    as_json: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world, ref = opened()
+    before = world.store.revision
+    spoil(world, ref)
+    assert run(world) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["first_revision"]) == (False, 1)
+    violation = told["violation"]
+    assert before < violation["revision"] == told["last_revision"]
+    if name not in UNTOUCHED:
+        assert violation["story"][-1].startswith(f"{violation['revision']}: "), violation
+    assert violation["story"] == sorted(violation["story"], key=lambda line: int(line.partition(":")[0]))
+
+
+def test_a_clean_history_is_summed_up(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    world.life(3)
+    world.life(2, failing=[1])
+    assert run(world) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert (told["operations"], told["jobs"], told["lost"], told["violation"]) == (2, 5, [], None)
+    assert (told["first_revision"], told["last_revision"]) == (1, world.store.revision)
+    assert told["revisions"] == len(world.store.history)
+    assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
+
+
+def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    world.life(2)
+    assert run(world) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"checked revisions 1 to {world.store.revision} (")
+    assert out.endswith("1 operation, 2 jobs, 18 invariants; no violation\n")
+
+
+def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    revision = world.tamper(Put(world.keys.job(ref, 0, "state"), b"failed"))
+    assert run(world) == 1
+    first, second, *story = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"invariant 1 at revision {revision}: distOp.sales%2Eorders.noop.1.000000.state: "
+        "the job's state was success and was written again as failed"
+    )
+    assert second == "what happened, by revision:"
+    assert any("distOpClaim.sales%2Eorders.noop.1.000000" in line for line in story)
+    assert story[-1] == f"  {revision}: distOp.sales%2Eorders.noop.1.000000.state = failed"
+
+
+def test_with_an_operation_only_what_concerns_it_is_told() -> None:
+    world, ref = opened()
+    other = world.next_ref()
+    world.do(world.start(other))
+    world.tamper(Delete(world.keys.pending(other)))
+    assert run(world, ref) == 0
+    assert run(world, other) == 1
+    world.tamper(Delete(world.keys.run_ops(TABLE)))
+    assert run(world, ref) == 1, "it depends on the counters of its table"
+
+
+def told_of(ref: OperationRef, world: World, *after: Step, follow: bool = False) -> Audit:
+    """The audit of an operation where history is compacted up to the present."""
+    listing = Beginning(world.store.revision, 1, tuple(world.store.listing()))
+    checked = Audit(world.keys, ref)
+    history = told(listing, *after, CaughtUp(world.store.revision + len(after)))
+    asyncio.run(command.run(checked, history, str(ref), follow=follow))
+    return checked
+
+
+def stranger(world: World) -> Revision:
+    """One more revision, of nothing but a node."""
+    return Revision(world.store.revision + 1, (Change(KeyValue(world.keys.node("z"), b"{}", 1, 1)),))
+
+
+def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None:
+    world = World()
+    ref = world.life(1)
+    at = world.store.revision
+    with pytest.raises(
+        NotFound, match=f"nothing of '{ref}' was checked: etcd's history is compacted up to revision {at}"
+    ):
+        told_of(ref, world, stranger(world))
+
+
+def test_the_end_of_its_record_does_not_make_it_checked() -> None:
+    world = World()
+    ref = world.life(1)
+    pass_an_hour(world.store, world.keys)
+    dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
+    with pytest.raises(NotFound, match="was checked"):
+        told_of(ref, world, dropped)
+
+
+def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
+    keys = (world.keys.history(ref), world.keys.request(TABLE, TYPE, f"request-{ref}"))
+    kvs = [kv for key in keys if (kv := world.store.get(key)) is not None]
+    assert len(kvs) == 2
+    return [Change(replace(kv, value=b"", mod_revision=world.store.revision + 1), deleted=True) for kv in kvs]
+
+
+def test_one_that_goes_on_unchanged_was_not_checked_either() -> None:
+    world, ref = opened()
+    with pytest.raises(NotFound, match="nothing of its life came after that"):
+        told_of(ref, world, stranger(world))
+
+
+def test_one_that_goes_on_unchanged_is_followed(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    told_of(ref, world, stranger(world), follow=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["operations"], said["jobs"]) == (0, 0)
+    assert said["summary"] == (
+        f"checked nothing of {ref}: revisions {at + 1} to {at + 1} have nothing of it; not checked: revisions 1–{at}"
+    )
+
+
+def test_nothing_came_since_the_compaction(capsys: pytest.CaptureFixture[str]) -> None:
+    world, _ = opened()
+    at = world.store.revision
+    listing = Beginning(at, 1, tuple(world.store.listing()))
+    asyncio.run(command.run(Audit(world.keys), told(listing, CaughtUp(at)), None))
+    assert capsys.readouterr().out == (
+        f"checked nothing: nothing came after revision {at}; not checked: revisions 1–{at}; no violation\n"
+    )
+
+
+def test_of_one_operation_it_is_said_how_much_concerned_it(capsys: pytest.CaptureFixture[str]) -> None:
+    world, _ = opened()
+    before = len(world.store.history)
+    second = world.next_ref()
+    world.do(world.start(second))
+    assert run(world, second) == 0
+    assert f"({before + 1} of distop, 1 of them of {second}, " in capsys.readouterr().out
+
+
+def test_an_unknown_operation_is_not_found() -> None:
+    world, ref = opened()
+    with pytest.raises(NotFound, match="no operation 'sales.orders/noop/9'"):
+        run(world, replace(ref, instance=9))
+
+
+def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    listing = Beginning(at, 1, tuple(world.store.listing()))
+    world.do(world.claim(ref, "a", [0]))
+    later = [Revision(n, tuple(changes)) for n, changes in world.store.history if n > at]
+    checked = Audit(world.keys)
+    asyncio.run(command.run(checked, told(listing, *later, CaughtUp(world.store.revision)), None))
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["lost"] == [[1, at]]
+    assert json.loads(printed.out)["first_revision"] == at + 1
+    assert f"the history up to revision {at} is compacted" in printed.err
+
+
+def test_history_lost_in_between_is_told_and_the_audit_goes_on(
+    as_json: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    gap = Beginning(world.store.revision, at + 1, tuple(world.store.listing()))
+    wrong = world.tamper(Delete(world.keys.job(ref, 0, "state")))
+    after = [Revision(n, tuple(changes)) for n, changes in world.store.history if n == wrong]
+    checked = Audit(world.keys)
+    with pytest.raises(typer.Exit):
+        asyncio.run(command.run(checked, told(*before, gap, *after), None))
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["first_revision"], found["lost"]) == (1, [[at + 1, wrong - 1]])
+    assert found["violation"]["invariant"] == 1
+    assert f"revisions {at + 1} to {wrong - 1} were compacted before they could be read" in printed.err
+
+
+def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    gap = Beginning(at + 2, at + 1, tuple(world.store.listing()))
+    checked = Audit(world.keys)
+    asyncio.run(command.run(checked, told(*before, gap, CaughtUp(at + 2)), None))
+    assert capsys.readouterr().out.endswith(f" 18 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
+    assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
+
+
+def test_following_it_goes_on_after_the_present() -> None:
+    world, ref = opened()
+    revision = world.store.revision
+    later = Revision(revision + 1, tuple(_deleted(world, world.keys.of(ref, "spec"))))
+    assert run(world, None, later) == 1
+
+
+def _deleted(world: World, key: str):
+    world.tamper(Delete(key))
+    return world.store.history[-1][1]
+
+
+def test_types_share_no_counters() -> None:
+    world, ref = opened()
+    assert (ref.table, ref.type) == (TABLE, TYPE)
+    world.tamper(Put(world.keys.next_instance(TABLE, "other"), b"7"))
+    assert run(world, ref) == 0
+    assert run(world) == 1

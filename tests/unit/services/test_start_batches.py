@@ -1,0 +1,642 @@
+"""Starts of one client that go together, on the model of etcd: each has its own verdict, and what is sent is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distop.errors import (
+    EtcdRejected,
+    EtcdUnavailable,
+    Incompatible,
+    InvalidArgument,
+    NotFound,
+    OperationStartError,
+    OutcomeUnknown,
+    UnreadableRecord,
+)
+from distop.invariants.checker import check
+from distop.protocol import table_registry
+from distop.protocol.behavior_declaration import Declaration
+from distop.protocol.json_codec import dumps, loads
+from distop.protocol.keys import Keys
+from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableRecord
+from distop.protocol.txn import Put, Txn, TxnResult
+from distop.services.submission import submit as submit_module
+from distop.services.submission.start_batches import Starts
+from distop.services.submission.start_request import Request, request
+from distop.services.submission.submit import cut_off, submit
+from tests.support.modelclient import ModelClient
+
+TABLE = "t"
+KEYS = Keys()
+SCHEMA = {"type": "object", "properties": {"column": {"type": "string"}, "n": {"type": "integer"}}}
+
+
+class Etcd(ModelClient):
+    """With a table and some behaviors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publish("noop", arg_schema=SCHEMA)
+        self.store.apply(Txn((), (Put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode()),)))
+        self.starts = Starts(self, KEYS)  # type: ignore[arg-type]
+
+    def publish(self, name: str, **fields: Any) -> None:
+        self.store.apply(Txn((), (Put(KEYS.behavior(name), Declaration(name, **fields).encode()),)))
+
+    async def start(self, n: int = 0, request_id: str | None = None, type_name: str = "noop", **arg: Any) -> str:
+        return str((await self.starts.start(wanted(n, request_id, type_name, **arg))).ref)
+
+    def args(self) -> dict[str, Any]:
+        """The argument of each operation."""
+        listing = self.store.range("distOp.", "distOp/")
+        return {str(KEYS.parse(kv.key).ref): loads(kv.value)["n"] for kv in listing if kv.key.endswith(".arg")}
+
+    def request_ids(self) -> set[str]:
+        """The requests that started the operations."""
+        listing = self.store.range("distOp.", "distOp/")
+        return {loads(kv.value)["request_id"] for kv in listing if kv.key.endswith(".spec")}
+
+    def breaches(self) -> list[str]:
+        return [str(found) for found in check(KEYS, self.store.history)]
+
+
+def wanted(
+    n: int = 0, request_id: str | None = None, type_name: str = "noop", table: str = TABLE, **arg: Any
+) -> Request:
+    return request(type_name, table, dumps({"n": n, **arg}), None, request_id, None, None, "me")
+
+
+def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        etcd = Etcd()
+        answer = await work(etcd)
+        await asyncio.sleep(0)  # those who were just answered might have started others
+        assert etcd.starts._lines == {}
+        assert etcd.breaches() == []
+        return answer
+
+    return asyncio.run(main())
+
+
+def ref(number: int, type_name: str = "noop") -> str:
+    return f"{TABLE}/{type_name}/{number}"
+
+
+def test_a_start_alone_is_a_read_and_a_transaction_and_no_task() -> None:
+    async def alone(etcd: Etcd) -> None:
+        before = asyncio.all_tasks()
+        seen: list[int] = []
+
+        def look(txn: Txn) -> TxnResult:
+            seen.append(len(asyncio.all_tasks() - before))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(look)
+        assert await etcd.start() == ref(1)
+        assert etcd.requests == ["read", "start"]
+        assert seen == [0]
+        assert asyncio.all_tasks() == before
+
+    run(alone)
+
+
+def test_a_hundred_at_once_are_three_transactions_after_one_read() -> None:
+    async def hundred(etcd: Etcd) -> None:
+        started = await asyncio.gather(*(etcd.start(n) for n in range(100)))
+        assert started == [ref(n) for n in range(1, 101)], "in the order of the calls"
+        assert etcd.numbered() == [1, 64, 35]
+        assert etcd.requests == ["read", "start", "start", "start"], "each tells the next one what it needs to know"
+        assert etcd.args() == {name: n for n, name in enumerate(started)}
+
+    run(hundred)
+
+
+@pytest.mark.parametrize("delay", [None, 60.0])
+def test_a_start_is_refused_where_its_table_is_removed_meanwhile(delay: float | None) -> None:
+    async def removed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert seen is not None
+            assert etcd.store.apply(table_registry.remove_table(KEYS, TABLE, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(beside)
+        with pytest.raises(NotFound, match="there is no table 't'"):
+            await etcd.starts.start(request("noop", TABLE, b'{"n":1}', None, None, None, None, "me", delay=delay))
+        assert etcd.args() == {}
+
+    run(removed)
+
+
+def test_other_types_and_tables_do_not_wait() -> None:
+    async def others(etcd: Etcd) -> None:
+        etcd.publish("other")
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(hold)
+        slow = asyncio.ensure_future(etcd.start())
+        behind = asyncio.ensure_future(etcd.start())
+        await asyncio.sleep(0)
+        assert await etcd.start(type_name="other") == ref(1, "other")
+        assert not slow.done()
+        assert not behind.done()
+        held.set()
+        # It lost the race for runOps meanwhile, and so the two go together.
+        assert await asyncio.gather(slow, behind) == [ref(1), ref(2)]
+        assert etcd.numbered() == [1, 2]
+
+    run(others)
+
+
+def test_what_is_refused_is_refused_alone_and_in_the_same_words() -> None:
+    async def one_bad(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument) as alone:
+            await etcd.start(7, column=5)
+        first, *answers = await asyncio.gather(
+            etcd.start(0), etcd.start(1), etcd.start(7, column=5), etcd.start(3), return_exceptions=True
+        )
+        assert (first, answers[0], answers[2]) == (ref(1), ref(2), ref(3))
+        assert type(answers[1]) is InvalidArgument
+        assert str(answers[1]) == str(alone.value)
+
+    run(one_bad)
+
+
+def test_what_holds_for_all_is_told_to_each_by_an_exception_of_its_own() -> None:
+    async def no_table(etcd: Etcd) -> None:
+        calls = [etcd.starts.start(wanted(n, table="elsewhere")) for n in range(4)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [NotFound] * 4
+        assert len({id(one) for one in answers}) == 4
+        assert len({str(one) for one in answers}) == 1
+
+    run(no_table)
+
+
+def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
+    async def twins(etcd: Etcd) -> None:
+        started = await asyncio.gather(
+            etcd.start(0), etcd.start(1, "x"), etcd.start(2), etcd.start(1, "x"), etcd.start(3, "y")
+        )
+        assert started == [ref(1), ref(2), ref(3), ref(2), ref(4)]
+        assert etcd.numbered() == [1, 3]
+        answers = await asyncio.gather(
+            etcd.start(0), etcd.start(4, "z"), etcd.start(5, "z"), etcd.start(1, "x"), return_exceptions=True
+        )
+        assert answers[:2] == [ref(5), ref(6)]
+        assert answers[3] == ref(2), "which was started long before"
+        assert type(answers[2]) is InvalidArgument
+        assert f"the request id 'z' has started {ref(6)}, with another argument" in str(answers[2])
+
+    run(twins)
+
+
+def test_one_at_a_time_for_each_object() -> None:
+    async def objects(etcd: Etcd) -> None:
+        etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+        calls = [etcd.start(n, type_name="one", column=column) for n, column in enumerate("abacba")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [f"{TABLE}/one/a/1", f"{TABLE}/one/b/2", f"{TABLE}/one/c/3"]
+        assert [type(answers[n]) for n in (2, 4, 5)] == [Incompatible] * 3
+        for n, column, holder in ((2, "a", 1), (4, "b", 2), (5, "a", 1)):
+            assert str(answers[n]) == (
+                f"one on {TABLE} for {column} cannot start while {TABLE}/one/{column}/{holder} runs: "
+                "one runs one at a time for each object"
+            )
+        assert len(etcd.committed) <= 3
+
+    run(objects)
+
+
+def test_a_type_that_excludes_itself_is_started_once() -> None:
+    async def selfish(etcd: Etcd) -> None:
+        etcd.publish("selfish", conflicts_with=("selfish",))
+        answers = await asyncio.gather(*(etcd.start(n, None, "selfish") for n in range(5)), return_exceptions=True)
+        assert answers[0] == ref(1, "selfish")
+        assert [str(one) for one in answers[1:]] == [
+            f"selfish on {TABLE} cannot start while {ref(1, 'selfish')} runs: selfish and selfish exclude each other"
+        ] * 4
+        assert etcd.numbered() == [1]
+
+    run(selfish)
+
+
+def test_starts_that_bring_their_plan_go_together() -> None:
+    async def planned(etcd: Etcd) -> None:
+        calls = [etcd.starts.start(wanted(n, table=CLUSTER_TABLE)) for n in range(30)]
+        started = [one.ref for one in await asyncio.gather(*calls)]
+        assert started == [OperationRef(CLUSTER_TABLE, "noop", "", n) for n in range(1, 31)]
+        assert etcd.numbered() == [1, 29], "six keys of each, in parcels"
+
+    run(planned)
+
+
+def test_large_arguments_fill_a_transaction_sooner() -> None:
+    async def large(etcd: Etcd) -> None:
+        await asyncio.gather(*(etcd.start(n, column="x" * 300_000) for n in range(6)))
+        assert etcd.numbered() == [1, 3, 2]
+
+    run(large)
+
+
+def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreadable(*_: Any) -> None:
+        raise UnreadableRecord("the record at k cannot be read")
+
+    async def group(etcd: Etcd) -> None:
+        await etcd.start(0)
+        calls = (etcd.start(n, "own" if n == 2 else None) for n in (1, 2, 3))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [str, UnreadableRecord, str]
+        assert sorted(etcd.args().values()) == [0, 1, 3]
+
+    monkeypatch.setattr("distop.services.submission.submit.find_earlier", unreadable)
+    run(group)
+
+
+def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
+    """A refusal tells the counters, not the record that goes with them."""
+
+    async def changed(etcd: Etcd) -> None:
+        moved = TableRecord(TABLE, "parquet", "/moved")
+
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert etcd.store.apply(table_registry.put_table(KEYS, moved, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        assert etcd.requests == ["read", "start", "start", "read", "start"]
+        specs = [kv for kv in etcd.store.range("distOp.", "distOp/") if kv.key.endswith(".spec")]
+        tables = {str(KEYS.parse(kv.key).ref): Spec.decode(kv.value).table for kv in specs}
+        first = TableRecord(TABLE, "parquet", "/data")
+        assert tables == {ref(1): first, ref(2): moved, ref(3): moved}
+
+    run(changed)
+
+
+def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = submit_module.make_spec
+
+    def counted(wanted: Request, *given: Any) -> Spec:
+        made.append(wanted.request_id)
+        return make(wanted, *given)
+
+    monkeypatch.setattr(submit_module, "make_spec", counted)
+
+    async def raced(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside, beside]
+        await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        assert etcd.requests.count("start") == 4
+        assert sorted(made) == sorted(etcd.request_ids())
+        assert etcd.args() == {ref(n + 1): n for n in range(4)}
+
+    run(raced)
+
+
+def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_anew() -> None:
+    async def changed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            etcd.publish("noop", arg_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 1}}})
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(4)), return_exceptions=True)
+        assert answers[:2] == [ref(1), ref(2)]
+        assert [type(answer) for answer in answers[2:]] == [InvalidArgument, InvalidArgument]
+
+    run(changed)
+
+
+def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
+    async def removed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert seen is not None
+            assert etcd.store.apply(table_registry.remove_table(KEYS, TABLE, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        assert answers[0] == ref(1)
+        assert [type(answer) for answer in answers[1:]] == [NotFound, NotFound]
+
+    run(removed)
+
+
+def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(6)]
+        await asyncio.sleep(0)
+        for n in (2, 4):
+            calls[n].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3, 5)] == [ref(1), ref(2), ref(3), ref(4)]
+        assert sorted(etcd.args().values()) == [0, 1, 3, 5]
+
+    run(cancelled)
+
+
+def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distop.services.submission.submit.HEARD_FOR", 0.0)  # each try reads for itself
+
+    async def cancelled(etcd: Etcd) -> None:
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: etcd.requests == ["read", "start", "read"])
+        calls[2].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(3)]
+        assert sorted(etcd.args().values()) == [0, 1, 3]
+
+    run(cancelled)
+
+
+def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, hold]
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        calls[2].cancel()
+        held.set()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await calls[2]
+        assert [await calls[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(4)]
+        assert cut_off(cancelled.value) in etcd.request_ids(), "it was sent by then"
+        assert sorted(etcd.args().values()) == [0, 1, 2, 3]
+
+    run(cancelled)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["alone", "in a group"])
+def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> None:
+    """What a cancellation says of the start makes no other exception of it."""
+
+    async def limited(etcd: Etcd) -> None:
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates += [hold] if first else [etcd.store.apply, hold]
+        before = [] if first else [asyncio.ensure_future(etcd.start(0))]
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await etcd.start(1)
+        held.set()
+        assert await asyncio.gather(*before) == [ref(1)][: len(before)]
+
+    run(limited)
+
+
+def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        etcd.fates.append(lambda _: asyncio.Event().wait())
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(3)]
+        await etcd.until(lambda: bool(etcd.committed))
+        calls[0].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert answers[1:] == [ref(1), ref(2)]
+
+    run(cancelled)
+
+
+def test_an_unknown_outcome_names_each_ones_request() -> None:
+    async def unknown(etcd: Etcd) -> None:
+        def silent(txn: Txn) -> TxnResult:
+            raise OutcomeUnknown("etcd said nothing")
+
+        etcd.fates += [etcd.store.apply, silent]
+        calls = [asyncio.ensure_future(etcd.start(n, f"r{n}")) for n in range(3)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        late = asyncio.ensure_future(etcd.start(3))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[0] == ref(1)
+        for n in (1, 2):
+            assert type(answers[n]) is OutcomeUnknown
+            again = f"call again with request_id='r{n}' (--request-id), which starts it only if it was not"
+            assert again in str(answers[n])
+            assert isinstance(answers[n].__cause__, OutcomeUnknown)
+        assert await late == ref(2)
+        assert await asyncio.gather(etcd.start(1, "r1"), etcd.start(2, "r2")) == [ref(3), ref(4)]
+
+    run(unknown)
+
+
+def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None:
+    """The first copy was not answered, and so the identical transaction was sent again (T9): it is refused, and what
+    is read then tells that the first has won.
+    """
+
+    async def twice(etcd: Etcd) -> None:
+        def again(txn: Txn) -> TxnResult:
+            assert etcd.store.apply(txn).succeeded
+            return replace(etcd.store.apply(txn), repeated=True)
+
+        etcd.fates += [again, again]
+        assert await asyncio.gather(*(etcd.start(n) for n in range(4))) == [ref(n) for n in range(1, 5)]
+        assert etcd.numbered() == [1, 3]
+
+    run(twice)
+
+
+def test_a_group_whose_first_copy_lost_is_dead() -> None:
+    """Another client was first, the repetition was refused: the first copy, if it still comes, is refused, too."""
+
+    async def dead(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def beaten(txn: Txn) -> TxnResult:
+            await other.start(wanted(9))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beaten]
+        started = await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        assert sorted(started) == [ref(1), ref(3), ref(4)]
+        assert etcd.numbered() == [1, 1, 2]
+        for txn in etcd.committed:
+            assert not etcd.store.apply(txn).succeeded
+
+    run(dead)
+
+
+def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
+    """A late copy of an earlier call with the same id began one of them where the group was to begin: that says nothing
+    of the others.
+    """
+
+    async def one_of_them(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def late(txn: Txn) -> TxnResult:
+            await other.start(wanted(1, "x"))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, late]
+        assert await asyncio.gather(etcd.start(0), etcd.start(1, "x"), etcd.start(2)) == [ref(1), ref(2), ref(3)]
+        assert etcd.args() == {ref(1): 0, ref(2): 1, ref(3): 2}
+
+    run(one_of_them)
+
+
+def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
+    async def beaten(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        late: list[asyncio.Future[str]] = []
+
+        async def first(txn: Txn) -> TxnResult:
+            await other.start(wanted(9))
+            late.append(asyncio.ensure_future(etcd.start(5)))
+            await asyncio.sleep(0)
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(first)
+        assert await etcd.start() == ref(2)
+        assert await late[0] == ref(3)
+        assert etcd.numbered() == [1, 2]
+
+    run(beaten)
+
+
+def test_who_lost_reads_again_after_its_pause_and_who_won_does_not() -> None:
+    """What the refusal told is old by then where others start and end all the time: the next try was lost as well."""
+
+    async def beaten(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        late: list[asyncio.Future[Any]] = []
+
+        def start(n: int) -> asyncio.Future[Any]:
+            return asyncio.ensure_future(etcd.starts.start(wanted(n, table=CLUSTER_TABLE)))
+
+        async def first(txn: Txn) -> TxnResult:
+            late.append(start(1))
+            await other.start(wanted(9, table=CLUSTER_TABLE))
+            return etcd.store.apply(txn)
+
+        async def more(txn: Txn) -> TxnResult:
+            late.append(start(2))
+            await asyncio.sleep(0)
+            return etcd.store.apply(txn)
+
+        etcd.fates += [first, etcd.store.apply, more]
+        assert (await start(0)).ref.instance == 2
+        assert [started.ref.instance for started in await asyncio.gather(*late)] == [3, 4]
+        others = ["read", "start"]
+        assert etcd.requests == ["read", "start", *others, "read", "start", "start"]
+        assert etcd.numbered() == [1, 2, 1]
+
+    run(beaten)
+
+
+def test_one_that_is_held_by_what_runs_does_not_hold_up_the_others() -> None:
+    async def held(etcd: Etcd) -> None:
+        etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+        await etcd.start(type_name="one", column="a")
+        calls = [etcd.start(n, type_name="one", column=column) for n, column in enumerate("xabc")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(one) for one in answers[:1] + answers[2:]] == [
+            f"{TABLE}/one/{c}/{n}" for n, c in ((2, "x"), (3, "b"), (4, "c"))
+        ]
+        assert f"cannot start while {TABLE}/one/a/1 runs" in str(answers[1])
+
+    run(held)
+
+
+def test_what_etcd_refuses_together_is_tried_apart() -> None:
+    async def small_server(etcd: Etcd) -> None:
+        def too_many(txn: Txn) -> TxnResult:
+            raise EtcdRejected("too many operations in txn request", code="INVALID_ARGUMENT")
+
+        etcd.fates += [etcd.store.apply, too_many]
+        started = await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        assert sorted(started) == [ref(n) for n in range(1, 5)]
+        assert set(etcd.numbered()) == {1}
+
+    run(small_server)
+
+
+def test_where_etcd_does_not_answer_nobody_waits_for_those_before() -> None:
+    async def silent(etcd: Etcd) -> None:
+        def down(txn: Txn) -> TxnResult:
+            raise EtcdUnavailable("etcd did not take the start in the time allowed")
+
+        etcd.fates.append(down)
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        assert type(answers[0]) is EtcdUnavailable
+        assert sorted(answers[1:]) == [ref(1), ref(2)]
+        assert etcd.numbered() == [1, 1]
+
+    run(silent)
+
+
+def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def contended(etcd: Etcd) -> None:
+        def moved(txn: Txn) -> TxnResult:
+            etcd.store.apply(Txn((), (Put(KEYS.run_ops(TABLE), b"{}"),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [moved] * 6
+        answers = await asyncio.gather(etcd.start(0), etcd.start(1), return_exceptions=True)
+        assert [type(one) for one in answers] == [OperationStartError] * 2
+        assert str(answers[1]).startswith("noop on t could not be started within 0 s, because others start")
+
+    monkeypatch.setattr("distop.services.submission.submit.CONTENTION_LIMIT", 0.0)
+    run(contended)
+
+
+def test_the_end_of_the_loop_leaves_nothing_behind(recwarn: pytest.WarningsRecorder) -> None:
+    async def closed() -> list[asyncio.Task[str]]:
+        etcd = Etcd()
+        etcd.fates += [etcd.store.apply, lambda _: asyncio.Event().wait()]
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        return calls
+
+    calls = asyncio.run(closed())
+    assert calls[0].result() == ref(1)
+    assert all(call.cancelled() for call in calls[1:])
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_start_beside_the_line_is_one_like_any_other() -> None:
+    """A rerun, what follows an operation: they race."""
+
+    async def beside(etcd: Etcd) -> None:
+        alone = submit(etcd, KEYS, wanted(9))  # type: ignore[arg-type]
+        one, *started = await asyncio.gather(alone, *(etcd.start(n) for n in range(10)))
+        assert sorted([str(one.ref), *started]) == sorted(ref(n) for n in range(1, 12))
+
+    run(beside)

@@ -1,0 +1,571 @@
+"""What is removed below tables, shared directories, stages and indexes: through one function, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import fs
+
+from distop.errors import InvalidArgument, UnsafePath
+from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan
+from distop.protocol.records import TableRecord
+from distop.storage import deletion, result_files
+from distop.storage.deletion import Place, check_unlinked, delete, delete_or_log, names, regular_file
+from distop.storage.places import (
+    Attempt,
+    instances,
+    operation_path,
+    remove_stages,
+    result_of,
+    series_of,
+    shared_of,
+    stage_of,
+)
+from distop.worker.child_side import shared_files
+from distop_behaviors.index.index_folder import Folder, Generation
+from distop_behaviors.validate import certification
+from tests.support.context import FakeContext
+from tests.support.further import with_further
+from tests.support.source_trees import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LOG = logging.getLogger("tests.deletion")
+
+REMOVES = {
+    *("rmtree", "unlink", "rmdir", "remove", "removedirs", "delete_dir", "delete_dir_contents", "delete_file"),
+    *("delete_root_dir_contents", "deleteFile", "deleteFiles", "dropTable", "drop_table", "purge_table", "move"),
+    *("delete", "delete_files", "delete_data_files", "rename", "renames", "replace", "truncate", "ftruncate"),
+    *("write_text", "write_bytes", "open_output_stream", "copy_file", "copy_files", "copyfile", "copytree"),
+    *("deleteIfExists", "deleteQuietly", "forceDelete", "deleteRecursively", "deleteOnExit", "expire_snapshots"),
+    *("overwrite", "O_TRUNC", "rm"),
+}
+"""Names of what removes files, or takes away their content or their name, in Python, pyarrow, pyiceberg and Java."""
+ALSO_OF_VALUES = {"remove", "move", "replace"}
+"""Methods of lists, sets, texts and times have these names, too."""
+
+ALLOWED = {
+    "distop/storage/deletion.py": "the one function",
+    "distop/storage/files.py": "whole files, by fixed names and those of runs, in the work directory",
+    "distop/daemon/local_jobs.py": "records of runs, by their own names, in a folder of the work directory",
+    "distop/worker/daemon_side/child_logs.py": "logs of children, by their numbers, in the work directory",
+    "distop/store/embedded.py": "the data folder that an embedded etcd has made for itself",
+    "distop/testing/in_process_child.py": "a temporary folder that it has made, for a test's Spark",
+    "distop/testing/operation_run.py": "a temporary folder that it has made, for a test's operation",
+    "distop/cli/page/page_file.py": "the file that a person names with --html",
+    "distop/cli/commands.py": "the name of a command",
+    "distop/worker/spark_settings.py": "the file of settings, by its fixed name, in the work directory",
+}
+
+
+def removals(tree: ast.Module) -> Iterator[int]:
+    """The lines that name something that removes files: a method of a value is no such thing."""
+    of_values = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not _of_a_path(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names} & REMOVES
+            if (
+                names - ({"replace"} if node.module == "dataclasses" else set())
+                and node.module != "distop.storage.deletion"
+            ):
+                yield node.lineno
+        elif isinstance(node, ast.Attribute) and node.attr in REMOVES:
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner in ("os", "shutil") or ((owner, node.attr) not in OURS and id(node) not in of_values):
+                yield node.lineno
+        elif isinstance(node, ast.Constant) and node.value in REMOVES - ALSO_OF_VALUES:
+            yield node.lineno  # getattr(os, "unlink")
+        elif _is_sql(node) or _opens_to_write(node):
+            yield node.lineno
+
+
+OURS = {("deletion", "delete")}
+_SQL = re.compile(r"\s*(DROP|TRUNCATE|DELETE\s+FROM|INSERT\s+OVERWRITE)\b")
+
+
+def _is_sql(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_SQL.match(node.value))
+
+
+def _opens_to_write(call: ast.AST) -> bool:
+    """``open(path, "w")``, ``path.open("wb")``: what was in the file is gone."""
+    if not isinstance(call, ast.Call):
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    modes = [one.value for one in (*call.args, *(k.value for k in call.keywords)) if isinstance(one, ast.Constant)]
+    return name in ("open", "fdopen") and any(isinstance(mode, str) and _MODE.fullmatch(mode) for mode in modes)
+
+
+_MODE = re.compile(r"[rwabt+]*w[rwabt+]*")
+
+
+def _of_a_path(call: ast.Call) -> bool:
+    """Whether a call may be of a path or a file system: ``path.replace(target)``, but not ``text.replace(old, new)``
+    nor ``time.replace(tzinfo=UTC)``; ``fs.move(a, b)``, but not ``window.move(x)``; and not ``names.remove(name)``.
+    """
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method == "replace":
+        return len(call.args) == 1 and not call.keywords
+    if method == "move":
+        return len(call.args) == 2
+    return method not in ALSO_OF_VALUES
+
+
+@pytest.mark.parametrize(
+    ("line", "removes"),
+    [
+        *((line, True) for line in ("io.delete(x)", "self._of(x).delete(x)", "f = io.delete", "from os import rename")),
+        *((line, True) for line in ("path.rename(x)", "fs.rename(x, y)", "path.replace(x)", "os.replace(x, y)")),
+        *((line, True) for line in ("os.truncate(x, 0)", "file.truncate()", "path.write_text(x)", "x.write_bytes(y)")),
+        *((line, True) for line in ("map(path.replace, x)", "getattr(io, 'delete')", "os.remove(x)", "x.unlink()")),
+        *((line, True) for line in ("from pyiceberg.catalog import delete_files", "from other import delete")),
+        *((line, True) for line in ("fs.move(x, y)", "open(p, 'w')", "p.open('wb')", "os.open(p, os.O_TRUNC)")),
+        *((line, True) for line in ("fs.open_output_stream(p)", "df.write.mode('overwrite')", "tx.overwrite(df)")),
+        *((line, True) for line in ("jvm.java.nio.file.Files.deleteIfExists(p)", "spark.sql('DROP TABLE x')")),
+        *((line, True) for line in ("run(['rm', '-rf', p])", "fs.copy_file(x, y)", "df.parquet(p, mode='overwrite')")),
+        *((line, False) for line in ("open(p)", "open(p, 'rb')", "p.open('r')", "os.open(p, os.O_RDONLY)")),
+        *(
+            (line, False)
+            for line in ("deletion.delete(x, y)", "from distop.storage.deletion import delete", "names.remove(x)")
+        ),
+        *((line, False) for line in ("text.replace(x, y)", "time.replace(tzinfo=x)", "replace(x, a=y)", "Delete(key)")),
+        *((line, False) for line in ("from dataclasses import replace", "x = 'replace'")),
+    ],
+)
+def test_which_lines_remove_something(line: str, removes: bool) -> None:
+    assert bool(list(removals(ast.parse(line)))) is removes
+
+
+def test_nothing_is_removed_but_through_the_one_function() -> None:
+    found = {name: list(removals(tree)) for name, tree in sources()}
+    assert len(found) > 300, "all modules are looked at"
+    assert {name: lines for name, lines in found.items() if lines and name not in ALLOWED} == {}
+    assert [name for name in ALLOWED if not found[name]] == [], "exceptions that nobody needs any more"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/etc", "..", ".", "a/..", "a/../../b", "./a", "a//b", "a/", "a\0b"])
+def test_a_path_that_does_not_lead_downwards_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for act in (delete, regular_file):
+        with pytest.raises(UnsafePath, match="is not a path below a folder"):
+            act(Place(str(tmp_path), "p"), path)
+    if path:
+        with pytest.raises(UnsafePath):
+            delete(Place(str(tmp_path), path), "a")
+    with pytest.raises(UnsafePath):
+        Place("mem://bucket", "p").below(path)
+    assert (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("anchor", ["", "/", "//", "file:///", "file:/", "/tmp/.."])
+def test_the_root_is_no_place(anchor: str) -> None:
+    with pytest.raises(UnsafePath, match="never the root"):
+        delete(Place(anchor), "distop-no-such-folder")
+
+
+def test_a_refusal_is_one_sentence_about_an_argument() -> None:
+    assert issubclass(UnsafePath, InvalidArgument)
+    assert UnsafePath.exit_code == 2
+
+
+def test_a_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "target" / "inner").mkdir(parents=True)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "link").symlink_to(tmp_path / "target")
+    place = Place(str(tmp_path), "p")
+    with pytest.raises(UnsafePath, match="p/link is a symbolic link, which is not followed"):
+        delete(place, "link/inner")
+    with pytest.raises(UnsafePath):
+        check_unlinked(place.below("link"))
+    with pytest.raises(UnsafePath):
+        names(place.below("link"))
+    assert delete(place, "link")
+    assert not delete(place, "link")
+    assert (tmp_path / "target" / "inner").is_dir()
+
+
+def test_a_folder_that_is_not_empty_stays_if_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    place = Place(str(tmp_path))
+    assert not delete(place, "a", only_empty=True)
+    assert delete(place, "a/b", only_empty=True)
+    assert delete(place, "a", only_empty=True)
+    assert not delete(place, "a", only_empty=True)
+
+
+def test_what_is_not_there_or_is_no_folder_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, path in (
+        (Place(str(tmp_path / "none")), "a"),
+        (Place(str(tmp_path), "x"), "a"),
+        (Place(str(tmp_path)), "file/a"),
+    ):
+        assert not delete(place, path)
+    assert names(Place(str(tmp_path), "file")) == names(Place(str(tmp_path), "none/x")) == []
+    assert (tmp_path / "file").exists()
+
+
+def test_only_a_regular_file_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "f").touch()
+    (tmp_path / "p" / "link").symlink_to(tmp_path / "p" / "f")
+    os.mkfifo(tmp_path / "p" / "pipe")
+    place = Place(str(tmp_path), "p")
+    assert regular_file(place, "f") == tmp_path / "p" / "f"
+    for name in ("link", "pipe"):
+        with pytest.raises(UnsafePath, match="is not a regular file"):
+            regular_file(place, name)
+    for name in ("none", "none/f"):
+        with pytest.raises(FileNotFoundError):
+            regular_file(place, name)
+
+
+def _linked(tmp_path: Path, name: str) -> tuple[Place, Path]:
+    """A shared directory in which a writer of the table has put a link for a folder; what the link leads to."""
+    place, outside = Place(str(tmp_path / "t"), "_distop/c0ffee"), tmp_path / "outside"
+    (Path(place.location) / name).parent.mkdir(parents=True)
+    outside.mkdir()
+    (Path(place.location) / name).symlink_to(outside)
+    return place, outside
+
+
+def _spill(place: Place) -> None:
+    files = tuple((f"/data/{'n' * 150}{n}", 1, 1) for n in range(MAX_CHUNK_BYTES // 160 + 1))
+    shared_files.spill([PartitionPlan(0, "p", files=files)], place, "t/validate/1")
+
+
+def _keep(place: Place) -> None:
+    ctx = FakeContext(Path(place.anchor))
+    ctx.shared, ctx.shared_dir = place, place.location
+    certification.keep_files("files-1", lambda: [("/t/a", 1, 1)], ctx)
+
+
+def _result(place: Place) -> None:
+    result_files.write(place, Attempt("t/validate/1", 0, 1, "inc"), b"{}")
+
+
+def _stage(place: Place) -> None:
+    with deletion.made_folder(stage_of(place, Attempt("t/validate/1", 0, 1, "inc"))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [("plans", _spill), ("plans/t", _spill), ("certificates", _keep), ("results", _result), ("stage/t", _stage)],
+)
+def test_nothing_is_written_through_a_link(name: str, writes: Callable[[Place], None], tmp_path: Path) -> None:
+    place, outside = _linked(tmp_path, name)
+    with pytest.raises(UnsafePath, match=f"{name} is a symbolic link, which is not followed: put a folder there"):
+        writes(place)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["data", "generations"])
+def test_no_index_is_published_through_a_link(name: str, tmp_path: Path) -> None:
+    _, outside = _linked(tmp_path, "unused")
+    index = Folder(str(tmp_path / "t"), "i")
+    index.root.mkdir(parents=True)
+    (index.root / name).symlink_to(outside)
+    with pytest.raises(UnsafePath, match=f"{name} is a symbolic link"):
+        index.publish(Generation(1, "t/build-index/1"))
+    assert list(outside.iterdir()) == []
+
+
+def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Path) -> None:
+    place, outside = Place(str(tmp_path / "new"), "a"), tmp_path / "outside"
+    outside.write_text("of somebody else")
+    deletion.write(place, "b/c", b"one")
+    (tmp_path / "new/a/b/c").unlink()
+    (tmp_path / "new/a/b/c").symlink_to(outside)
+    deletion.write(place, "b/c", b"two")
+    assert (outside.read_text(), (tmp_path / "new/a/b/c").read_bytes()) == ("of somebody else", b"two")
+    assert [path.name for path in (tmp_path / "new/a/b").iterdir()] == ["c"], "nothing is left of the write"
+    with pytest.raises(UnsafePath):
+        deletion.write(place, "../c", b"")
+    (tmp_path / "new/a/d").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        deletion.write(place, "d/c", b"")
+
+
+def test_nobody_moves_the_path_elsewhere_meanwhile(tmp_path: Path) -> None:
+    """A folder on the way is replaced by a link to what is not ours, and back, as fast as that can be done."""
+    outside = tmp_path / "outside" / "q"
+    outside.mkdir(parents=True)
+    (outside / "kept").touch()
+    (tmp_path / "p").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            (tmp_path / "p").rename(tmp_path / "aside")
+            (tmp_path / "link").rename(tmp_path / "p")
+            (tmp_path / "p").rename(tmp_path / "link")
+            (tmp_path / "aside").rename(tmp_path / "p")
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(3000):
+            delete_or_log(Place(str(tmp_path), "p"), "q", logging.getLogger("tests.quiet"))
+            delete_or_log(Place(str(tmp_path)), "p/q/kept", logging.getLogger("tests.quiet"))
+            assert (outside / "kept").exists()
+    finally:
+        stop.set()
+        swapping.join()
+
+
+def test_two_that_remove_the_same_both_end_well(tmp_path: Path) -> None:
+    for n in range(20):
+        for m in range(50):
+            path = tmp_path / str(n) / str(m)
+            path.mkdir(parents=True)
+            (path / "f").touch()
+        wrong: list[BaseException] = []
+
+        def run(name: str, wrong: list[BaseException] = wrong) -> None:
+            try:
+                delete(Place(str(tmp_path)), name)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=run, args=(str(n),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert not (tmp_path / str(n)).exists()
+
+
+# ---------------------------------------------------------------------- generated layouts
+
+NAMES = [
+    *("1", "2", "17", "a", "ab", "b", "stage", "plans", "_distop", "data", "index", "p=1", "%2E%2E", "..x", "...", " "),
+    *("ä", "a\u0308", "日本", "a\nb", "a%2Fb", "-rf", "*", "~", "\udcff", "CON", "x" * 200),
+]
+
+
+def snapshot(root: Path, but: Path) -> dict[str, Any]:
+    """Everything below a folder, without what lies below another one: bytes, folders, and where links lead."""
+    found: dict[str, Any] = {}
+    for path in root.iterdir() if root != but else ():
+        if path.is_symlink():
+            found[str(path)] = ("link", path.readlink())
+        elif path.is_dir():
+            found |= {str(path): "folder"} if path != but else {}
+            found |= snapshot(path, but)
+        else:
+            found[str(path)] = path.read_bytes()
+    return found
+
+
+def grow(rng: random.Random, folder: Path, root: Path, depth: int) -> None:
+    for name in rng.sample(NAMES, rng.randint(1, 4)):
+        path = folder / name
+        if path.exists() or path.is_symlink():
+            continue
+        kind = rng.random()
+        if kind < 0.15:
+            target = rng.choice([root, root / "outside", folder, Path("/nowhere"), Path(".."), Path("../../outside")])
+            path.symlink_to(target)
+        elif kind < 0.4 or not depth:
+            path.write_bytes(rng.randbytes(3))
+        else:
+            path.mkdir()
+            grow(rng, path, root, depth - 1)
+
+
+@pytest.mark.parametrize("block", with_further(range(8), 2))
+def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> None:
+    """Layouts with nested tables, names that begin alike, odd encodings, and links at each level of the way."""
+    for seed in range(block * 50, block * 50 + 50):
+        rng = random.Random(seed)
+        root = tmp_path / str(seed)
+        outside = root / "outside"
+        outside.mkdir(parents=True)
+        grow(rng, outside, root, 2)
+        way = [root / "tables", *(Path(n) for n in rng.sample(NAMES, 4))]
+        path = way[0]
+        path.mkdir()
+        linked = rng.randrange(1, 8)
+        for level, part in enumerate(way[1:], 1):
+            grow(rng, path, root, 1)
+            path = path / part
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif level == linked and path.exists():
+                shutil.rmtree(path)
+            if level == linked:
+                path.symlink_to(outside)
+            else:
+                path.mkdir(exist_ok=True)
+        if not path.is_symlink():
+            grow(rng, path, root, 2)
+        place = Place(str(way[0]), "/".join(str(part) for part in way[1:]))
+        own = Path(place.location)
+        before = snapshot(root, own if linked > 4 else root / "none")
+        try:
+            there = names(place)
+        except UnsafePath:
+            there = []
+            assert linked <= 4, seed
+        for name in [
+            *there,
+            *rng.sample(NAMES, 5),
+            "../ab",
+            "/etc",
+            "..",
+            "",
+            f"{rng.choice(NAMES)}/{rng.choice(NAMES)}",
+        ]:
+            try:
+                delete(place, name, only_empty=rng.random() < 0.1)
+            except (UnsafePath, OSError):
+                continue
+        assert snapshot(root, own if linked > 4 else root / "none") == before, seed
+        if linked > 4:
+            for name in names(place):
+                delete(place, name)
+            assert list(own.iterdir()) == [], seed
+
+
+# ---------------------------------------------------------------------- object stores
+
+
+class Bucket:
+    """An object store in memory, as pyarrow has one for its own tests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.filesystem = fs._MockFileSystem()
+        monkeypatch.setattr(deletion, "open_filesystem", lambda url: (self.filesystem, url.partition("://")[2]))
+
+    def put(self, *paths: str) -> None:
+        for path in paths:
+            self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(b"x")
+
+    def files(self) -> list[str]:
+        selector = fs.FileSelector("", recursive=True)
+        return sorted(i.path for i in self.filesystem.get_file_info(selector) if i.type == fs.FileType.File)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket(monkeypatch)
+
+
+def test_a_prefix_is_no_folder(bucket: Bucket) -> None:
+    bucket.put("b/a/b/1", "b/a/b/c/2", "b/a/bc/3", "b/a/b.4")
+    place = Place("s3://b", "a")
+    assert not delete(place, "bcd")
+    assert delete(place, "b")
+    assert bucket.files() == ["b/a/b.4", "b/a/bc/3"]
+    assert delete(place, "b.4")
+    assert not delete(place, "bc", only_empty=True)
+    assert names(place) == ["bc"]
+    assert bucket.files() == ["b/a/bc/3"]
+
+
+@pytest.mark.parametrize("anchor", ["s3://", "s3:///", "s3:////"])
+def test_a_store_without_a_bucket_is_no_place(anchor: str, bucket: Bucket) -> None:
+    bucket.put("b/1")
+    with pytest.raises(UnsafePath, match="names no bucket"):
+        delete(Place(anchor), "b")
+    assert bucket.files() == ["b/1"]
+
+
+@pytest.mark.parametrize("anchor", ["s3://b/../c", "s3://b//c", "s3://b/./c"])
+def test_an_odd_url_is_no_place(anchor: str, bucket: Bucket) -> None:
+    with pytest.raises(UnsafePath):
+        delete(Place(anchor), "x")
+
+
+@pytest.mark.parametrize("seed", with_further(range(100), 30))
+def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) -> None:
+    rng = random.Random(seed)
+    plain = [n for n in NAMES if "\udcff" not in n and "\n" not in n]
+    for _ in range(25):
+        path = "/".join(rng.sample(plain, rng.randint(1, 4)))
+        if not any(path == f or path.startswith(f"{f}/") or f.startswith(f"b/{path}/") for f in bucket.files()):
+            try:
+                bucket.put(f"b/{path}")
+            except OSError:
+                continue  # a folder has that name
+    place = Place("s3://b", "/".join(rng.sample(plain, rng.randint(1, 2))))
+    own = f"b/{place.path}/"
+    before = [f for f in bucket.files() if not f.startswith(own)]
+    for name in [*names(place), *rng.sample(plain, 5), "..", "", "../a"]:
+        try:
+            delete(place, name)
+        except (UnsafePath, OSError):
+            continue
+    assert bucket.files() == before, "what was there below the place is gone, and nothing else"
+
+
+# ---------------------------------------------------------------------- places
+
+
+def test_a_space_is_a_folder_of_the_shared_directory() -> None:
+    table = TableRecord("t", "parquet", "/tables/t")
+    assert shared_of("", "abc", table) == Place("/tables/t", "_distop/abc")
+    assert shared_of("/shared/", "abc", table) == Place("/shared", "abc")
+    assert shared_of("", "abc", TableRecord("t", "spark", "db.t")) is None
+
+
+def test_hole_9_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_path: Path) -> None:
+    table = TableRecord("t", "parquet", str(tmp_path))
+    places = [shared_of("", space, table) for space in ("a", "b", "c")]
+    for n in range(1, 4):
+        for place in places:
+            assert place is not None
+            op = f"t/sample/{n}"
+            stage = Path(stage_of(place, Attempt(op, 0, 5, "inc")).location)
+            stage.mkdir(parents=True)
+            (stage / "f").touch()
+            result = result_of(place, Attempt(op, 0, 5, "inc"))
+            for name in (result.location, f"{place.location}/plans/{operation_path(op)}/x"):
+                Path(name).parent.mkdir(parents=True)
+                Path(name).touch()
+    one, two, three = places
+    assert one is not None
+    before = [snapshot(Path(place.location), tmp_path / "none") for place in (two, three) if place is not None]
+    assert shared_files.with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
+    for op in ("t/sample/1", "t/sample/2"):
+        shared_files.remove_results(one, op)
+        shared_files.remove_plans(one, op)
+    remove_stages(one, "t/sample/2", LOG)
+    assert instances(series_of(one, "t/sample/9"), 9) == [3]
+    assert len([path for path in Path(one.location).rglob("*") if path.is_file()]) == 3
+    assert [snapshot(Path(p.location), tmp_path / "none") for p in (two, three) if p is not None] == before
+
+
+def test_a_plan_names_no_list_of_files_of_another_operation(tmp_path: Path) -> None:
+    from distop.protocol.plan import PartitionPlan
+
+    place = Place(str(tmp_path))
+    (tmp_path / "plans" / "t" / "sample" / "1").mkdir(parents=True)
+    (tmp_path / "plans" / "t" / "sample" / "1" / "l.json").write_text('[["/f", 1, 2]]')
+    (tmp_path / "plans" / "t" / "sample" / "1" / "link.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text('[["/secret", 1, 2]]')
+    read = PartitionPlan(0, "p", files_at="plans/t/sample/1/l.json")
+    assert shared_files.with_files(read, place, "t/sample/1").files == (("/f", 1, 2),)
+    for at in (
+        *("secret", "../secret", "/etc/passwd", "plans/t/sample/1/../../../../secret", "plans/t/sample/1/link.json"),
+        *("plans/t/sample/1/..", "plans/t/sample/1/"),
+    ):
+        with pytest.raises(UnsafePath):
+            shared_files.with_files(PartitionPlan(0, "p", files_at=at), place, "t/sample/1")
+    with pytest.raises(UnsafePath, match="which is no list of files of this operation"):
+        shared_files.with_files(read, place, "t/sample/2")

@@ -1,0 +1,93 @@
+"""Why endpoints cannot be used: found out of all at once, and no longer than the time for connecting lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+
+import pytest
+
+from distop.store.connection_settings import Endpoint
+from distop.store.endpoint_diagnosis import Looking
+
+
+async def test_endpoints_are_looked_at_together() -> None:
+    """Each server keeps its visitor until all three have one: visited one after the other, they would never be met."""
+    present: set[int] = set()
+    met = asyncio.Event()
+
+    async def serve(number: int, stack: AsyncExitStack) -> Endpoint:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if await reader.read(1):  # it speaks: this is no look whether anything listens
+                present.add(number)
+                if len(present) == 3:
+                    met.set()
+                gone = asyncio.ensure_future(reader.read())
+                await asyncio.wait({gone, everybody}, return_when=asyncio.FIRST_COMPLETED)
+                gone.cancel()
+                present.discard(number)
+            writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        await stack.enter_async_context(server)
+        return Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+
+    async with AsyncExitStack() as stack:
+        everybody = asyncio.ensure_future(met.wait())
+        endpoints = [await serve(number, stack) for number in range(3)]
+        looking = Looking(endpoints, False, 60.0)
+        assert looking.begin(60.0) == 58.0, "not yet: the caller is to ask again"
+        assert looking.begin(1.5) == 1.5
+        assert await looking.found() == ["", "", ""]
+        everybody.cancel()
+    assert met.is_set()
+
+
+async def test_a_look_that_is_stopped_leaves_no_error_behind() -> None:
+    """A daemon that reached etcd after all logged "_GatheringFuture exception was never retrieved"."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
+    accepted = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        looking = Looking([Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])], False, 60.0)
+        looking.begin(1.5)
+        await asyncio.wait_for(accepted.wait(), 10.0)
+        looking.stop()
+        del looking
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gc.collect()
+    assert errors == []
+
+
+@pytest.mark.parametrize("timeout", [0.4, 5.0])
+def test_a_short_time_for_connecting_is_shared(timeout: float) -> None:
+    looking = Looking([], False, timeout)
+    left = looking.begin(timeout)
+    assert 0 < left < timeout
+    assert left == pytest.approx(timeout - min(2.0, 0.75 * timeout))
+
+
+SILENT = """
+import socket, threading
+from distop.cli.main import main
+socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+main()
+"""
+
+
+def test_a_silent_name_service_keeps_nobody() -> None:
+    """There is none to be had in a test: the one function that asks it is replaced by one that never answers."""
+    words = [sys.executable, "-c", SILENT, "ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.5"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert "within 0.5 s at nohost.invalid:2379 (the name service does not say in time where the host is)" in ran.stderr

@@ -1,0 +1,71 @@
+"""What etcd's errors mean for the request (docs/internals/etcd-rules.md, "Error classes")."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop.errors import Compacted, EtcdRejected, LeaseNotFound, MalformedRequest, PermissionDenied
+from distop.store.grpc_failures import Failure, Fate, classify, rejection
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "fate"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: refused", Fate.NOT_DONE),
+        ("UNAVAILABLE", "etcdserver: no leader", Fate.NOT_DONE),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Fate.NOT_DONE),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Fate.TOKEN),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Fate.TOKEN),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", Fate.TOKEN),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Fate.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", Fate.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: request timed out", Fate.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: leader changed", Fate.UNKNOWN),
+        ("UNKNOWN", "not a primary lessor", Fate.UNKNOWN),
+        ("INTERNAL", "stream terminated", Fate.UNKNOWN),
+        ("CANCELLED", "", Fate.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Fate.UNKNOWN),  # T8
+        ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (9 vs. 4)", Fate.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (9 vs. 4)", Fate.FINAL),
+        ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", Fate.FINAL),
+        ("NOT_FOUND", "etcdserver: requested lease not found", Fate.FINAL),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", Fate.FINAL),
+    ],
+)
+def test_fates(code: str, detail: str, fate: Fate) -> None:
+    assert classify(code, detail).fate is fate
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "kind"),
+    [
+        ("NOT_FOUND", "etcdserver: requested lease not found", LeaseNotFound),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted),
+        ("UNAUTHENTICATED", "etcdserver: no", PermissionDenied),
+        ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", PermissionDenied),
+        ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", MalformedRequest),
+    ],
+)
+def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdRejected]) -> None:
+    error = rejection(Failure(Fate.FINAL, code, detail))
+    assert type(error) is kind
+    assert error.detail == detail
+    assert detail in str(error)
+
+
+def test_what_is_no_etcd_is_said_to_be_none() -> None:
+    """A proxy, or another service, at an endpoint that was mistyped."""
+    detail = "Received http2 header with status: 404"
+    assert "is not etcd (Received" in str(rejection(Failure(Fate.FINAL, "UNIMPLEMENTED", detail), "the first read"))
+
+
+def test_a_denied_permission_says_who_needs_what() -> None:
+    denied = Failure(Fate.FINAL, "PERMISSION_DENIED", "etcdserver: permission denied")
+    error = rejection(denied, "the read", user="worker", keys="prod/distOp")
+    assert type(error) is PermissionDenied
+    assert str(error) == (
+        "etcd does not permit the user 'worker' the read: a role of that user needs it; executors need read and "
+        "write on all keys that begin with prod/distOp (`distop access` prints and creates the roles)"
+    )
+    assert "permit us" in str(rejection(denied))
+    assert error.detail == "etcdserver: permission denied"

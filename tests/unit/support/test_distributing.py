@@ -1,0 +1,41 @@
+"""How a whole run is divided among processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_takes_long_is_there_and_begins_first() -> None:
+    assert [name for name in LONGEST if name not in SHARING.values() and not (ROOT / name).exists()] == []
+    crash_points = "tests/simulation/test_crash_points.py::test_b"
+    nodes = ["tests/unit/test_a.py::test_a", crash_points, "tests/acceptance/test_c.py::test_c"]
+    assert sorted(nodes, key=rank) == nodes[::-1]
+
+
+def test_acceptance_tests_share_few_processes_but_for_those_whose_executors_have_a_spark() -> None:
+    files = [f"tests/acceptance/{path.name}" for path in (ROOT / "tests/acceptance").glob("test_*.py")]
+    assert {unit_of(f"{file}::test[a::b]") for file in files} == {*SHARING.values(), *APART}
+    assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance: apply"
+    assert [prefix for prefix in SHARING if not any(file.startswith(prefix) for file in files)] == []
+    assert unit_of("tests/unit/test_x.py::test_y") == "tests/unit/test_x.py"
+
+
+def test_each_process_collects_a_share_of_its_own_first_and_then_all_others() -> None:
+    found = list(range(20))
+    orders = [turned(found, number, 6) for number in range(6)]
+    assert all(sorted(order) == found for order in orders)
+    assert {one for order in orders for one in order[: len(found) // 6 + 1]} == set(found)
+    assert turned([0], 5, 6) == [0]
+    assert turned([], 5, 6) == []
+
+
+def test_each_rotating_test_has_one_turn_and_each_turn_has_some() -> None:
+    nodes = [f"tests/faults/test_x.py::test_y[{n}]" for n in range(30)]
+    turns = [[node for node in nodes if has_turn(node, turn)] for turn in range(7, 7 + TURNS)]
+    assert sorted(node for some in turns for node in some) == sorted(nodes)
+    assert all(turns)
+    assert all(has_turn("tests/acceptance/test_x.py::test_hole_2_y", turn) for turn in range(TURNS))

@@ -1,0 +1,187 @@
+"""Formats are found by what is installed, and no behavior asks which one it has: all it knows of one is its reader."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.errors import InvalidArgument, UsageError
+from distop.protocol.plan import PartitionPlan
+from distop.protocol.records import TableRecord
+from distop.tables import changes_of, formats, reader_of, readers_of, record_at
+from distop.tables.formats import ENTRY_POINTS, OWN, Format, format_of, names
+from distop.tables.iceberg.iceberg_reader import IcebergReader
+from distop.tables.parquet.parquet_reader import ParquetReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+BEHAVIORS = ROOT / "behaviors"
+
+SEAM = {
+    "distop.tables",
+    *("distop.tables.reader", "distop.tables.table_version"),
+    *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_errors")),
+    *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
+}
+"""What behaviors may know of tables: what every format has, and what Spark and Arrow say of any of them."""
+CHANGES = {
+    *("distop.tables.table_options", "distop.tables.spark.spark_catalog"),
+    *(
+        f"distop.tables.iceberg.iceberg_{name}"
+        for name in ("format", "version", "changes", "catalogs", "fields", "rows")
+    ),
+    *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
+    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties")),
+}
+"""What ``apply`` knows besides, which changes tables of the one format that can be changed: this is all of it. Whether
+a table can be changed it asks the format (``changes_of``).
+"""
+
+
+def sources(*folders: str) -> list[Path]:
+    found = sorted(path for folder in folders for path in (BEHAVIORS / folder).rglob("*.py"))
+    assert found
+    return found
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def of_tables(tree: ast.AST) -> Iterator[str]:
+    """The modules of distop.tables that are imported, also for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distop.tables"):
+            package = ROOT / str(node.module).replace(".", "/")
+            modules = {a.name for a in node.names if (package / f"{a.name}.py").exists()}
+            yield from (f"{node.module}.{name}" for name in modules)
+            if len(modules) < len(node.names):
+                yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("distop.tables"))
+
+
+def is_option(node: ast.AST) -> bool:
+    """Whether something is looked up among the options of a table."""
+    found: Any = node.value if isinstance(node, ast.Subscript) else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        found = node.func.value
+    return isinstance(found, ast.Attribute) and found.attr == "options"
+
+
+OTHERS = sorted({path.name for path in BEHAVIORS.iterdir() if path.is_dir()} - {"apply", "__pycache__"})
+
+
+@pytest.mark.parametrize("path", sources(*OTHERS), ids=name_of)
+def test_a_behavior_knows_readers_and_no_format(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert set(of_tables(tree)) - SEAM == set()
+    asked = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "source")
+        or (isinstance(node, ast.Constant) and node.value in OWN)
+        or is_option(node)
+    ]
+    assert asked == [], "what a plan's files are read through, and how, is for their reader to know"
+
+
+@pytest.mark.parametrize("path", sources("validate", "index"), ids=name_of)
+def test_no_word_tells_of_a_format(path: Path) -> None:
+    """An index is made of Parquet files of its own."""
+    words = "iceberg|parquet|footer|manifest" if path.parent.name == "validate" else "iceberg|manifest"
+    assert re.findall(rf"(?i).*(?:{words}).*", path.read_text()) == []
+
+
+def test_what_apply_knows_of_the_format_that_it_changes_is_listed_here() -> None:
+    found = {name for path in sources("apply") for name in of_tables(ast.parse(path.read_text()))}
+    assert found - SEAM - CHANGES == set()
+    assert CHANGES - found == set(), "it knows this no more"
+
+
+def test_a_reader_belongs_to_the_format(tmp_path: Path) -> None:
+    source = f"{tmp_path}/metadata/v1.metadata.json"
+    file = (f"{tmp_path}/k=1/a.parquet", 1, 1)
+    plain, through = PartitionPlan(0, "k=1", files=(file,)), PartitionPlan(0, "k=1", files=(file,), source=source)
+    declared = {"columns": {"x": "bigint", "s": ["struct", [["a", "int"]]]}, "partition_types": {"k": "int"}}
+    folder = reader_of(TableRecord("t", "parquet", str(tmp_path), {"partition_types": {"k": "int"}}), [plain])
+    assert isinstance(folder, ParquetReader)
+    assert (folder.columns(), dict(folder.partition_columns()), folder.moves) == (None, {"k": "int"}, False)
+    assert (folder.values(file[0]), folder.partition_of(file[0])) == ({"k": "1"}, "k=1")
+    catalog = reader_of(TableRecord("t", "spark", "d.t", declared), [plain])
+    assert isinstance(catalog, ParquetReader)
+    assert catalog.columns() == catalog.declared == {"x": "bigint", "s": ("struct", (("a", "int"),))}
+    assert (dict(catalog.partition_columns()), catalog.moves) == ({"k": "int"}, True)
+    for record in (TableRecord("t", "spark", "d.t"), TableRecord("t", "iceberg", str(tmp_path))):
+        assert isinstance(reader_of(record, [through]), IcebergReader)
+        assert dict(reader_of(record, [through]).partition_columns()) == {}
+        with pytest.raises(InvalidArgument, match="the plan of 't'"):
+            reader_of(record, [plain])
+
+
+def test_plans_of_several_states_of_a_table_have_readers_of_their_own(tmp_path: Path) -> None:
+    record = TableRecord("t", "iceberg", str(tmp_path))
+    plans = [PartitionPlan(n, str(n), source=f"{tmp_path}/metadata/v{n % 2}.metadata.json") for n in range(3)]
+    assert [[plan.name for plan in mine] for _, mine in readers_of(record, plans)] == [["0", "2"], ["1"]]
+    with pytest.raises(InvalidArgument, match="planned of several states"):
+        reader_of(record, plans)
+
+
+def test_a_folder_shows_its_format(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "i" / "metadata").mkdir(parents=True)
+    (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
+    assert [record_at(str(tmp_path / name)).format for name in ("p", "i")] == ["parquet", "iceberg"]
+
+
+def test_what_has_no_schema_of_its_own_is_not_changed() -> None:
+    assert not changes_of(TableRecord("t", "iceberg", "/t")).by_catalog
+    assert changes_of(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"})).catalog is not None
+    for record, why in (
+        (TableRecord("t", "parquet", "/t"), "has no schema"),
+        (TableRecord("t", "spark", "d.t"), "Spark"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            changes_of(record)
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
+    info = folder / "some_formats-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-formats\nVersion: 1\n")
+    lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{lines}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(formats, "_installed", type(formats._installed)(16))
+
+
+def test_a_format_is_what_is_installed_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch, csv="tests.support.csv_format:FORMAT", odd="tests.support.csv_format:TYPES")
+    assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
+    assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
+    with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is no Format"):
+        format_of(TableRecord("t", "odd", "/t"))
+    with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, spark, csv, odd\)"):
+        format_of(TableRecord("t", "tests.support.csv_format:FORMAT", "/t"))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_format_of_distop_s_own_is_not_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = format_of(TableRecord("t", name, "/t"))
+    installed(tmp_path, monkeypatch, **{name: "tests.support.csv_format:FORMAT"})
+    assert format_of(TableRecord("t", name, "/t")) is own
+    assert names() == tuple(OWN)
+
+
+def test_each_of_distop_s_formats_is_one(tmp_path: Path) -> None:
+    found: list[Any] = [format_of(TableRecord("t", name, "/t")) for name in OWN]
+    assert all(isinstance(one, Format) for one in found)
+    assert [one.has_source(TableRecord("t", name, "/t")) for one, name in zip(found, OWN, strict=True)] == [
+        *(False, True, True),
+    ]

@@ -1,0 +1,78 @@
+"""``distop.testing.FakeContext``: what a behavior's methods are given in a unit test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distop.behavior import JobCancelled, JobContext, PartitionPlan, TableRecord
+from distop.errors import InvalidArgument
+from distop.protocol.jobs import MAX_BYTES
+from distop.testing import FakeContext
+
+PARTITION = PartitionPlan(3, "p=3")
+
+
+def test_it_is_a_whole_context(tmp_path: Path) -> None:
+    """Each member that the author's page names is there: a behavior meets no AttributeError that an executor hides."""
+    ctx = FakeContext(tmp_path, partition=PARTITION)
+    declared = {name for one in JobContext.__mro__ for name in vars(one) if not name.startswith("_")}
+    declared |= set(JobContext.__annotations__)
+    missing = {name for name in declared - {"spark"} if not hasattr(ctx, name)}
+    assert missing == set()
+    assert (ctx.operation, ctx.attempt, ctx.again, ctx.superseded) == ("@cluster/test/1", 1, False, False)
+    assert FakeContext(tmp_path, TableRecord("sales", "parquet", "/d")).operation == "sales/test/1"
+
+
+def test_it_remembers_what_the_code_said_and_saved(tmp_path: Path) -> None:
+    ctx = FakeContext(tmp_path, partition=PARTITION, attempt=2, checkpoint={"done": 1})
+    assert ctx.progress.load() == {"done": 1}
+    for done in (2, 3):
+        assert ctx.progress.save({"done": done}), "however soon it comes"
+        ctx.status(f"done {done}")
+    ctx.start_operation("validate", "sales", {"checks": []})
+    assert ctx.progress.load() == {"done": 3}
+    assert ctx.progress.saved == [{"done": 1}, {"done": 2}, {"done": 3}]
+    assert ctx.statuses == ["done 2", "done 3"]
+    assert [one["type"] for one in ctx.follow_ups] == ["validate"]
+
+
+def test_a_checkpoint_is_bounded_as_in_an_executor(tmp_path: Path) -> None:
+    ctx = FakeContext(tmp_path)
+    with pytest.raises(InvalidArgument, match="a checkpoint must be a JSON value"):
+        ctx.progress.save({1, 2})
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_BYTES} are kept"):
+        ctx.progress.save("x" * MAX_BYTES)
+
+
+def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
+    ctx = FakeContext(tmp_path, partition=PARTITION)
+    ctx.check_cancelled()
+    ctx.cancel()
+    assert ctx.is_cancelled(PARTITION)
+    with pytest.raises(JobCancelled):
+        ctx.check_cancelled()
+
+
+def test_each_attempt_has_a_stage_of_its_own(tmp_path: Path) -> None:
+    stages = [FakeContext(tmp_path, partition=PARTITION, attempt=n).stage for n in (1, 2)]
+    assert len(set(stages)) == 2
+    assert all(Path(stage).is_dir() and Path(stage).is_relative_to(tmp_path) for stage in stages)
+    ctx = FakeContext(tmp_path)
+    assert ctx.stage_of(PARTITION) == stages[0]
+    with pytest.raises(InvalidArgument, match="use stage_of"):
+        _ = ctx.stage
+    with pytest.raises(InvalidArgument, match="a stage for each partition"):
+        _ = ctx.stage_place
+
+
+def test_other_tables_and_history_records_are_given(tmp_path: Path) -> None:
+    other = TableRecord("other", "parquet", "/d")
+    ctx = FakeContext(tmp_path, tables=[other], history={"t/validate/1": {"state": "success"}})
+    assert ctx.other_table("other") is other
+    assert ctx.history_record("t/validate/1") == {"state": "success"}
+    with pytest.raises(InvalidArgument, match="there is no table 'none': give it to FakeContext"):
+        ctx.other_table("none")
+    with pytest.raises(InvalidArgument, match="there is no history record of t/validate/2: give it to FakeContext"):
+        ctx.history_record("t/validate/2")

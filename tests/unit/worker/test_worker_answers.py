@@ -1,0 +1,196 @@
+"""What jobs and completion give is held against the models that their behavior declares."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel, Field, RootModel, field_validator
+
+from distop.behavior import Behavior, JobContext, JobFailed, OperationFailed, PartitionPlan, Summary, TableRecord
+from distop.worker.child_side.answer_checks import dump, fitted
+from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample
+from tests.support.running import Child, kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class NoArg(BaseModel):
+    """Nothing to say."""
+
+
+class Count(BaseModel):
+    rows: int
+    day: date | None = None
+
+
+class Other(BaseModel):
+    rows: int
+
+
+class Counting(Behavior):
+    """Gives what it is told to, one by one or in a batch."""
+
+    type_name = "counting"
+    Arg = NoArg
+    Result: type[BaseModel] | None = Count
+    Report: type[BaseModel] | None = Count
+
+    def __init__(self, gives: Any) -> None:
+        self.gives = gives
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+    def run_batch(
+        self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
+    ) -> Iterator[tuple[PartitionPlan, Any]]:
+        for partition in partitions:
+            yield partition, Count(rows=1) if partition.name == "z" else self.gives
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+class Undeclared(Counting):
+    """Says nothing of what it gives."""
+
+    type_name = "undeclared"
+    Result = None
+    Report = None
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    ("gives", "stored"),
+    [
+        (Count(rows=3), {"rows": 3, "day": None}),
+        ({"rows": 3}, {"rows": 3, "day": None}),
+        ({"rows": "3", "day": date(2013, 1, 2)}, {"rows": 3, "day": "2013-01-02"}),
+    ],
+)
+def test_a_result_is_stored_as_its_model(tmp_path: Path, gives: Any, stored: Any, *, batch: bool) -> None:
+    ends = Child(Counting(gives), tmp_path).ends("az", batch=batch)
+    assert kinds(ends) == "a:success z:success"
+    assert ends["a"].result == stored
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    ("gives", "wrong"),
+    [
+        ({"rows": "many"}, "rows: Input should be a valid integer"),
+        ({"row": 3}, "rows: Field required"),
+        (Other(rows=3), "Input should be a valid dictionary or instance of Count"),
+        ([3], "Input should be a valid dictionary"),
+        (None, "Input should be a valid dictionary"),
+    ],
+)
+def test_a_result_that_does_not_fit_ends_its_job_alone(tmp_path: Path, gives: Any, wrong: str, *, batch: bool) -> None:
+    end = Child(Counting(gives), tmp_path).ends("az", batch=batch)
+    assert end["a"].kind == "fatal"
+    assert end["a"].error.startswith("the result of partition a does not fit Count: ")
+    assert wrong in end["a"].error
+    assert "\n" not in end["a"].error
+    assert end["a"].result is None
+    assert end["z"].kind == ("success" if batch else "fatal")
+
+
+def test_the_result_of_a_verdict_must_fit_too_where_there_is_one(tmp_path: Path) -> None:
+    assert kinds(Child(Counting(JobFailed("no")), tmp_path).ends("a")) == "a:verdict"
+    told = Child(Counting(JobFailed("no", {"rows": 3})), tmp_path).ends("a")["a"]
+    assert (told.kind, told.result, told.error) == ("verdict", {"rows": 3, "day": None}, "no")
+    wrong = Child(Counting(JobFailed("no", {"why": "told to"})), tmp_path).ends("a")["a"]
+    assert (wrong.kind, wrong.result) == ("fatal", None)
+    assert wrong.error == "the result of partition a does not fit Count: rows: Field required"
+
+
+@pytest.mark.parametrize("gives", [None, [3], {"row": 3}, Other(rows=3)])
+def test_without_a_declaration_anything_json_is_taken(tmp_path: Path, gives: Any) -> None:
+    child = Child(Undeclared(gives), tmp_path)
+    ends = child.ends("a")
+    plain = {"rows": 3} if isinstance(gives, Other) else gives
+    assert (ends["a"].kind, ends["a"].result) == ("success", plain)
+    assert child.complete()["value"]["report"] == plain
+
+
+def test_a_model_that_breaks_over_a_result_is_told(tmp_path: Path) -> None:
+    class Fragile(BaseModel):
+        rows: Any
+
+        @field_validator("rows")
+        @classmethod
+        def first(cls, value: Any) -> Any:
+            return value[0]
+
+    class Counts(Counting):
+        Result = Fragile
+
+    end = Child(Counts({"rows": 3}), tmp_path).ends("a")["a"]
+    assert end.kind == "fatal"
+    assert end.error.startswith("the result of partition a does not fit Fragile: TypeError: ")
+
+
+def test_a_result_is_stored_by_the_names_of_its_schema(tmp_path: Path) -> None:
+    class Named(BaseModel):
+        rows: int = Field(alias="Rows")
+
+    class Counts(Counting):
+        Result = Named
+
+    end = Child(Counts({"Rows": 3}), tmp_path).ends("a")["a"]
+    assert (end.kind, end.result) == ("success", {"Rows": 3})
+
+
+@pytest.mark.parametrize("gives", [Count(rows=3), {"rows": "3"}])
+def test_a_report_is_stored_as_its_model(tmp_path: Path, gives: Any) -> None:
+    done = Child(Counting(gives), tmp_path).complete()
+    assert done["value"]["report"] == {"rows": 3, "day": None}
+
+
+def test_no_report_is_none_that_could_misfit(tmp_path: Path) -> None:
+    """A completion may have nothing to say, as of an operation that was cancelled."""
+    assert Child(Counting(None), tmp_path).complete("cancelled")["value"]["report"] is None
+    failed = Child(Counting(OperationFailed("no")), tmp_path).complete()
+    assert failed["value"] == {"report": None, "follow_ups": [], "failure": "no"}
+
+
+@pytest.mark.parametrize("gives", [{"row": 3}, OperationFailed("no", {"row": 3})])
+def test_a_report_that_does_not_fit_is_a_fatal_error_of_the_completion(tmp_path: Path, gives: Any) -> None:
+    done = Child(Counting(gives), tmp_path).complete()
+    assert (done["t"], done["kind"]) == ("failed", "fatal")
+    assert done["message"] == "the report does not fit Count: rows: Field required"
+
+
+def test_an_instance_is_not_validated_anew() -> None:
+    looks: list[int] = []
+
+    class Careful(RootModel[int]):
+        @field_validator("root")
+        @classmethod
+        def look(cls, value: int) -> int:
+            looks.append(value)
+            return value
+
+    one = Careful(3)
+    assert fitted(Careful, one, "it") is one
+    assert looks == [3]
+    assert fitted(Careful, 4, "it") == Careful(4)
+
+
+def test_an_answer_of_validate_is_stored_compactly_and_read_back() -> None:
+    sample = Sample(partition="p", file="f", row_index=1, values={"a": None})
+    checks = [CheckResult(files_statistics=3), CheckResult("violated", 2, samples=[sample]), CheckResult(error="no")]
+    answer = Answer(Result("violated", 9, checks))
+    stored = json.loads(dump(fitted(Answer, answer, "it")))
+    assert stored == answer.root.compact()
+    assert stored["checks"][0] == {"verdict": "valid", "files_statistics": 3}
+    assert Answer.model_validate(stored) == answer

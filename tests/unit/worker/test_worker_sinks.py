@@ -1,0 +1,74 @@
+"""What the daemon keeps of a run while the child has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.requests import JobItem, RunRequest, WorkerConfig
+from distop.worker.daemon_side.result_handlers import RunSink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
+
+
+class Child:
+    """Gets replies."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.replies.append(message)
+
+
+def saving(answer: asyncio.Event, asked: asyncio.Event) -> Any:
+    """The run of a job whose first checkpoint is being saved, until ``answer``."""
+    item = JobItem({"partition": 0, "name": "p=0"}, 1, 7)
+    request = RunRequest("t/noop/1", "noop", {}, None, (item,), False, False, True, 0.0)
+
+    async def save(partition: int, value: Any) -> bool:
+        asked.set()
+        await answer.wait()
+        return True
+
+    run: Any = RunSink(request, "me", lambda events: None, None, save, None, logging.getLogger("distop.test"))
+    run.child = Child()
+    run.on_frame({"t": "progress", "run": 1, "partition": 0, "value": 3, "seq": 1})
+    return run
+
+
+async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+    run = saving(answer, asked)
+    waiting = asyncio.ensure_future(run.saved())
+    await asked.wait()
+    assert (waiting.done(), run.item(0).progress) == (False, None)
+    answer.set()
+    await waiting
+    assert run.item(0).progress == 3
+
+
+async def test_a_job_that_stops_to_go_on_is_not_cleaned_up_after_while_its_checkpoint_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child died in a drain, say: the next attempt goes on from that checkpoint."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    run = saving(answer, asked)
+    run.keep = True
+    worker, cleaned = Worker(WorkerConfig(tmp_path, "ex", "me")), list[Any]()
+
+    async def cleanup(request: RunRequest, items: Sequence[JobItem], incarnation: str) -> None:
+        cleaned.extend(items)
+
+    monkeypatch.setattr(worker, "_cleanup", cleanup)
+    waiting = asyncio.ensure_future(worker._clean_after(run, [0]))
+    await asked.wait()
+    answer.set()
+    assert await waiting == ""
+    assert cleaned == []
