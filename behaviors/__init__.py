@@ -1,1 +1,4 @@
-"""The operation types that come with distop, one module or package each; they know only ``distop.behavior``."""
+"""The operation types that come with distop.
+
+One module or package each, built on ``distop.behavior``.
+"""

@@ -1,4 +1,4 @@
-"""``join``: an operation that does nothing but wait for others."""
+"""``join``: an operation that only waits for other operations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class JoinArg(BaseModel):
-    """Nothing."""
+    """``join`` has no arguments."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Join(Behavior):
-    """Ends with the last of the operations that it waits for."""
+    """Ends when the last of the operations that it waits for ends."""
 
     type_name = "join"
     Arg = JoinArg
     joins = True
 
     def start_or_resume_job(self, arg: JoinArg, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Of one that was started to wait for nobody."""
+        """Do nothing. Runs only if the operation was started without others to wait for."""

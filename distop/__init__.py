@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef, TableRecord
     from distop.services.claims.owned_jobs import Abort, Complete, OwnedJob, Release, Retry
     from distop.services.operation_results import OperationResult, OperationStatus
-    from distop.services.submission.start_request import After, Every
+    from distop.services.submission.option_values import After, Every
     from distop.store.embedded import EmbeddedEtcd
 
 _ERRORS = (
@@ -64,7 +64,7 @@ _CLAIMS = ("Abort", "Complete", "OwnedJob", "Release", "Retry")
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
     **dict.fromkeys(_CLAIMS, "distop.services.claims.owned_jobs"),
-    **dict.fromkeys(("After", "Every"), "distop.services.submission.start_request"),
+    **dict.fromkeys(("After", "Every"), "distop.services.submission.option_values"),
     **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.client.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",

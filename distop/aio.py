@@ -1,4 +1,4 @@
-"""The asyncio face: ``async with distop.aio.connect(...) as client``. Who only submits loads no worker loop."""
+"""The asyncio API: ``async with distop.aio.connect(...) as client``. The worker loop is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What an author of an operation type meets: :class:`Behavior`, :class:`JobContext`, and the registry.
+"""The interface for authors of operation types.
 
-A behavior is one operation type. It is declared by class attributes (published, so that a start is checked
-without its code) and its methods run in an executor's child process, never in the daemon or in a client.
-Behaviors are found by entry points of the group ``distop.behaviors`` (I44, C19).
+Behavior, JobContext, and the registry.
+
+A behavior implements one operation type. Its class attributes declare it; executors publish the declaration, so that
+a client can check a start without the behavior's code. Its methods run in an executor's child process, never in the
+daemon or in a client. The entry points of the group ``distop.behaviors`` name the installed behaviors (I44, C19).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from distop.protocol.identity import RULES
 from distop.protocol.keys import check_type_name
 from distop.protocol.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
 from distop.protocol.records import TableRecord
+from distop.protocol.texts import did_you_mean
 from distop.schemas.argument_schema import out_of_order
 from distop.schemas.schema_bounds import BadSchema, check_schema
 
@@ -72,7 +75,7 @@ ENTRY_POINTS = "distop.behaviors"
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """One job's outcome, as ``complete_operation`` sees it."""
+    """The outcome of one job, as ``complete_operation`` reads it."""
 
     partition: int
     name: str
@@ -80,18 +83,21 @@ class OutcomeRow:
     result: Any
     error: str
     stage: Place | None = None
-    """The stage of the attempt whose outcome this is, by its fence; None where no executor has run it: whoever returned
-    the job (``return_job``) has written nothing that could be published.
+    """The stage of the attempt that reported this outcome (its fence names it). None if an actor returned the job
+    (``Client.return_job``): an actor has no stage to publish from.
     """
     by_executor: bool = True
-    """An executor ran the job; False: an actor returned it (``Client.return_job``)."""
+    """True if an executor ran the job; False if an actor returned it (``Client.return_job``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What ``complete_operation`` decides from: the fixed decision, and outcomes and plan, read lazily in pages.
-    ``version``: the table's, as the plan has it. ``whole``: the start named no partitions, so that the plan has all
-    that the behavior wanted.
+    """The verdict and the job counts of an operation, with its outcomes and plan.
+
+    Outcomes and plan are read lazily in pages.
+
+    ``version``: the version of the table that was planned. ``whole``: True if the start named no partitions, so that
+    the plan holds everything the behavior planned.
     """
 
     verdict: Literal["success", "failed", "cancelled"]
@@ -104,114 +110,134 @@ class Summary:
     plan: Callable[[], Iterator[PartitionPlan]] = field(repr=False, default=lambda: iter(()))
 
     def outcomes(self) -> Iterator[OutcomeRow]:
-        """The outcomes in order of their ordinals; jobs that were cancelled have none."""
+        """The outcomes in the order of the plan. A cancelled job has no outcome."""
         return self.rows()
 
     def partitions(self) -> Iterator[PartitionPlan]:
-        """The plan's partitions in order, with their files; none where the operation ended before it had a plan."""
+        """The partitions of the plan, in order, with their files.
+
+        Empty if planning has failed.
+        """
         return self.plan()
 
 
 class Progress(ABC):
-    """The checkpoint of a resumable job: fenced and rate-limited. Write it after the output it speaks of."""
+    """The checkpoint of a resumable job: fenced and rate-limited.
+
+    Save it after the output that it describes.
+    """
 
     @abstractmethod
     def load(self) -> Any:
-        """The last checkpoint saved by any attempt of this job, or None."""
+        """The last checkpoint that an attempt of this job has saved, or None."""
 
     @abstractmethod
     def save(self, value: Any, *, force: bool = False) -> bool:
-        """Save a JSON value (at most 64 KiB). False: skipped by the rate limit (``force`` overrides it)."""
+        """Save a JSON value (at most 64 KiB). Returns False if the rate limit skipped it.
+
+        ``force``: ignore the rate limit.
+        """
 
 
 class JobContext(ABC):
-    """What running code is given. One object per call; not to be kept after it."""
+    """What a behavior's method may use while it runs. Do not keep it after the call."""
 
     partition: PartitionPlan | None
-    """The partition, or None in a batch, in planning and in completion."""
+    """The partition of the job. None in a batch, in planning and in completion."""
     attempt: int
-    """From 1, grows with every claim of the job."""
+    """The number of the attempt: 1 at first, one more with each claim of the job."""
     operation: str
     """``table/type[/object]/instance``."""
     table: TableRecord | None
     work_dir: Path
-    """A private directory on this node for this operation; emptied when the operation is gone."""
+    """A private directory on this node for this operation. The executor empties it after the operation has ended."""
     shared_dir: str
-    """Where what is too large for etcd goes: a path or URL that every node can reach. It belongs to this namespace
-    alone.
-    """
+    """A path or URL that every node can reach, for data that is too large for etcd. Only this namespace uses it."""
     shared: Place | None
-    """The same for :mod:`distop.storage.deletion`; None where there is none."""
+    """``shared_dir`` as an argument for :mod:`distop.storage.deletion`. None if there is no shared directory."""
     space: str
-    """What tells this namespace of this etcd from others that write into the same folder, as a part of a name."""
+    """An identifier of this namespace in this etcd, for names in a folder that several namespaces write into."""
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
     again: bool = False
-    """Whether an earlier run of this job (in a batch: of one of its jobs) was cut off: what it read may have crashed
-    the process.
+    """True if an earlier run of this job (in a batch: of one of its jobs) was interrupted. A file that it read may have
+    crashed the process.
     """
     superseded: bool = False
-    """In a cleanup: the attempt was cut off a while ago, and somebody else may run the job now, or have done it. Remove
-    what it left on this node and in its own ``stage``, and nothing that another attempt would write as well.
+    """In a cleanup: True if the attempt was interrupted a while ago, so that another executor may run the job now, or
+    may have ended it. Remove only what this attempt left on this node and in its own ``stage``, and nothing that
+    another attempt also writes.
     """
 
     @property
     def stage(self) -> str:
-        """Where this attempt writes its output: a directory of its own, named by its fence, made on first use. Only
-        what the published outcome names exists for readers; what an attempt that lost left there is garbage.
+        """The directory for the output of this attempt, created on first use.
+
+        The attempt's fencing token is part of its name. Readers see only what the published outcome names. Files of an
+        attempt whose outcome was not published are garbage, which executors remove.
         """
-        raise NotImplementedError("there is no stage outside a job")
+        raise NotImplementedError("stage is available in a job only")
 
     @property
     def stage_place(self) -> Place:
-        """The stage for :mod:`distop.storage.deletion`; not made by being asked for."""
-        raise NotImplementedError("there is no stage outside a job")
+        """The stage as an argument for :mod:`distop.storage.deletion`.
+
+        Does not create the directory.
+        """
+        raise NotImplementedError("stage_place is available in a job only")
 
     def stage_of(self, partition: PartitionPlan) -> str:
-        """In a batch: the stage of one of its partitions."""
+        """In a batch: the stage of one of its partitions, created on first use."""
         return self.stage
 
     @property
     @abstractmethod
     def spark(self) -> SparkSession:
-        """The child's Spark session, made on first use."""
+        """The Spark session of the child process, started on first use."""
 
     @property
     @abstractmethod
     def cancelled(self) -> bool:
-        """The job must stop: cancelled, paused at once, or its executor is being drained."""
+        """True if the job must stop.
+
+        It is cancelled or paused at once, or its executor drains.
+        """
 
     def check_cancelled(self) -> None:
         """Raise JobCancelled if the job must stop."""
         if self.cancelled:
-            raise JobCancelled("the job was told to stop")
+            raise JobCancelled("the job was asked to stop")
 
     def is_cancelled(self, partition: PartitionPlan) -> bool:
-        """In a batch: this partition must stop, while others go on."""
+        """In a batch: True if this partition must stop. The others may continue."""
         return self.cancelled
 
     def reader(self, partition: PartitionPlan | Pinned) -> Reader:
-        """Reads the files of a partition, or of another table (``PartitionPlan.beside``), whatever the format is: what
-        each of them has (counts, bounds), its rows in Spark with file and position, and what an error says of them.
-        Raises InvalidArgument where there is no table, or the plan is not one of it.
+        """A reader of the files of a partition or of a pinned table, of any format.
+
+        It gives the statistics of each file (counts, bounds), its rows in Spark with file and position, and an
+        explanation of errors. A pinned table is another table that the plan names (``PartitionPlan.beside``). Raises
+        InvalidArgument if the operation has no table, or if the partition is not one of it.
         """
         from distop.tables import reader_of
 
         table = partition.table if isinstance(partition, Pinned) else self.table
         if table is None:
-            raise InvalidArgument("there is no table whose files could be read: start the operation on one")
+            raise InvalidArgument("the operation has no table, so there are no files to read: start it on a table")
         return reader_of(table, [partition])
 
     def rows(self, partition: PartitionPlan | Pinned) -> DataFrame:
-        """The rows that the table has in a partition (or another table has), with all columns and without rows that
-        were deleted. Raises ``distop.tables.reading.file_facts.Unreadable`` where a file is not what was planned,
-        InvalidArgument as :meth:`reader` does, and what Spark raises.
+        """The rows of a partition or of a pinned table: all columns, without deleted rows.
+
+        Raises ``distop.tables.reading.file_facts.Unreadable`` if a file differs from the plan, InvalidArgument as
+        :meth:`reader` does, and what Spark raises.
         """
         return self.reader(partition).all_rows(self.spark, partition.files)
 
     def check_reachable(self) -> None:
-        """Raise TableUnavailable where nothing of the table can be seen from this node: that a file is missing then
-        says nothing of the table, and another node may do the job.
+        """Raise TableUnavailable if this node sees nothing of the table.
+
+        A missing file then says nothing about the table, and another node may be able to run the job.
         """
         from distop.tables import check_reachable
 
@@ -219,21 +245,25 @@ class JobContext(ABC):
             check_reachable(self.table, lambda: self.spark)
 
     def other_table(self, name: str) -> TableRecord:
-        """In planning: another table as it is registered now. Raises InvalidArgument where there is none of this name,
-        and elsewhere: what a job reads is pinned by its plan (``PartitionPlan.beside``).
+        """In planning: the record of another table, as it is registered now.
+
+        Raises InvalidArgument if no table has this name, and outside planning: a job reads the tables that its plan
+        has pinned (``PartitionPlan.beside``).
         """
         raise InvalidArgument("other_table is available in planning only")
 
     def history_record(self, op: str) -> Mapping[str, Any]:
-        """The history record of an operation that has ended, as JSON (docs/contract.md): read by the executor, and
-        signed with its key where it has one. So an argument names an operation, and does not bring what it found.
-        Raises InvalidArgument where there is none, or it is not accepted.
+        """The history record of an operation that has ended, as JSON (docs/contract.md).
+
+        The executor reads it from etcd and checks its signature if it has a key. So an argument can name an operation
+        instead of carrying its result, which anybody could forge. Raises InvalidArgument if there is no record, or if
+        the executor does not accept it.
         """
         raise InvalidArgument(f"there is no history record of {op} here")
 
     @abstractmethod
     def status(self, text: str) -> None:
-        """One line for people: what the job is doing now."""
+        """Publish one line for people: what the job does now."""
 
     def start_operation(
         self,
@@ -244,67 +274,89 @@ class JobContext(ABC):
         partitions: Sequence[str] | None = None,
         delay: float | None = None,
     ) -> None:
-        """In completion: an operation on the same table to start when this one has finished, once, whatever crashes in
-        between. Raises InvalidArgument elsewhere, and for another table.
+        """In completion: start another operation on the table after this one.
 
-        A start that is refused then (another operation excludes it, or runs one at a time) is tried again for ten
-        minutes after the finish; after that, and where the type, the table or the argument is wrong, the coordinator's
-        log has an error, and it is not started.
+        It starts exactly once, even if processes crash. Raises InvalidArgument outside completion, and for another
+        table.
+
+        If the start is refused (a conflicting operation runs, or the type runs one at a time), the coordinator retries
+        it for ten minutes. After that, and if the type, the table or the argument is wrong, the coordinator logs an
+        error and does not start it.
         """
         raise InvalidArgument("start_operation is available in complete_operation only")
 
 
 class Behavior(ABC):
-    """One operation type. See docs/how-to/write-a-behavior.md for a whole example."""
+    """One operation type. docs/how-to/write-a-behavior.md has a whole example."""
 
     type_name: ClassVar[str]
+    """The name of the operation type, as starts and keys in etcd have it."""
     Arg: ClassVar[type[BaseModel]]
+    """The pydantic model of the argument of a start."""
     Result: ClassVar[type[BaseModel] | None] = None
-    """What a job gives, also as the result of JobFailed: an instance, or what fits it. None: anything JSON."""
+    """The model of a job's result, also as the result of JobFailed: return an instance, or a value that fits it.
+    None: any JSON value.
+    """
     Report: ClassVar[type[BaseModel] | None] = None
-    """The same of complete_operation and OperationFailed, which may give None as well."""
+    """The model of the report of complete_operation and OperationFailed, which may also be None. None: any JSON value.
+    """
     needs_table: ClassVar[bool] = False
+    """True: a start on ``@cluster`` is refused."""
     object_field: ClassVar[str | None] = None
+    """The field of Arg whose value names the object in the table that the operation works on, such as a column."""
     instances: ClassVar[Literal["many", "one"]] = "many"
+    """``one``: at most one operation of this type runs on a table, or on each object of it, at a time."""
     conflicts_with: ClassVar[Sequence[str]] = ()
+    """Operation types that must not run on a table while this one runs on it, in both directions."""
     can_fail: ClassVar[bool] = True
+    """False: a job is retried until it succeeds."""
     retry: ClassVar[Retry] = Retry()
+    """How often, and with which back-off, an unexpected error is retried."""
     lost: ClassVar[Literal["retry", "fail"]] = "retry"
+    """What happens to a job whose executor was lost: another executor runs it, or it fails."""
     failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
+    """After a job has failed: cancel the other jobs, or run all of them."""
     resumable: ClassVar[bool] = False
+    """True: a job that has saved a checkpoint continues from it in its next attempt, without a cleanup before."""
     time_limit: ClassVar[float | None] = None
-    """Seconds for one attempt of a job. One that takes longer is stopped, and is an unexpected error. A start and
-    the executor's ``job-time-limit`` may give less, and not more. None: no limit of its own.
+    """Time limit in seconds for one attempt of a job. A job that exceeds it is stopped: an unexpected error. A start
+    and the executor's setting ``job-time-limit`` can lower it, but not raise it. None: no limit.
     """
     large_results: ClassVar[Literal["refuse", "file"]] = "refuse"
-    """What becomes of a job's result that is too large for etcd (63 KiB of JSON): the job fails and says so, or the
-    result goes to a file below ``shared_dir``, which the outcome names with its size and checksum; completion code and
-    ``Operation.results()`` read it from there. It is removed when the history forgets the operation.
+    """What happens to a job's result that is too large for etcd (63 KiB of JSON). ``refuse``: the job fails with an
+    error. ``file``: the result goes to a file below ``shared_dir``; the outcome holds the file's name, size and
+    checksum, and completion code and ``Operation.results()`` read the file. It is removed together with the history
+    record of the operation.
     """
     reports_only: ClassVar[bool] = False
-    """complete_operation makes its report of the summary and what it reads (and may say what follows), and does nothing
-    that could not be thrown away. It then runs as soon as all jobs have ended, before the decision is fixed, and the
-    operation ends a round trip sooner. Of an operation that is cancelled, and after an attempt that failed, it runs
-    after the decision, as any other.
+    """True: complete_operation only makes a report (and may start follow-ups); its result can be thrown away.
+
+    It then runs as soon as all jobs have ended, before the verdict is stored, which saves a round trip to etcd. If the
+    operation is cancelled, or an attempt of the completion has failed, it runs after the verdict is stored, as for
+    other behaviors.
     """
 
     joins: ClassVar[bool] = False
-    """An operation of this type that waits for others ends with the last of them, without a job."""
+    """True: an operation that waits for other operations has no job, and ends when the last of them ends."""
     id_fields: ClassVar[Sequence[str] | None] = None
-    """The fields of Arg whose values, with type and table, are an operation's id: of those that have the same one only
-    one goes on at a time, and a start joins it (P16). ``()``: the type on the table alone. None: all are one-offs.
+    """The fields of Arg that identify an operation, together with its type and table (P16).
+
+    Only one operation with the same identity runs at a time; a second start joins it. ``()``: type and table are the
+    identity. None: each start is an operation of its own.
     """
     combine: ClassVar[Mapping[str, Literal["union", "concat", "max", "min", "sum", "last", "first"]]] = {}
-    """How the arguments of two starts with the same id become one (``on_duplicate="combine"``), by field; fields
-    without a rule must be the same.
+    """For each field: how the arguments of two starts with the same identity become one (``on_duplicate="combine"``).
+    Fields without a rule must be equal.
     """
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
+        """Plan the operation: fix the partitions and files it works on.
 
-        Never called for ``@cluster``, whose operations have one job. Raise InvalidArgument for what no retry
-        can mend (the operation then fails at once with that sentence); where the table cannot be reached from this
-        node, TableUnavailable leaves it to another, or to a later attempt.
+        Default: all partitions of the table.
+
+        Not called on ``@cluster``, where an operation has one job. Raise InvalidArgument for an error that no retry
+        can resolve: the operation fails at once with this message. Raise TableUnavailable if this node cannot reach
+        the table: another node, or a later attempt, plans the operation.
         """
         from distop.tables import plan_table
 
@@ -313,74 +365,66 @@ class Behavior(ABC):
     def jobs(
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
     ) -> Sequence[PartitionPlan]:
-        """The operation's jobs, out of all the ``partitions`` that it may work on. Default: one for each of those that
-        the start, or a rerun, asks for by ``names`` (None: for all of them).
+        """Choose the operation's jobs from the planned ``partitions``.
 
-        A job over several partitions has a name that begins with ``@``, as no partition's does, the files of all of
-        them, and in ``beside`` what it reads of other tables. A rerun asks for it by that name. Raise InvalidArgument
-        for names that are none.
+        Default: one job for each partition.
+
+        ``names``: the partitions that a start or a rerun asks for; None: all of them.
+
+        A job may cover several partitions. Its name starts with ``@``, which no partition's name does; it has the files
+        of all its partitions, and in ``beside`` the other tables it reads. A rerun asks for it by that name. Raise
+        InvalidArgument for unknown names.
         """
         return select(partitions, names)
 
     @abstractmethod
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Do one partition's part and return its Result (anything JSON where none is declared). Raise JobFailed for a
-        verdict; any other exception is an unexpected error and is retried. Running it twice must equal running it once.
+        """Run the job of one partition and return its Result.
+
+        Without a declared model, the result may be any JSON value. Raise JobFailed if the job has found that it must
+        fail: it is not retried. Any other exception is an unexpected error and is retried. It must be idempotent.
         """
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36).
+        """Remove the files of an attempt that will not be published.
 
-        Called after JobFailed, before a job that was tried before starts over, and when one is stopped. Not called for
-        a resumable job that has a checkpoint and will go on from it.
+        Must be idempotent (I16, I29, I36).
+
+        Called after JobFailed, before a further attempt starts, and after a job was stopped. Not called for a resumable
+        job that continues from its checkpoint.
         """
 
     def is_fatal(self, error: BaseException) -> bool:
-        """No retry mends this error of the behavior's own code (any but JobFailed). Override it to tell the errors of
-        what is used here apart; ``super().is_fatal(error)`` knows those that say so themselves.
+        """True if no retry can resolve this error of the behavior's code.
+
+        Override it to classify errors of the libraries you use. Call ``super().is_fatal(error)`` for all others: it
+        knows distop's own error classes.
         """
         return isinstance(error, FatalError | UsageError)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """Run once all jobs ended; may run again after a crash, so it must be idempotent (I37). Returns the
-        history record's report, which fits Report where that is declared. Raise OperationFailed(message, report) for a
-        verdict.
+        """Complete the operation after all jobs have ended, and return its report.
+
+        It may run again after a crash, so it must be idempotent (I37). The report fits Report if that is declared.
+        Raise OperationFailed(message, report) to fail the operation.
         """
         return None
 
     # A behavior may define run_batch(self, arg, partitions, ctx) -> Iterable[(PartitionPlan, result | Exception)]:
     # one Spark job then serves many jobs, and each pair is reported as soon as it is yielded. An exception object in
-    # the pair means for its partition what raising it means in start_or_resume_job; an exception raised by the
-    # generator breaks the batch, which is then split until the broken partition stands alone.
+    # a pair has the same effect as raising it in start_or_resume_job for that partition. If the generator raises, the
+    # executor splits the batch and runs the parts, until the failing partition is alone.
     run_batch: ClassVar[Callable[..., Iterable[tuple[PartitionPlan, Any]]] | None] = None
 
     @classmethod
     def declaration(cls) -> Declaration:
-        """What is published of this behavior. Raises InvalidArgument where it contradicts itself."""
+        """The declaration that executors publish.
+
+        Raises InvalidArgument if class attributes are wrong.
+        """
         name = getattr(cls, "type_name", "")
         check_type_name(name)
-        for value, allowed, what in (
-            (cls.instances, ("many", "one"), "instances"),
-            (cls.lost, ("retry", "fail"), "lost"),
-            (cls.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
-            (cls.large_results, ("refuse", "file"), "large_results"),
-        ):
-            if value not in allowed:
-                raise InvalidArgument(f"behavior {name}: {what} is {value!r}, it must be one of {', '.join(allowed)}")
-        for what in ("Arg", "Result", "Report"):
-            kind = getattr(cls, what, None)
-            if not hasattr(kind, "model_json_schema") and (what == "Arg" or kind is not None):
-                raise InvalidArgument(f"behavior {name}: {what} must be a pydantic model")
-        if isinstance(cls.conflicts_with, str):
-            raise InvalidArgument(f"behavior {name}: conflicts_with is a list of types: [{cls.conflicts_with!r}]")
-        for other in cls.conflicts_with:
-            check_type_name(other)
-        if cls.retry.attempts < 1:
-            raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, it must be at least 1")
-        if cls.time_limit is not None:
-            check_time_limit(cls.time_limit, f"behavior {name}: time_limit")
-        if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
-            raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
+        _check_attributes(name, cls)
         schema = cls.Arg.model_json_schema()
         result = cls.Result.model_json_schema() if cls.Result is not None else {}
         report = cls.Report.model_json_schema() if cls.Report is not None else {}
@@ -388,14 +432,14 @@ class Behavior(ABC):
             try:
                 check_schema(one)
             except BadSchema as error:
-                raise InvalidArgument(f"behavior {name}: the schema of its {what} is not published: {error}") from None
+                raise InvalidArgument(
+                    f"behavior {name}: the JSON schema of {what} cannot be published: {error}"
+                ) from None
         id_fields = _id_fields(name, cls.id_fields, cls.Arg, schema)
         _check_combine(name, cls.combine, id_fields or (), schema)
-        if not cls.can_fail and cls.lost == "fail":
-            raise InvalidArgument(f"behavior {name}: can_fail is false, so lost must be 'retry'")
         completes = cls.complete_operation is not Behavior.complete_operation
         if cls.reports_only and not completes:
-            raise InvalidArgument(f"behavior {name}: reports_only is true, and there is no complete_operation")
+            raise InvalidArgument(f"behavior {name}: reports_only is true, so it must define complete_operation")
         return Declaration(
             type_name=name,
             arg_schema=schema,
@@ -424,66 +468,116 @@ class Behavior(ABC):
 
 
 def cleans_up(kind: type[Behavior]) -> bool:
-    """Whether it has a cleanup of its own."""
+    """True if the behavior overrides ``cancel_job_and_cleanup``."""
     return kind.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
+
+
+def _check_attributes(name: str, cls: type[Behavior]) -> None:
+    """Raises InvalidArgument if a class attribute has a wrong value."""
+    for value, allowed, what in (
+        (cls.instances, ("many", "one"), "instances"),
+        (cls.lost, ("retry", "fail"), "lost"),
+        (cls.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
+        (cls.large_results, ("refuse", "file"), "large_results"),
+    ):
+        if value not in allowed:
+            raise InvalidArgument(f"behavior {name}: {what} is {value!r}, but must be one of {', '.join(allowed)}")
+    for what in ("Arg", "Result", "Report"):
+        kind = getattr(cls, what, None)
+        if not hasattr(kind, "model_json_schema") and (what == "Arg" or kind is not None):
+            raise InvalidArgument(f"behavior {name}: {what} must be a pydantic model")
+    if isinstance(cls.conflicts_with, str):
+        raise InvalidArgument(
+            f"behavior {name}: conflicts_with must be a list of operation types: [{cls.conflicts_with!r}]"
+        )
+    for other in cls.conflicts_with:
+        check_type_name(other)
+    if cls.retry.attempts < 1:
+        raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, but must be at least 1")
+    if cls.time_limit is not None:
+        check_time_limit(cls.time_limit, f"behavior {name}: time_limit")
+    if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
+        raise InvalidArgument(
+            f"behavior {name}: object_field {cls.object_field!r} is not a field of Arg"
+            + did_you_mean(cls.object_field, cls.Arg.model_fields)
+        )
+    if not cls.can_fail and cls.lost == "fail":
+        raise InvalidArgument(f"behavior {name}: can_fail is false, so lost must be 'retry'")
 
 
 def _id_fields(
     name: str, fields: Sequence[str] | None, arg: type[BaseModel], schema: Mapping[str, Any]
 ) -> tuple[str, ...] | None:
-    """Who computes the id has the published schema alone: the fields, and what they are where they are left out, must
-    stand in that. Raises InvalidArgument.
+    """``id_fields`` after checks. Raises InvalidArgument.
+
+    A client computes the identity from the published schema alone, so the schema must hold each field and its default.
     """
     if fields is None:
         return None
     if isinstance(fields, str):
-        raise InvalidArgument(f"behavior {name}: id_fields is a list of fields: [{fields!r}]")
+        raise InvalidArgument(f"behavior {name}: id_fields must be a list of fields: [{fields!r}]")
     for one in fields:
         if one not in arg.model_fields or one not in schema.get("properties", {}):
-            raise InvalidArgument(f"behavior {name}: id_fields names {one!r}, which is no field of its Arg")
+            hint = did_you_mean(one, arg.model_fields)
+            raise InvalidArgument(f"behavior {name}: id_fields names {one!r}, which is not a field of Arg{hint}")
         if arg.model_fields[one].default_factory is not None:
             raise InvalidArgument(
-                f"behavior {name}: id_fields names {one!r}, whose default a function makes: give it a value, or none"
+                f"behavior {name}: id_fields names {one!r}, which has a default_factory: give it a constant default, "
+                "or no default"
             )
     return tuple(fields)
 
 
 def _check_combine(name: str, rules: Mapping[str, str], id_fields: Sequence[str], schema: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument if ``combine`` is wrong."""
     if not isinstance(rules, dict):
-        raise InvalidArgument(f"behavior {name}: combine has a rule for each of some fields, it is no {rules!r}")
+        raise InvalidArgument(f"behavior {name}: combine must map fields to rules, but it is {rules!r}")
     for one, rule in rules.items():
         if one not in schema.get("properties", {}):
-            raise InvalidArgument(f"behavior {name}: combine names {one!r}, which is no field of its Arg")
+            hint = did_you_mean(one, schema.get("properties", {}))
+            raise InvalidArgument(f"behavior {name}: combine names {one!r}, which is not a field of Arg{hint}")
         if one in id_fields:
-            raise InvalidArgument(f"behavior {name}: combine names {one!r}, by which operations are told apart")
+            raise InvalidArgument(
+                f"behavior {name}: combine names {one!r}, which is in id_fields: it is equal in both starts, so remove "
+                "its rule"
+            )
         if rule not in RULES:
             raise InvalidArgument(
-                f"behavior {name}: combine has the rule {rule!r} for {one!r}, it must be one of {', '.join(RULES)}"
+                f"behavior {name}: combine has the rule {rule!r} for {one!r}, but it must be one of {', '.join(RULES)}"
             )
 
 
 def registered() -> Mapping[str, metadata.EntryPoint]:
-    """The behaviors installed here, by type name; nothing is imported."""
+    """The installed behaviors by type name. Imports none of them."""
     return {ep.name: ep for ep in metadata.entry_points(group=ENTRY_POINTS)}
 
 
 class Loadable(Protocol):
-    """What gives the class of a behavior: an entry point, or a :class:`distop.behavior_source.BehaviorSource`."""
+    """A source of a behavior's class.
+
+    An entry point, or a :class:`distop.behavior_source.BehaviorSource`.
+    """
 
     def load(self) -> Any: ...
 
 
 def load(type_name: str, installed: Mapping[str, Loadable] | None = None) -> Behavior:
-    """Import and make the behavior of this type. Raises UnknownBehavior where none is installed. ``installed``: what
-    :func:`registered` gave, which looks through all packages each time; others may be added.
+    """Import and create the behavior of this type.
+
+    Raises UnknownBehavior if it is not installed.
+
+    ``installed``: the result of :func:`registered` (which scans all packages at each call), perhaps with more
+    behaviors.
     """
     installed = registered() if installed is None else installed
     found = installed.get(type_name)
     if found is None:
-        known = ", ".join(sorted(installed)) or "none"
-        raise UnknownBehavior(f"no behavior {type_name!r} is installed here (installed: {known})")
+        known = did_you_mean(type_name, sorted(installed), "installed")
+        raise UnknownBehavior(f"no behavior {type_name!r} is installed here{known}")
     behavior: Behavior = found.load()()
     if behavior.type_name != type_name:
-        raise UnknownBehavior(f"what is installed as {type_name!r} names a behavior of type {behavior.type_name!r}")
+        raise UnknownBehavior(
+            f"the entry point {type_name!r} of the group {ENTRY_POINTS!r} loads a behavior whose type_name is "
+            f"{behavior.type_name!r}: both names must be equal"
+        )
     return behavior

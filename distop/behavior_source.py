@@ -1,7 +1,9 @@
-"""Behaviors that are named by the place of their code, and need not be installed: ``distop dev --behavior``.
+"""Behaviors named by file or module, without being installed.
 
-``FILE.py:CLASS`` names a file, ``MODULE:CLASS`` a module that can be imported. ``python -m distop.behavior_source``
-loads one in a process of its own and prints its type, or why it cannot be loaded, as JSON.
+``distop dev --behavior``.
+
+``FILE.py:CLASS`` names a file, ``MODULE:CLASS`` an importable module. ``python -m distop.behavior_source`` loads one in
+a process of its own and prints JSON: its operation type, or the reason why it cannot be loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior
 from distop.errors import InvalidArgument, describe
 from distop.protocol.frozen import frozen
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +32,17 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 @frozen
 class BehaviorSource:
-    """Where the class of a behavior stands: ``module`` is a module's name, or the absolute path of a file."""
+    """The location of a behavior's class.
+
+    ``module``: a module's name, or the absolute path of a file.
+    """
 
     module: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> BehaviorSource:
-        """Raises InvalidArgument for what is neither ``MODULE:CLASS`` nor ``FILE.py:CLASS``."""
+        """Raises InvalidArgument unless the text has the form ``MODULE:CLASS`` or ``FILE.py:CLASS``."""
         where, _, name = text.rpartition(":")
         is_file = where.endswith(".py")
         if not name.isidentifier() or not (is_file or _MODULE.fullmatch(where)):
@@ -50,8 +55,9 @@ class BehaviorSource:
         return f"{self.module}:{self.name}"
 
     def load(self) -> type[Behavior]:
-        """Import the module and return the class. Raises InvalidArgument where it has no such behavior, and whatever
-        the module's code raises.
+        """Import the module and return the class.
+
+        Raises InvalidArgument if the module has no such behavior, and any exception of the module's code.
         """
         module = _from_file(Path(self.module)) if "/" in self.module else importlib.import_module(self.module)
         found = getattr(module, self.name, None)
@@ -59,20 +65,25 @@ class BehaviorSource:
             return found
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         own = [n for n, c in classes.items() if issubclass(c, Behavior) and c.__module__ == module.__name__]
-        wrong = "is no subclass of distop.behavior.Behavior" if found is not None else "does not exist"
-        raise InvalidArgument(f"{self.name} in {self.module} {wrong} (its behaviors: {', '.join(own) or 'none'})")
+        if found is not None:
+            problem = f"{self.name} in {self.module} is not a subclass of distop.behavior.Behavior"
+        else:
+            problem = f"{self.module} has no class {self.name}"
+        hint = did_you_mean(self.name, own) or f" (behaviors in it: {', '.join(own) or 'none'})"
+        raise InvalidArgument(f"{problem}{hint}")
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module of a file, under a name of its own: a file may be called as a module of Python is. Its folder comes
-    last on the import path, so that no file beside it takes the place of an installed module.
+    """Import a file as a module named ``distop_dev_…``, so that it cannot replace a module of the same name.
+
+    Its folder goes to the end of the import path, so that no file in it replaces an installed module.
     """
     if not path.is_file():
         raise InvalidArgument(f"there is no file {path}")
     name = f"distop_dev_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     if (known := sys.modules.get(name)) is not None:
         if known.__file__ != str(path):
-            raise InvalidArgument(f"{path} and {known.__file__} have the same name: rename one of them")
+            raise InvalidArgument(f"{path} and {known.__file__} have the same file name: rename one of them")
         return known
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -89,7 +100,7 @@ def _from_file(path: Path) -> ModuleType:
     with suppress(ImportError):
         from pyspark import cloudpickle
 
-        # Spark's Python workers cannot import it: its functions go to them by value.
+        # Spark's Python workers cannot import this module, so its functions are sent to them by value.
         by_value: Any = cloudpickle.register_pickle_by_value
         by_value(module)
     return module
@@ -101,11 +112,11 @@ def _problem(text: str, error: BaseException) -> str:
         return f"--behavior {text}: {error}"
     where, _, name = text.rpartition(":")
     if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
-        said = f"--behavior {text}: there is no installed module {error.name}"
+        problem = f"--behavior {text}: the module {error.name} is not installed"
         file = f"{error.name.replace('.', '/')}.py"
         if Path(file).is_file():
-            said += f" (the current folder is not searched; name the file: --behavior ./{file}:{name})"
-        return said
+            problem += f" (the current folder is not searched: to load the file, use --behavior ./{file}:{name})"
+        return problem
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
@@ -115,17 +126,17 @@ def _problem(text: str, error: BaseException) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Load the behavior that the first argument names, as an executor's child does, and print {type} or {error}."""
-    answer, sys.stdout = sys.stdout, sys.stderr  # the module may print, too
+    """Load the behavior that the first argument names, and print ``{"type": …}`` or ``{"error": …}``."""
+    output, sys.stdout = sys.stdout, sys.stderr  # the module may print, too
     try:
         source = BehaviorSource.parse(argv[0])
-        told = {"type": source.load()().declaration().type_name}
+        answer = {"type": source.load()().declaration().type_name}
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        told = {"error": _problem(argv[0], error)}
-    answer.write(json.dumps(told))
-    answer.flush()
+        answer = {"error": _problem(argv[0], error)}
+    output.write(json.dumps(answer))
+    output.flush()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Time and chance: the one place from which distop's own code gets the clocks, random numbers and unique ids.
+"""The clocks, random numbers and unique ids of distop's own code.
 
-They come from a :class:`Source`; the default is the system's. A simulation puts another one into :data:`source`, a
-context variable, which asyncio's tasks inherit: so each simulated process has clocks and a random stream of its own.
+They come from a :class:`Source`; the default is the system's. The simulator sets another one in :data:`source`, a
+context variable that asyncio's tasks inherit: so each simulated process has its own clocks and random numbers.
 
 ``time``, ``random``, ``secrets`` and ``uuid`` have the names and meanings of the standard modules' functions:
 ``from distop.clock import random, time`` is all that a module needs.
@@ -20,7 +20,7 @@ __all__ = ["Source", "random", "secrets", "source", "time", "uuid"]
 
 
 class Source(Protocol):
-    """Where time and chance come from. Times are seconds."""
+    """A source of time and random numbers. Times are in seconds."""
 
     def time(self) -> float:
         """Since the epoch; may be wrong, and may jump."""
@@ -35,11 +35,11 @@ class Source(Protocol):
         """A random number between the two."""
 
     def bits(self, count: int) -> int:
-        """So many random bits, good enough for an id that nobody else has."""
+        """``count`` random bits, secure enough for unique ids."""
 
 
 class System:
-    """The clocks and the chance of this machine."""
+    """The clocks and random numbers of this machine."""
 
     time = staticmethod(_time.time)
     monotonic = staticmethod(_time.monotonic)
@@ -52,7 +52,7 @@ class System:
 
 
 source: ContextVar[Source] = ContextVar("distop-clock", default=System())  # noqa: B039  # it has no state
-"""What the current context gets its time and chance from."""
+"""The current context's source."""
 
 
 class time:
@@ -70,12 +70,12 @@ class time:
 
     @staticmethod
     def boottime() -> float:
-        """The same on one that counts while the machine is suspended (L1)."""
+        """Seconds on a clock that never goes back, and counts while the machine is suspended (L1)."""
         return source.get().boottime()
 
 
 class random:
-    """Chance, as in the module ``random``."""
+    """Random numbers, as in the module ``random``."""
 
     @staticmethod
     def uniform(a: float, b: float) -> float:
@@ -88,7 +88,7 @@ class secrets:
 
     @staticmethod
     def randbits(count: int) -> int:
-        """So many random bits."""
+        """``count`` random bits."""
         return source.get().bits(count)
 
 
@@ -97,5 +97,5 @@ class uuid:
 
     @staticmethod
     def uuid4() -> UUID:
-        """A random one."""
+        """A random UUID."""
         return UUID(int=source.get().bits(128), version=4)

@@ -27,7 +27,7 @@ from distop.protocol.behavior_declaration import LONGEST_TIME_LIMIT
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import check_namespace, check_type_name, encode
 from distop.protocol.size_limits import DEFAULT, Limits
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 from distop.runtime import secret_settings, spark_rules
 from distop.settings_file import NO_FILE
 from distop.store.connection_settings import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
@@ -381,9 +381,9 @@ class Settings:
         self._values = {key.replace("-", "_"): value for key, value in file.values.items()}
         unknown = sorted(key for key in file.values if key.replace("-", "_") not in SETTINGS)
         if unknown:
-            raise InvalidArgument(
-                f"{file.path} has unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(SETTINGS))})"
-            )
+            named = ", ".join(f"{key}{did_you_mean(key.replace('-', '_'), SETTINGS)}" for key in unknown)
+            what = "an unknown setting" if len(unknown) == 1 else "unknown settings"
+            raise InvalidArgument(f"{file.path} has {what}: {named}; known: {', '.join(sorted(SETTINGS))}")
 
     def get(self, name: str) -> Any:
         """The value of a setting: of the flag, else the variable, else the file, else its default. A setting of pairs

@@ -1,7 +1,7 @@
-"""The file of settings: the one that ``--config`` names, or ``./distop.toml`` where nobody else can have written it.
+"""Finds and reads the settings file: that of ``--config``, or ``./distop.toml`` if only trusted users can write it.
 
-The file names servers, credentials and, in ``spark-conf``, code. One that merely lies in the current folder is used
-only if it belongs to this process's user or to root and neither the file nor its folder can be written by anybody else.
+The file has servers, credentials and, in ``spark-conf``, code. So a file in the current folder is used only if it
+belongs to this process's user or to root, and no other user can write the file or its folder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 NAME = "distop.toml"
 _LINKS = 40
-"""Links that are followed, as the kernel does."""
+"""Maximum number of followed links, like the kernel's."""
 
 
 @frozen
 class SettingsFile:
-    """``path`` "": no file is used. ``ignored``: why the file of the current folder is not, in a sentence."""
+    """The settings file. ``path`` "": no file is used. ``ignored``: why the file of the current folder is ignored."""
 
     path: str = ""
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -33,7 +33,7 @@ class SettingsFile:
 
     @property
     def text(self) -> str:
-        """Which file is used, for people."""
+        """A text for people about the used file."""
         return self.ignored or (f"settings file: {self.path}" if self.path else f"no settings file (./{NAME})")
 
 
@@ -41,13 +41,13 @@ NO_FILE = SettingsFile()
 
 
 class _Untrusted(Exception):
-    """Somebody else may have written the file; the message says who and where."""
+    """Another user may have written the file; the message says which and where."""
 
 
 def find(explicit: str = "", folder: Path | None = None) -> SettingsFile:
-    """The file to use. ``explicit``: the path that was given. ``folder``: the current one.
+    """Find and read the file. ``explicit``: the given path. ``folder``: the current folder.
 
-    Raises InvalidArgument where the explicit file does not exist, or a file is not readable or no TOML.
+    Raises InvalidArgument if the explicit file does not exist, or a file cannot be read or is not TOML.
     """
     if explicit:
         path = Path(explicit)
@@ -70,7 +70,7 @@ def find(explicit: str = "", folder: Path | None = None) -> SettingsFile:
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidArgument:
-    return InvalidArgument(f"the settings file {path} cannot be read: {error.strerror or type(error).__name__}")
+    return InvalidArgument(f"cannot read the settings file {path}: {error.strerror or type(error).__name__}")
 
 
 def _parsed(path: Path, data: bytes) -> SettingsFile:
@@ -79,19 +79,19 @@ def _parsed(path: Path, data: bytes) -> SettingsFile:
     try:
         values = tomllib.loads(data.decode())
     except UnicodeDecodeError:
-        raise InvalidArgument(f"the settings file {path} cannot be read: it is not UTF-8") from None
+        raise InvalidArgument(f"cannot read the settings file {path}: it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"{path} is not valid TOML: {error}") from None
     return SettingsFile(str(path.absolute()), values)
 
 
 def _trusted(path: Path) -> bytes:
-    """What stands in the file. Raises OSError, and _Untrusted.
+    """The content of the file. Raises OSError, and _Untrusted.
 
-    Judged is the file that was opened, and the folder of each link on the way to it: who can write there can have the
-    name stand for another file of ours.
+    The opened file is checked, and the folder of each link in its path: a user who can write there could redirect the
+    name to another file of ours.
     """
-    # O_NONBLOCK: a named pipe must not hold us up.
+    # O_NONBLOCK: opening a named pipe must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         opened = os.fstat(descriptor)
@@ -100,7 +100,7 @@ def _trusted(path: Path) -> bytes:
         _check(opened, "it")
         place = path.absolute()
         for _ in range(_LINKS):
-            # The folder's own links are resolved: it is what they lead to that holds the name.
+            # Resolve the folder's own links: the name is in the folder that they lead to.
             place = Path(os.path.realpath(place.parent)) / place.name
             _check(place.parent.stat(), f"its folder {place.parent}")
             found = place.lstat()
@@ -115,8 +115,8 @@ def _trusted(path: Path) -> bytes:
 
 def _check(found: os.stat_result, what: str) -> None:
     _check_owner(found, what)
-    # Of sticky folders, too: others cannot replace a file of ours there, but they can put a hard link to one of our
-    # files under this name before we have a file there.
+    # Reject also sticky folders: others cannot replace our files there, but they can create a hard link to one of our
+    # files under this name before our own file exists.
     for bit, who in ((stat.S_IWGRP, "the group"), (stat.S_IWOTH, "everybody")):
         if found.st_mode & bit:
             raise _Untrusted(f"{what} can be written by {who}")

@@ -1,4 +1,4 @@
-"""The smallest behavior: the bytes in the files of each partition."""
+"""The smallest behavior: returns the size in bytes of each partition."""
 
 from pydantic import BaseModel
 

@@ -1,4 +1,4 @@
-"""A behavior of one's own: counts the rows of each partition, and of the table."""
+"""An example behavior: counts the rows of each partition and of the table."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class Count(BaseModel):
 
 
 class RowCount(Behavior):
-    """Counts rows; fails for partitions that have fewer than ``at_least``."""
+    """Counts rows. The job of a partition with fewer than ``at_least`` rows fails."""
 
     type_name = "row_count"
     Arg = Arg
@@ -29,7 +29,7 @@ class RowCount(Behavior):
         ctx.status(f"counting {partition.name}")
         rows = ctx.rows(partition).count()
         if rows < arg.at_least:
-            raise JobFailed(f"{partition.name} has {rows} rows", Count(rows=rows))
+            raise JobFailed(f"{partition.name} has {rows} rows, fewer than {arg.at_least}", Count(rows=rows))
         return Count(rows=rows)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Count:

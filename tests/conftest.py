@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A third of what collecting takes is looks for garbage, of which there is hardly any.
-gc_tuning.begin()
+gc_tuning.tune_for_start()
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
 # At each change, and with --slow.
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc_tuning.settle(look=False)
+    gc_tuning.freeze_loaded(collect=False)
 
 
 @pytest.hookimpl(optionalhook=True)

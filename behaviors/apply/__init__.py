@@ -1,4 +1,7 @@
-"""``apply``: makes what was validated part of a table's schema. See docs/reference/apply.md."""
+"""``apply``: adds validated checks to the schema of a table.
+
+See docs/reference/apply.md.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.rewrite_publication import Narrowing
 
 TABLE = "table"
-"""The name of the one job."""
+"""The name of the job that changes only the schema."""
 
 
 class Apply(Behavior):
-    """Makes a certified promise part of a table's schema, after a look at what came since."""
+    """Adds certified checks to the schema of a table, after validating newer files."""
 
     type_name = "apply"
     Arg = Argument
@@ -32,21 +35,22 @@ class Apply(Behavior):
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """One job; where a column is narrowed, one for each partition, which is written anew. Raises InvalidArgument
-        for what can be told before anything is looked at: a table without a schema to change, a certificate of another,
-        a check that can become nothing, a folder on a disk that others may change, and a column that something else is
-        made of.
+        """One job for the schema; or one for each partition, to narrow a column.
+
+        Raises InvalidArgument for what is known before a job runs: the schema of the table cannot be changed, the
+        certificate belongs to another table, a check cannot be added to a schema, other users may change a folder on a
+        disk, or partitions or the sort order depend on a narrowed column.
         """
         from distop.tables import changes_of
-        from distop_behaviors.apply.constraints import wanted
+        from distop_behaviors.apply.constraints import schema_changes
         from distop_behaviors.apply.schema_target import target_of
-        from distop_behaviors.apply.type_narrowing import needed
+        from distop_behaviors.apply.type_narrowing import columns_to_narrow
         from distop_behaviors.validate.certification import check_table
 
         changes_of(table)
         certificate = request_of(arg, ctx).certificate
         check_table(certificate, table)
-        rewritten = needed(wanted(certificate).narrowed, certificate)
+        rewritten = columns_to_narrow(schema_changes(certificate).narrowed, certificate)
         target_of(table, ctx).check_folders(rewritten=bool(rewritten))
         if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
@@ -59,43 +63,48 @@ class Apply(Behavior):
     def jobs(
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
     ) -> Sequence[PartitionPlan]:
-        """All of them. Raises InvalidArgument where some of those that are written anew are asked for: a column has one
-        type in all of the table.
+        """All jobs.
+
+        Raises InvalidArgument if partitions of a rewrite are named: all files need the new type.
         """
         if not _rewrites(partitions[0]):
             return super().jobs(arg, partitions, names, ctx)
         if names is not None:
-            raise InvalidArgument("apply changes a table as a whole: start it again, without naming partitions")
+            raise InvalidArgument("apply changes the whole table: start it without naming partitions")
         return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """See Applying.run, and Narrowing.stage. Raises InvalidArgument where the plan is not of this argument."""
-        from distop_behaviors.apply.constraints import wanted
-        from distop_behaviors.apply.type_narrowing import needed
+        """Run ``Applying.run``, or ``Narrowing.stage``.
+
+        Raises InvalidArgument if the argument was changed.
+        """
+        from distop_behaviors.apply.constraints import schema_changes
+        from distop_behaviors.apply.type_narrowing import columns_to_narrow
 
         if _rewrites(partition):
             return self._narrowing(arg, ctx).stage(partition)
         certificate = request_of(arg, ctx).certificate
-        if needed(wanted(certificate).narrowed, certificate):
+        if columns_to_narrow(schema_changes(certificate).narrowed, certificate):
             raise InvalidArgument(
-                f"the plan of {ctx.operation} rewrites nothing, and its argument narrows a column: the argument was "
-                "changed meanwhile; start the operation again"
+                f"the plan of {ctx.operation} rewrites no files, but its argument narrows a column: the argument was "
+                "changed after planning; start a new operation"
             )
         return self._applying(arg, ctx).run()
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Take back a change that nobody will confirm any more, or remove what was staged for one."""
+        """Revert an unconfirmed change of the schema, or remove staged files."""
         try:
             if _rewrites(partition):
                 self._narrowing(arg, ctx).discard()
-            elif not ctx.superseded:  # whoever has the job goes on from what stands in the table
+            elif not ctx.superseded:  # a newer attempt continues from the current schema
                 self._applying(arg, ctx, stoppable=False).revert()
         except (TableUnavailable, InvalidArgument) as error:
-            ctx.log.info("nothing is there to be taken back: %s", error)
+            ctx.log.info("Nothing to revert: %s", error)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """The report of the one job; where partitions were written anew, all of them are published first. Raises
-        OperationFailed with it unless the certificate was applied.
+        """The report, after publishing rewritten partitions.
+
+        Raises OperationFailed with it if apply failed.
         """
         narrowed = any(map(_rewrites, itertools.islice(summary.partitions(), 1)))
         if narrowed and summary.verdict == "success":
@@ -141,5 +150,8 @@ class Apply(Behavior):
 
 
 def _rewrites(partition: PartitionPlan) -> bool:
-    """Whether the job writes the files of a partition anew; otherwise it changes the schema alone."""
+    """True if the job rewrites the files of a partition.
+
+    False if it changes only the schema.
+    """
     return partition.name != TABLE

@@ -1,9 +1,9 @@
-"""Judge what the certificate does not cover, swap the schema, look again: the loop of ``apply``.
+"""The loop of ``apply``: validate files that the certificate does not cover, swap the schema, validate again.
 
-What was judged is what is changed: the swap compares with the very metadata that was loaded before it was judged.
-Every step may be repeated after a crash. A property of the table, written by the swap itself, says which operation made
-the change, on which snapshot, and what was before. Whoever writes to the table can write that mark as well: one counts
-only if the job's checkpoint, which is fenced by its claim in etcd, has announced it before the swap.
+The swap is a compare-and-swap on the metadata that was validated. Each step may be repeated after a crash. The swap
+also writes a mark, a property of the table: which operation made the change, on which snapshot, and the old values.
+Every writer of the table can write such a mark, so a mark counts only if the job's checkpoint, which its claim in etcd
+fences, has announced it before the swap.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
+from distop.protocol.texts import plural
 from distop.tables.iceberg.iceberg_changes import new_files
 from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply.apply_report import Made, Outcome, checks_of
-from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
-from distop_behaviors.apply.schema_target import Change, Moved, Unsure
+from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
+from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certification import check_columns, check_table
 from distop_behaviors.validate.validate_report import Result, sentence
@@ -36,35 +37,41 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.schema_target import Head, Target
 
 MARK = "distop.applied"
-"""The table property that says who made the last change, as JSON."""
+"""The table property that holds the mark of the last change, as JSON."""
 _ANNOUNCED = 512
-"""Marks that a checkpoint announces at most: the last ones."""
+"""Maximum number of marks in a checkpoint: the last ones."""
 NEW_FILES = "new-files"
-"""What stands for a partition in samples and errors of the files that are looked at here."""
+"""The name of the partition of new files, in samples and errors."""
 ROUNDS = 20
-"""How often another writer may be first."""
+"""Maximum number of attempts, if other writers commit first."""
+TOO_MANY_WRITERS = (
+    f"other writers committed first in {ROUNDS} attempts, so nothing was changed: apply again when fewer jobs write to "
+    "the table"
+)
 _LOOK_EVERY, _SLICE = 1.0, 0.2
-"""Seconds from one look at what still came to the next, and between two looks at whether to stop."""
+"""Seconds between two checks for late commits, and between two checks whether the job must stop."""
 
 
 class Applying:
-    """One attempt to apply a certificate. The methods that end in a step of its own are called by :meth:`run` alone."""
+    """One attempt to apply a certificate. :meth:`run` calls the other public methods."""
 
     def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
         self._certificate = request.certificate
         self._settle_seconds = request.settle_seconds
         self._checks = checks_of(request.certificate)
-        self._wanted = wanted(request.certificate)
+        self._wanted = schema_changes(request.certificate)
         self._table = table
         self._target = target
         self._ctx = ctx
         self._covered = request.certificate.version
-        """The snapshot all of whose rows are known to hold what was certified."""
+        """The last snapshot whose rows are all validated."""
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """What was done. Raises JobFailed, with an outcome, where a row is in the way or others were always first;
-        InvalidArgument where the certificate is none of this table, or not any more; TableUnavailable.
+        """Apply the certificate and return the outcome.
+
+        Raises JobFailed, with an outcome, if a row violates a check or if other writers always committed first;
+        InvalidArgument if the certificate does not belong to this table or is outdated; TableUnavailable.
         """
         check_table(self._certificate, self._table)
         while self.outcome.rounds < ROUNDS:
@@ -79,10 +86,7 @@ class Applying:
             self.outcome.rounds += 1
             if self.judge(head):
                 self.commit(head)
-        raise JobFailed(
-            f"another writer was first {ROUNDS} times: nothing was changed; try again when fewer write to the table",
-            self.outcome,
-        )
+        raise JobFailed(TOO_MANY_WRITERS, self.outcome)
 
     # ------------------------------------------------------------------- steps
 
@@ -92,8 +96,9 @@ class Applying:
         return self._target.load()
 
     def judge(self, head: Head) -> bool:
-        """Look at what the certificate does not cover of this metadata; False: it must be loaded again. Raises
-        JobFailed.
+        """Validate the files of this metadata that the certificate does not cover.
+
+        Returns False if the metadata must be loaded again. Raises JobFailed.
         """
         metadata, io = read_metadata(head.source)
         check_columns(self._certificate, IcebergVersion(head.source, metadata))
@@ -110,16 +115,17 @@ class Applying:
         return True
 
     def judge_files(self, source: str, found: Sequence[PlannedFile], snapshot: str, *, current: str = "") -> bool:
-        """Look at these files of a metadata file; ``current``: where another one is, by now, False says that they could
-        not be read. Raises JobFailed.
+        """Validate these files of the metadata file ``source``. Raises JobFailed.
+
+        ``current``: the current metadata file. Returns False if files could not be read and it has changed since.
         """
         if not found:
             return True
-        self._ctx.status(f"looking at {len(found)} files that are new")
+        self._ctx.status(f"validating {plural(len(found), 'new file')}")
         check_opened(source, (path for path, _, _ in found), ())
-        result = self._look_at(PartitionPlan(0, NEW_FILES, files=tuple(found), source=source))
+        result = self._run_checks(PartitionPlan(0, NEW_FILES, files=tuple(found), source=source))
         if result.verdict == "error" and current and self._target.load().source != current:
-            return False  # a file may have been replaced meanwhile, and removed
+            return False  # a commit may have replaced a file, which was then removed
         self.outcome.files += len(found)
         self.outcome.rows += result.rows or 0
         self.outcome.answer = result.compact()
@@ -127,30 +133,34 @@ class Applying:
             self.outcome.verdict = result.verdict
             self.outcome.snapshot = snapshot
             raise JobFailed(
-                f"what came since {self._certificate.operation} is not valid: "
+                f"files that are newer than {self._certificate.operation} are not valid: "
                 f"{sentence(self._checks.names(), result.checks)}",
                 self.outcome,
             )
         return True
 
     def commit(self, head: Head) -> None:
-        """Swap the schema, if the table is what was judged. Whether it took place is seen when it is loaded again."""
+        """Swap the schema if the table is still the validated one.
+
+        The next load shows whether it happened.
+        """
         self._ctx.check_cancelled()
         change, mark = self._change(head)
         announced = list(dict.fromkeys([*self._announced(), digest_of_mark(mark)]))[-_ANNOUNCED:]
-        # From here on the job goes on from what stands in the table, and only its end may take that back. One whose job
-        # is another's by now cannot save it.
+        # From here on, further attempts continue from the table's schema, and only a cleanup reverts it. An attempt
+        # that has lost its claim cannot save this checkpoint.
         if not self._ctx.progress.save({"snapshot": self._covered, "marks": announced}, force=True):
-            raise RuntimeError("that the schema is about to be changed could not be written down: nothing was changed")
+            raise RuntimeError("the checkpoint before the change of the schema could not be saved: nothing was changed")
         self._ctx.status("changing the schema")
         try:
             self._target.swap(head, change)
-        except (Moved, Unsure) as error:
-            self._ctx.log.info("the schema was not changed yet: %s", error)
+        except (Conflict, CommitUnknown) as error:
+            self._ctx.log.info("Could not change the schema; loading the table again: %s", error)
 
     def settle(self, mark: Mapping[str, Any]) -> None:
-        """Look at what is still committed by those who began before the change: at least once, and until so many
-        seconds are over. Raises JobFailed where it breaks the promise, which is then taken back.
+        """Validate late commits, of writers that started before the change, until ``settle_seconds`` have passed.
+
+        It checks at least once. Raises JobFailed if a row violates a check, after reverting the change.
         """
         until = monotonic() + self._settle_seconds
         while True:
@@ -161,18 +171,19 @@ class Applying:
             try:
                 seen = self.judge(head)
             except JobFailed as failed:
-                self.outcome.changes = self._made(mark)
+                self.outcome.changes = self._changes_made(mark)
                 self.revert()
                 self.outcome.reverted = True
-                raise JobFailed(f"the change was taken back, since {failed}", self.outcome) from failed
+                raise JobFailed(f"the change was reverted: {failed}", self.outcome) from failed
             if last and seen:
-                self.outcome.changes = self._made(mark)
+                self.outcome.changes = self._changes_made(mark)
                 return
             self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())))
 
     def revert(self) -> None:
-        """Take back what this operation changed, if it did and nobody has since. Raises Moved where others are always
-        first.
+        """Revert the change of this operation, unless it was replaced since.
+
+        Raises Moved if other writers always commit first.
         """
         for left in reversed(range(ROUNDS)):
             head = self._target.load()
@@ -181,20 +192,20 @@ class Applying:
                 return
             change = Change(
                 optional=tuple(self._still_required(head, mark)),
-                properties={**self._former(mark), MARK: None},
+                properties={**self._old_properties(mark), MARK: None},
             )
-            self._ctx.log.warning("taking back what was applied")
+            self._ctx.log.warning("Reverting the change of the table's schema")
             try:
                 self._target.swap(head, change)
-            except Unsure:
+            except CommitUnknown:
                 continue
-            except Moved:
+            except Conflict:
                 if not left:
                     raise
 
     # ------------------------------------------------------------------- parts
 
-    def _look_at(self, plan: PartitionPlan) -> Result:
+    def _run_checks(self, plan: PartitionPlan) -> Result:
         for _, result in Batch(self._checks, self._ctx).run([plan]):
             if isinstance(result, Exception):
                 raise result
@@ -202,22 +213,22 @@ class Applying:
         raise AssertionError("a batch of one partition gave no result")
 
     def _mark(self, head: Head) -> Mapping[str, Any] | None:
-        """What this operation left in the table, where it has made the change."""
+        """The mark of this operation in the table, or None if it has not changed the schema."""
         text = head.properties.get(MARK)
         if text is None or digest_of_mark(text) not in self._announced():
             return None
         mark: Mapping[str, Any] = json.loads(text)
-        # A checkpoint lies where submitters write: it must not speak of another operation's change.
+        # Submitters can write checkpoints, so the mark itself must name this operation.
         return mark if mark.get("operation") == self._ctx.operation else None
 
     def _announced(self) -> list[str]:
-        """The digests of the marks that attempts at this job were about to write."""
+        """The digests of the marks that attempts of this job have announced."""
         checkpoint = self._ctx.progress.load()
         marks = checkpoint.get("marks") if isinstance(checkpoint, dict) else None
         return [mark for mark in marks if isinstance(mark, str)] if isinstance(marks, list) else []
 
     def _change(self, head: Head) -> tuple[Change, str]:
-        """What is to be changed, and the mark in it."""
+        """The change, and the mark in it."""
         schema = read_metadata(head.source)[0].schema()
         required = [i for i in self._required().values() if not schema.find_field(i).required]
         mark = {
@@ -235,24 +246,25 @@ class Applying:
         return Change(required=tuple(required), properties={**self._wanted.properties, MARK: text}), text
 
     def _required(self) -> dict[str, int]:
-        """The columns that are to be required: by the names of their checks, their field ids."""
+        """The field ids of the columns that become required, by the names of their checks."""
         return {
             check: self._certificate.columns[column_of(check, text, self._certificate)].id
             for check, text in self._wanted.required.items()
         }
 
     def _check_stands(self, head: Head) -> None:
-        """Raises InvalidArgument where somebody else has undone the change meanwhile."""
+        """Raises InvalidArgument if another writer has reverted the change."""
         schema = read_metadata(head.source)[0].schema()
         names = {field_id: schema.find_column_name(field_id) for field_id in self._required().values()}
         undone = [str(name) for i, name in names.items() if name is None or not schema.find_field(i).required]
         undone += [name for name, value in self._wanted.properties.items() if head.properties.get(name) != value]
         if undone:
-            raise InvalidArgument(f"somebody else has undone the change meanwhile: {', '.join(undone)}")
+            raise InvalidArgument(f"another writer has reverted the change of {', '.join(undone)}: apply again")
 
-    def _former(self, mark: Mapping[str, Any]) -> dict[str, str | None]:
-        """The former values of the properties that an apply sets, and of no others: a mark stands in the table, and its
-        digest where submitters write.
+    def _old_properties(self, mark: Mapping[str, Any]) -> dict[str, str | None]:
+        """The old values of the properties that apply sets.
+
+        Other properties are ignored: writers of the table can forge a mark, and submitters its digest.
         """
         own = {*self._wanted.properties, NAME_MAPPING}
         found = mark["properties"].items()
@@ -264,7 +276,7 @@ class Applying:
         known = [i for i in mark["required"] if i in own and schema.find_column_name(i) is not None]
         return [i for i in known if schema.find_field(i).required]
 
-    def _made(self, mark: Mapping[str, Any]) -> list[Made]:
+    def _changes_made(self, mark: Mapping[str, Any]) -> list[Made]:
         made = [
             Made(check=check, column=self._wanted.required[check], before="other" if i in mark["required"] else "same")
             for check, i in self._required().items()
@@ -288,5 +300,5 @@ class Applying:
 
 
 def digest_of_mark(text: str) -> str:
-    """What announces a mark."""
+    """The digest that announces a mark in a checkpoint."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The argument of ``apply``, what its job answers, and its report."""
+"""The argument of ``apply``, the outcome of its job, and its report (a contract)."""
 
 from __future__ import annotations
 
@@ -17,47 +17,53 @@ if TYPE_CHECKING:
 
 LONGEST_SETTLING = 86_400.0
 SAMPLE = 10
-"""Violating rows that are shown of a check."""
+"""Maximum number of violating rows in the report of a check."""
 
 
 class Argument(BaseModel):
-    """Whose certificate, and for how many seconds after the change what is still committed is looked at."""
+    """The validation with the certificate, and how long late commits are validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    certificate: Annotated[str, Field(min_length=1, description="the validation that has it: table/validate/7")]
+    certificate: Annotated[
+        str, Field(min_length=1, description="the validation with the certificate, such as table/validate/7")
+    ]
     settle_seconds: Annotated[float, Field(ge=0, le=LONGEST_SETTLING)] = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An argument with the certificate itself, as the executor has read it from history."""
+    """An argument with the certificate, which the executor read from history."""
 
     certificate: Certificate
     settle_seconds: float
 
 
 def request_of(argument: Argument, ctx: JobContext) -> Request:
-    """Raises InvalidArgument where the operation has no certificate, or its record is not accepted."""
+    """The request of an argument.
+
+    Raises InvalidArgument if the operation has no accepted certificate.
+    """
     if ctx.table is None:
-        raise InvalidArgument("a certificate is applied to the table that was validated: name it")
+        raise InvalidArgument("apply needs a table: start it on the table that was validated")
     return Request(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)
 
 
 class Made(BaseModel):
-    """What became of one check: its ``column`` is required, or of another ``type``, or its ``property`` is set."""
+    """The change for one check: its ``column`` is required or has another ``type``, or its ``property`` is set."""
 
     check: str
     column: str | None = None
     property: str | None = None
     type: str | None = None
     before: Literal["same", "other"]
-    """``same``: it was so before."""
+    """``same``: the schema already had it. ``other``: apply has changed it."""
 
 
 class Staged(BaseModel):
-    """How much was written anew that is no part of the table yet. Where it lies follows from the operation and the
-    attempt (:mod:`distop_behaviors.apply.file_rewrite`).
+    """The amount of rewritten data that is not yet part of the table.
+
+    The operation and the attempt determine its location (:mod:`distop_behaviors.apply.file_rewrite`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,8 +74,9 @@ class Staged(BaseModel):
 
 
 class Rewritten(BaseModel):
-    """``files``, ``rows`` and ``bytes``: what the table was rewritten into; ``late``: how many files were that somebody
-    had begun before the change and committed after it.
+    """The amount of rewritten data in the table.
+
+    ``late``: the number of rewritten files of late commits, by writers that started before the change.
     """
 
     files: int = 0
@@ -79,10 +86,12 @@ class Rewritten(BaseModel):
 
 
 class Outcome(BaseModel):
-    """``snapshot``: the last that was judged. ``rounds``: how often the table was judged before the change. ``files``
-    and ``rows``: what of it was looked at here, being new since the certificate. ``reverted``: the change was made, and
-    taken back. ``answer``: of the files that were looked at last, what validate says of a partition. ``staged``: of a
-    job that rewrites a partition.
+    """The outcome of a job or completion of ``apply``.
+
+    ``snapshot``: the last validated snapshot. ``rounds``: the number of attempts to change the schema. ``files`` and
+    ``rows``: how much was validated here, because it is newer than the certificate. ``reverted``: the change was made
+    and reverted. ``answer``: the result of ``validate`` for the files that were validated last. ``staged``: for a job
+    that rewrites a partition.
     """
 
     verdict: Literal["applied", "staged", "violated", "unknown", "error"] = "unknown"
@@ -98,7 +107,7 @@ class Outcome(BaseModel):
 
 
 class Report(BaseModel):
-    """As :class:`Outcome`. ``certificate``: the operation that it is of. ``checks``: those on the new files."""
+    """The report: the fields of :class:`Outcome`, the certified operation, and the checks of the new files."""
 
     verdict: Literal["applied", "staged", "violated", "unknown", "error"]
     certificate: str
@@ -113,7 +122,7 @@ class Report(BaseModel):
 
 
 def checks_of(certificate: Certificate) -> Checks:
-    """The certificate's checks as validate takes them."""
+    """The checks of a certificate as an argument of ``validate``."""
     checks = [{**certified.check, "name": certified.name} for certified in certificate.checks]
     return Checks.model_validate(
         {"checks": checks, "where": certificate.where, "null_is": certificate.null_is, "sample": SAMPLE}
@@ -121,11 +130,11 @@ def checks_of(certificate: Certificate) -> Checks:
 
 
 def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Report:
-    """The report of the operation's one job."""
+    """The report of an outcome."""
     checks: list[CheckReport] = []
     if outcome.answer is not None:
         result = Answer.model_validate(outcome.answer).root
-        # Where a column was when the certificate was issued, it may be in none of the new files.
+        # Columns that existed when the certificate was issued may be missing in all new files.
         checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
     fields = outcome.model_dump(exclude={"answer", "staged"})
     return Report(certificate=certificate.operation, checks=checks, **fields)

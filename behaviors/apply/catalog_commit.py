@@ -1,9 +1,9 @@
-"""The metadata of an Iceberg table that a catalog knows, swapped by the catalog.
+"""Changes the metadata of an Iceberg table in a catalog, by a commit of the catalog.
 
-No JVM is asked, but where files are replaced: Iceberg's own transaction does that, and the catalog is told its steps.
-What is compared is told to the catalog as requirements: the table, the snapshot and the schema that
-were loaded, the last field id, the partition spec and the sort order. Of table properties the protocol compares none:
-those that others have set meanwhile stay as they are.
+Only replacing files needs a JVM: Iceberg's own transaction computes the updates, which are then sent to the catalog.
+The compare-and-swap is expressed as requirements of the commit: the loaded table, snapshot, schema, last field id,
+partition spec and sort order. The protocol has no requirement for table properties: concurrent changes of others are
+kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_rows import check_installed
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
-from distop_behaviors.apply.new_metadata import Production, detached
-from distop_behaviors.apply.schema_target import Change, Head, Moved, Unsure
+from distop_behaviors.apply.new_metadata import Production, without_catalog
+from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.schema_target import Rewrite
 
 _WRITES = 2
-"""The last version of the format of which pyiceberg writes metadata."""
+"""The highest format version whose metadata pyiceberg writes."""
 _FORMER = ("schema", "partition-spec")
-"""What metadata of the first version have twice: no reader of today needs them."""
+"""Redundant fields in metadata of format version 1, which current readers do not need."""
 
 
 class CatalogTarget:
-    """A table of a catalog that pyiceberg asks. ``check`` is called while it is waited for, and raises where that is to
-    stop.
+    """A table in a catalog that pyiceberg connects to.
+
+    ``check`` is called while waiting for the catalog, and raises to stop waiting.
     """
 
     def __init__(self, table: TableRecord, ctx: JobContext, check: Callable[[], None]) -> None:
@@ -44,7 +45,10 @@ class CatalogTarget:
         self._check = check
 
     def check_folders(self, *, rewritten: bool) -> None:
-        """See Target. A server that writes metadata by itself has rights of its own."""
+        """See Target.
+
+        A catalog server that writes metadata itself has its own access rights.
+        """
         with iceberg_catalogs.opened(self._table, self._check) as found:
             folder = table_of(found.source)
             if rewritten or not found.writes_metadata:
@@ -53,17 +57,17 @@ class CatalogTarget:
                 check_data_folder(folder)
 
     def load(self) -> Head:
-        """See Target. Raises InvalidArgument where the catalog has no such table any more."""
+        """See Target. Raises InvalidArgument if the catalog no longer has the table."""
         with iceberg_catalogs.opened(self._table, self._check) as found:
             return Head(local_path(found.source) or found.source, dict(found.metadata.properties), found.source)
 
     def swap(self, head: Head, change: Change) -> None:
         """See Target."""
         with self._same(head) as found:
-            self._commit(found, list(updates(found.metadata, change)))
+            self._commit(found, list(table_updates(found.metadata, change)))
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
-        """See Target. What was written on the way is removed where it was refused."""
+        """See Target. Removes the written manifests if the commit fails."""
         self._produced(head, lambda production: production.rewritten(rewrite))
 
     def roll_back(
@@ -75,27 +79,30 @@ class CatalogTarget:
     def _produced(self, head: Head, outcome: Callable[[Production], Any]) -> None:
         session: Any = self._ctx.spark
         check_installed(session._jvm)
-        with self._same(head) as found, detached(session, head.source) as table:
+        with self._same(head) as found, without_catalog(session, head.source) as table:
             production = Production(session, table, self._ctx.operation)
             parser = session._jvm.org.apache.iceberg.MetadataUpdateParser
             try:
-                steps = [parsed(parser.toJson(step)) for step in outcome(production).changes()]
+                steps = [parse_update(parser.toJson(step)) for step in outcome(production).changes()]
                 self._commit(found, steps)
-            except Unsure:
-                raise  # it may be the table's by now
+            except CommitUnknown:
+                raise  # the commit may have succeeded, so the manifests stay
             except BaseException:
                 production.discard()
                 raise
 
     @contextmanager
     def _same(self, head: Head) -> Iterator[iceberg_catalogs.CatalogTable]:
-        """The table, if it is still what was loaded. Raises Moved, and InvalidArgument where a commit would lose
-        something of it.
+        """The table, if it is unchanged since it was loaded.
+
+        Raises Moved, and InvalidArgument if a commit would lose a part of its metadata.
         """
         with iceberg_catalogs.opened(self._table, self._check) as found:
             if found.source != head.base:
-                raise Moved(f"the table {self._table.location!r} has other metadata by now: {found.source}")
-            check_kept(found)
+                raise Conflict(
+                    f"the metadata of the table {self._table.location!r} has changed: it is now {found.source}"
+                )
+            check_nothing_lost(found)
             yield found
 
     @staticmethod
@@ -111,39 +118,39 @@ class CatalogTarget:
         try:
             found.commit(steps, same)
         except iceberg_catalogs.Changed as error:
-            raise Moved(str(error)) from error
+            raise Conflict(str(error)) from error
         except OutcomeUnknown as error:
-            raise Unsure(str(error)) from error
+            raise CommitUnknown(str(error)) from error
 
 
-def parsed(step: str) -> Any:
-    """A step of a change, as JSON, as pyiceberg has it."""
+def parse_update(step: str) -> Any:
+    """The pyiceberg object of a table update in JSON."""
     from pydantic import TypeAdapter
     from pyiceberg.table.update import TableUpdate
 
     return TypeAdapter(TableUpdate).validate_json(str(step))
 
 
-def updates(metadata: Any, change: Change) -> Iterator[Any]:
-    """A change of these metadata as the steps that a catalog takes."""
+def table_updates(metadata: Any, change: Change) -> Iterator[Any]:
+    """The table updates of the catalog protocol that make a change of this metadata."""
     from pyiceberg.table import update
 
-    schema = changed(metadata, change)
+    schema = changed_schema(metadata, change)
     if schema != metadata.schema():
-        # A catalog takes no schema twice, and what was taken back was there before.
+        # A catalog does not accept a schema twice. After a revert, the table already has this schema.
         known = next((former.schema_id for former in metadata.schemas if former == schema), None)
         if known is None:
             yield update.AddSchemaUpdate.model_validate({"schema": schema})
         yield update.SetCurrentSchemaUpdate.model_validate({"schema-id": -1 if known is None else known})
-    told = change.properties or {}
-    if values := {name: value for name, value in told.items() if value is not None}:
+    properties = change.properties or {}
+    if values := {name: value for name, value in properties.items() if value is not None}:
         yield update.SetPropertiesUpdate(updates=values)
-    if removals := [name for name, value in told.items() if value is None and name in metadata.properties]:
+    if removals := [name for name, value in properties.items() if value is None and name in metadata.properties]:
         yield update.RemovePropertiesUpdate(removals=removals)
 
 
-def changed(metadata: Any, change: Change) -> Any:
-    """The current schema with the change, under the next number."""
+def changed_schema(metadata: Any, change: Change) -> Any:
+    """The current schema with the change, under the next schema id."""
     from pyiceberg.schema import Schema
 
     schema = metadata.schema()
@@ -156,7 +163,10 @@ def changed(metadata: Any, change: Change) -> Any:
 
 
 def _changed(field: Any, wanted: dict[int, bool]) -> Any:
-    """A field, and those that are in a struct of it: in lists and maps nothing is ever changed."""
+    """A field with its inner fields, if it is a struct.
+
+    Fields in lists and maps never change.
+    """
     from pyiceberg.types import StructType
 
     kind = field.field_type
@@ -166,9 +176,10 @@ def _changed(field: Any, wanted: dict[int, bool]) -> Any:
     return field.model_copy(update={"field_type": kind, "required": required})
 
 
-def check_kept(found: iceberg_catalogs.CatalogTable) -> None:
-    """Raises InvalidArgument where the metadata have what pyiceberg does not know, and would leave out. A REST catalog
-    writes its metadata by itself; for all others pyiceberg does.
+def check_nothing_lost(found: iceberg_catalogs.CatalogTable) -> None:
+    """Raises InvalidArgument if the metadata holds a field that pyiceberg does not know and would drop.
+
+    A REST catalog writes its metadata itself; for other catalogs pyiceberg writes it.
     """
     from pyiceberg.serializers import Compressor
 
@@ -177,22 +188,24 @@ def check_kept(found: iceberg_catalogs.CatalogTable) -> None:
     table = found.loaded
     if found.metadata.format_version > _WRITES:
         raise InvalidArgument(
-            f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg,"
-            f" whose metadata pyiceberg does not write: only of a REST catalog are such beyond {_WRITES} changed"
+            f"the table {'.'.join(table.name())!r} has the Iceberg format version {found.metadata.format_version}, but "
+            f"pyiceberg writes metadata only up to version {_WRITES}: use a REST catalog"
         )
     compressor = Compressor.get_compressor(found.source)
     with compressor.stream_decompressor(table.io.new_input(found.source).open()) as file:
         had = json.loads(file.read())
-    name = lost({n: v for n, v in had.items() if n not in _FORMER}, json.loads(found.metadata.model_dump_json()))
+    name = first_missing(
+        {n: v for n, v in had.items() if n not in _FORMER}, json.loads(found.metadata.model_dump_json())
+    )
     if name is not None:
         raise InvalidArgument(
-            f"the metadata of the table {'.'.join(table.name())!r} have a field {name!r}, which pyiceberg does not "
-            "know: it would be lost in a commit through this catalog"
+            f"the metadata of the table {'.'.join(table.name())!r} has a field {name!r} that pyiceberg does not know: "
+            "a commit through this catalog would lose it"
         )
 
 
-def lost(had: Any, has: Any, path: str = "") -> str | None:
-    """The first name in one JSON value that another one lacks; None: it has all of them."""
+def first_missing(had: Any, has: Any, path: str = "") -> str | None:
+    """The path of the first name in one JSON value that is missing in another, or None."""
     if isinstance(had, dict):
         for name, value in had.items():
             here = f"{path}.{name}" if path else str(name)
@@ -200,12 +213,12 @@ def lost(had: Any, has: Any, path: str = "") -> str | None:
                 continue
             if not isinstance(has, dict) or name not in has:
                 return here
-            if (found := lost(value, has[name], here)) is not None:
+            if (found := first_missing(value, has[name], here)) is not None:
                 return found
     if isinstance(had, list):
         for n, value in enumerate(had):
             if not isinstance(has, list) or n >= len(has):
                 return path
-            if (found := lost(value, has[n], path)) is not None:
+            if (found := first_missing(value, has[n], path)) is not None:
                 return found
     return None

@@ -1,4 +1,7 @@
-"""What a certified check becomes in the schema of an Iceberg table. Pure but for pydantic."""
+"""Converts certified checks to changes of an Iceberg table's schema.
+
+Pure except for pydantic.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
+from distop.protocol.texts import did_you_mean
 from distop.tables.reading.file_facts import Ambiguous, decimal_of, match, quote, split_path
-from distop_behaviors.validate.certificate import named_in
+from distop_behaviors.validate.certificate import columns_in_expression
 from distop_behaviors.validate.typed_bounds import canonical
 from distop_behaviors.validate.validate_argument import Check
 
@@ -18,11 +22,11 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.certificate import Certificate
 
 PREFIX = "distop.constraint."
-"""Of the table property that a check becomes, before its name."""
+"""The prefix of the table property for a check, before the check's name."""
 
 _REFUSED = {
-    "unique": "Iceberg knows no unique columns, and its identifier fields are enforced by nobody: leave the check out",
-    "references": "Iceberg knows no references between tables: leave the check out",
+    "unique": "Iceberg has no unique columns, and no engine enforces its identifier fields: leave the check out",
+    "references": "Iceberg has no foreign keys: leave the check out",
 }
 _COMMENT = "--"
 _KEPT = ("check", "range", "in_set", "length", "matches")
@@ -32,13 +36,15 @@ _ICEBERG = {
     "timestamp": "timestamptz",
     "timestamp_ntz": "timestamp",
 }
-"""Iceberg's types by Spark's names, but for decimals."""
+"""Iceberg's types by Spark's type names, without decimals."""
 
 
 @frozen
 class Narrowed:
-    """A column whose rows are to be written anew. ``name`` and ``id``: of the certificate; ``type``: what Iceberg is to
-    have, and ``spark`` the same for a cast.
+    """A column to be narrowed by a rewrite.
+
+    ``name`` and ``id``: of the certificate. ``type``: its new Iceberg type; ``spark``: the same type in Spark, for a
+    cast.
     """
 
     check: str
@@ -49,19 +55,23 @@ class Narrowed:
 
 
 @frozen
-class Wanted:
-    """What is to stand in the schema: columns that are to be required, and that are to have another type, by the names
-    of their checks, and properties.
+class SchemaChanges:
+    """The wanted changes of the schema.
+
+    Required columns, narrowed columns, and table properties.
     """
 
     required: dict[str, str]
-    """The check's name → the column, as the check has it."""
+    """The name of the check → the column, as the check names it."""
     properties: dict[str, str]
     narrowed: tuple[Narrowed, ...] = ()
 
 
-def wanted(certificate: Certificate) -> Wanted:
-    """What the checks of a certificate become. Raises InvalidArgument for one that can become nothing: all or none."""
+def schema_changes(certificate: Certificate) -> SchemaChanges:
+    """The schema changes for all checks of a certificate.
+
+    Raises InvalidArgument if one has none.
+    """
     required: dict[str, str] = {}
     properties: dict[str, str] = {}
     narrowed: list[Narrowed] = []
@@ -70,8 +80,8 @@ def wanted(certificate: Certificate) -> Wanted:
         if check.not_null is not None:
             if certificate.where is not None:
                 raise InvalidArgument(
-                    f"{certified.name}: a column is required for all rows, and {certificate.operation} looked at those "
-                    f"where {certificate.where} alone: validate without where"
+                    f"{certified.name}: a required column must not be NULL in any row, but {certificate.operation} has "
+                    f"only validated rows where {certificate.where}: validate without 'where'"
                 )
             required[certified.name] = check.not_null
         elif check.fits is not None:
@@ -79,14 +89,14 @@ def wanted(certificate: Certificate) -> Wanted:
         elif check.kind in _KEPT:
             properties[PREFIX + certified.name] = _property(check, certificate)
         else:
-            why = _REFUSED.get(check.kind, "it is no constraint of a table")
+            why = _REFUSED.get(check.kind, f"a table has no constraint for {check.kind!r}")
             raise InvalidArgument(f"{certified.name} cannot be applied: {why}")
     _check_together(narrowed, certificate)
-    return Wanted(required, properties, tuple(narrowed))
+    return SchemaChanges(required, properties, tuple(narrowed))
 
 
 def iceberg_type(spark: str) -> str | None:
-    """Iceberg's name of a type that Spark calls so; None: it has no such type."""
+    """Iceberg's name of a Spark type, or None if Iceberg does not have the type."""
     if spark.startswith("decimal("):
         precision, scale = decimal_of(spark)
         return f"decimal({precision}, {scale})"
@@ -94,14 +104,17 @@ def iceberg_type(spark: str) -> str | None:
 
 
 def column_of(check: str, text: str, certificate: Certificate) -> str:
-    """The name of a column in the certificate. Raises InvalidArgument where it is none."""
+    """The name of a column in the certificate.
+
+    Raises InvalidArgument if the certificate lacks it.
+    """
     columns = certificate.columns
     try:
         name = match(text, columns) or match(".".join(split_path(text)), columns)
     except Ambiguous as error:
         raise InvalidArgument(f"{check}: {error}") from error
     if name is None:
-        raise InvalidArgument(f"{check}: the certificate says nothing of a column {text!r}")
+        raise InvalidArgument(f"{check}: the certificate has no column {text!r}{did_you_mean(text, columns)}")
     return name
 
 
@@ -110,21 +123,22 @@ def _narrowed(check: Check, certificate: Certificate) -> Narrowed:
     assert check.name is not None
     if certificate.where is not None:
         raise InvalidArgument(
-            f"{check.name}: a column has one type in all rows, and {certificate.operation} looked at those where "
-            f"{certificate.where} alone: validate without where"
+            f"{check.name}: all rows must fit the new type of a column, but {certificate.operation} has only validated "
+            f"rows where {certificate.where}: validate without 'where'"
         )
     spark = canonical(check.fits.type)
     kind = iceberg_type(spark)
     if kind is None:
-        hint = "a check of its length can be kept" if "char" in spark else "int is the narrowest whole number"
+        hint = "use a length check instead" if "char" in spark else "its smallest whole number is int"
         raise InvalidArgument(f"{check.name} cannot be applied: Iceberg has no type {spark} ({hint})")
     name = column_of(check.name, check.fits.column, certificate)
     return Narrowed(check.name, name, certificate.columns[name].id, kind, spark)
 
 
 def _check_together(narrowed: Sequence[Narrowed], certificate: Certificate) -> None:
-    """Raises InvalidArgument for a column that is to have two types, and for a constraint that would mean something
-    else of a column once it has the other type.
+    """Raises InvalidArgument if checks contradict each other.
+
+    A column cannot get two types, and a constraint must not change its meaning when its column gets another type.
     """
     seen: dict[int, Narrowed] = {}
     for one in narrowed:
@@ -135,31 +149,34 @@ def _check_together(narrowed: Sequence[Narrowed], certificate: Certificate) -> N
             continue
         for certified in certificate.checks:
             check = Check.model_validate({**certified.check, "name": certified.name})
-            looks = check.check is not None and named_in(check.check, [one.name])
+            looks = check.check is not None and columns_in_expression(check.check, [one.name])
             if looks or (check.kind in _KEPT and check.column and match(check.column, [one.name])):
                 raise InvalidArgument(
-                    f"{certified.name} looks at {one.name!r} as the text that it is, and {one.check} makes it "
-                    f"{one.type}: apply them one after the other"
+                    f"{certified.name} checks {one.name!r} as text, but {one.check} changes its type to {one.type}: "
+                    "validate and apply them one after the other"
                 )
 
 
 def _property(check: Check, certificate: Certificate) -> str:
     sql = condition(check, certificate.null_is)
-    told: dict[str, Any] = {"check": check.as_given()}
+    content: dict[str, Any] = {"check": check.as_given()}
     if check.kind == "check":
-        told["null_is"] = certificate.null_is
+        content["null_is"] = certificate.null_is
     if certificate.where is not None:
-        told["where"] = certificate.where
+        content["where"] = certificate.where
         sql = f"({_bracketed(certificate.where)} IS NOT TRUE) OR {_bracketed(sql)}"
     ids = {name: column.id for name, column in certificate.columns.items()}
-    return json.dumps({**told, "sql": sql, "field_ids": ids}, ensure_ascii=False, sort_keys=True)
+    return json.dumps({**content, "sql": sql, "field_ids": ids}, ensure_ascii=False, sort_keys=True)
 
 
 def condition(check: Check, null_is: str) -> str:
-    """The check as Spark SQL, for people and engines: what is not FALSE of it holds."""
+    """The check in Spark SQL, for people and engines.
+
+    A row passes unless the condition is FALSE.
+    """
     if check.check is not None:
         if null_is == "pass":
-            # In brackets also where a comment may be open: others may put it in front of more.
+            # In brackets if it may end in a comment: an engine may append text to it.
             return _bracketed(check.check) if _COMMENT in check.check else check.check
         return f"{_bracketed(check.check)} IS TRUE"
     column = ".".join(map(quote, split_path(check.column)))
@@ -174,8 +191,9 @@ def condition(check: Check, null_is: str) -> str:
 
 
 def _bracketed(text: str) -> str:
-    """The condition in brackets. A comment at its end lasts to the end of its line, or of the next one where a
-    backslash ends the line.
+    """The condition in brackets, with line ends after a comment at its end.
+
+    A comment ends at the end of its line, or of the next line if a backslash ends the first.
     """
     return f"({text}\n\n)" if _COMMENT in text else f"({text})"
 

@@ -1,9 +1,9 @@
-"""Data files written anew with narrowed columns, by Iceberg's own writer, into a table of their own.
+"""Rewrites data files with narrowed columns, by Iceberg's writer, into a staging table.
 
-That table (in the stage of an attempt, or of a completion) is one snapshot with the files: a manifest that Iceberg
-wrote, with their statistics under the new field ids. The files themselves lie where they are to stay, in a folder of
-this attempt below the table's data, so that nothing is moved when they are published: its path there is that of the
-stage in the shared directory, below ``distop-staged`` and the folder of the namespace.
+The metadata of the staging table is in the stage of an attempt or a completion. Its one snapshot has a manifest by
+Iceberg, with the statistics of the new files under the new field ids. The data files are at their final place, in a
+folder of this attempt below the table's data, so that publishing moves nothing. The path of that folder is the path of
+the stage in the shared directory, below ``distop-staged`` and the folder of the namespace.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.protocol.frozen import frozen
+from distop.protocol.texts import plural
 from distop.runtime.java import active
 from distop.storage import deletion
 from distop.storage.confinement import copied
@@ -36,9 +37,8 @@ from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import quote
 from distop.tables.spark import spark_catalog
 from distop_behaviors.apply.apply_report import Staged
-from distop_behaviors.apply.type_narrowing import new_schema, scratch
+from distop_behaviors.apply.type_narrowing import new_schema, staging_metadata
 from distop_behaviors.reading.check_session import session_of
-from distop_behaviors.validate.validate_report import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.constraints import Narrowed
 
 _TABLE = "table"
-"""The folder of the table in a stage."""
+"""The folder of the staging table in a stage."""
 _NAMED = 10
-"""Further files that one error names."""
+"""Maximum number of further files in an error."""
 _CONTENTS = f"{_TABLE}/contents.json"
-"""In a stage: which files were written anew, and how. An outcome, which says it too, is data: who writes one could have
-files replaced by nothing.
+"""A file in a stage: the source files of the rewrite, and its parameters. Outcomes hold them too, but a forged outcome
+could replace files by nothing.
 """
 _CONTENTS_BYTES = 1 << 20
 _CATALOG = "spark.sql.catalog.default_iceberg"
@@ -63,8 +63,9 @@ _CATALOG = "spark.sql.catalog.default_iceberg"
 
 @frozen
 class Stage:
-    """Where an attempt, or a completion, writes: what names its files (``place``, in the shared directory), and the
-    files themselves (``data``, below the table).
+    """The two folders of an attempt or a completion.
+
+    ``place``: the staging table's metadata, in the shared directory. ``data``: the data files, below the real table.
     """
 
     place: Place
@@ -72,29 +73,32 @@ class Stage:
 
     @classmethod
     def of(cls, place: Place, shared: Place, space: str, table: str) -> Stage:
-        """That of a place in the stages of a shared directory. ``table``: its folder. Raises UnsafePath for any other
-        place.
+        """The stage at a place in the shared directory. ``table``: the table's folder.
+
+        Raises UnsafePath if the place is not below the folder of stages.
         """
         inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
-            raise UnsafePath(f"{place.location} is no stage of {shared.location}")
+            raise UnsafePath(f"{place.location} is not a stage in {shared.location}")
         return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
 
     @property
     def table(self) -> str:
-        """The table that has the files."""
+        """The location of the staging table."""
         return f"{self.place.location}/{_TABLE}"
 
     def check_own(self) -> None:
-        """Raises UnsafePath where others may have put something into ``place``, or it is not there, and OSError: its
-        name follows from an outcome, and so does not tell who has made it.
+        """Raises UnsafePath if other users may have written into ``place`` or if it is missing, and OSError.
+
+        The name of a stage comes from an outcome, so it does not prove who has created it.
         """
         deletion.check_own(self.place)
 
     def metadata(self, check: Callable[[], None] = lambda: None) -> tuple[MetadataFile, list[str]]:
-        """Its current metadata file, and the manifests that this names. Raises UnsafePath where others may have made
-        it, or it is a link, InvalidArgument where there is none, and what
-        :func:`~distop.tables.iceberg.staged_metadata.check_staged` raises.
+        """The current metadata file of the staging table, and its manifests.
+
+        Raises UnsafePath if other users may have written it or if it is a link, InvalidArgument if there is none, and
+        what :func:`~distop.tables.iceberg.staged_metadata.check_staged` raises.
         """
         self.check_own()
         found = Path(metadata_file(Location.of(self.table)))
@@ -102,14 +106,14 @@ class Stage:
         return file, check_staged(file, self.data.location, check)
 
     def check_file(self, path: str) -> None:
-        """Raises UnsafePath for a data file that does not lie in this stage, or is a link, and OSError."""
+        """Raises UnsafePath for a data file that is outside this stage or a link, and OSError."""
         local, folder = local_path(path) or path, f"{self.data.location}/"
         if not local.startswith(folder):
-            raise UnsafePath(f"{path} is named by {self.table}, and does not lie in {folder}: nothing was changed")
+            raise UnsafePath(f"{self.table} names {path}, which is not in {folder}: nothing was changed")
         deletion.regular_file(self.data, local.removeprefix(folder))
 
     def begun(self) -> bool:
-        """Something may have been written into ``data``."""
+        """True if files may have been written into ``data``."""
         try:
             deletion.regular_file(self.place, f"{_TABLE}/metadata/v1.metadata.json")
         except (OSError, UnsafePath):
@@ -118,18 +122,21 @@ class Stage:
 
 
 class RowsLost(Exception):
-    """Rows of a file were not written anew; the text names the file."""
+    """Rows of a file are missing in the rewritten files. The text names the file."""
 
 
 def raw_metadata(session: Any, source: str) -> dict[str, Any]:
-    """A metadata file as Iceberg itself understands it. ``source``: as a plan names it."""
+    """A metadata file, as parsed and written by Iceberg.
+
+    ``source``: its path, as a plan names it.
+    """
     metadata = iceberg_rows.table_of(session, read_file(source)).operations().current()
-    told: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
-    return told
+    raw: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
+    return raw
 
 
 def schema_of(metadata: Mapping[str, Any], schema_id: int | None = None) -> dict[str, Any]:
-    """The current schema of raw metadata, or that of an id."""
+    """The current schema of raw metadata, or the schema with this id."""
     wanted = metadata["current-schema-id"] if schema_id is None else schema_id
     return next(schema for schema in metadata["schemas"] if schema["schema-id"] == wanted)
 
@@ -143,15 +150,18 @@ def stage(
     into: Stage,
     certificate: str,
 ) -> Staged:
-    """The rows of these files that no delete removes, written anew. ``ids``: of the columns, by the former ones.
-    ``certificate``: the digest of the one that is applied. ``into``: its place is made before, its folder of data is
-    made here. Nothing is left of it where that fails. Raises InvalidArgument where a file may not belong to the table,
-    RowsLost, what Spark raises, FileExistsError where that folder is there before, and UnsafePath, also where others
-    may change a folder that holds it.
+    """Rewrite the rows of these files that are not deleted.
+
+    If it fails, it removes everything it has written.
+
+    ``ids``: new field ids by old ones. ``into``: the stage; its ``place`` must exist, and ``data`` is created here.
+    ``certificate``: the digest of the applied certificate. Raises InvalidArgument for a file that may not belong to the
+    table, RowsLost, what Spark raises, FileExistsError if ``data`` already exists, and UnsafePath, also if other users
+    may change a folder above it.
     """
     if not files:
         return Staged()
-    # The plan that has them may have been kept.
+    # A cached plan may have opened other files: check these.
     check_opened(source, (path for path, _, _ in files), ())
     session = session_of(ctx.spark)
     iceberg_rows.check_installed(session._jvm)
@@ -160,13 +170,13 @@ def stage(
     location, data = into.table, into.data.location
     for place in (into.place, into.data):
         deletion.check_unlinked(place)
-    # What names the files is there before the first of them: so whoever sweeps finds them.
-    metadata = json.dumps(scratch(raw, schema, f"file://{location}", f"file://{data}")).encode()
+    # The metadata is written before the first data file, so that a cleanup finds the data files.
+    metadata = json.dumps(staging_metadata(raw, schema, f"file://{location}", f"file://{data}")).encode()
     deletion.write(into.place, f"{_TABLE}/metadata/v1.metadata.json", metadata)
     deletion.write(into.place, f"{_TABLE}/metadata/version-hint.text", b"1")
-    ctx.status(f"writing {len(files)} files anew")
+    ctx.status(f"rewriting {plural(len(files), 'file')}")
     try:
-        # Whoever reads the table reads its data files.
+        # All readers of the table must be able to read its data files.
         deletion.make_new(into.data, 0o755)
         check_folder(into.data)
         if int(raw["format-version"]) >= iceberg_rows.ROW_LINEAGE:
@@ -175,10 +185,11 @@ def stage(
             _write(session, source, files, schema, narrowed, location)
         staged = _staged_in(location)
         _check_complete(ctx, session, source, files, staged.rows)
-        told = _contents((path for path, _, _ in files), int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
-        told |= {"snapshot": manifest_facts.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
-        told["made_for"] = made_for(certificate, narrowed)
-        deletion.write(into.place, _CONTENTS, json.dumps(told).encode())
+        paths = (path for path, _, _ in files)
+        contents = _contents(paths, int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
+        contents |= {"snapshot": manifest_facts.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
+        contents["made_for"] = purpose_of(certificate, narrowed)
+        deletion.write(into.place, _CONTENTS, json.dumps(contents).encode())
     except BaseException:
         discard(into, frozenset(), ctx.log)
         raise
@@ -191,31 +202,32 @@ def _contents(files: Iterable[str], schema: int, last_column: int, ids: Mapping[
     return {"files": digest.hexdigest(), "schema": schema, "last_column": last_column, "ids": columns}
 
 
-def made_for(certificate: str, narrowed: Iterable[Narrowed]) -> dict[str, Any]:
-    """What decides what a stage has of its files: the digest of a certificate, and the columns with their new types."""
+def purpose_of(certificate: str, narrowed: Iterable[Narrowed]) -> dict[str, Any]:
+    """The purpose of a stage: the digest of the certificate, and the columns with their new types."""
     return {"certificate": certificate, "narrowed": {str(n.id): [n.name, n.type, n.spark] for n in narrowed}}
 
 
-def written_in(
+def staged_data(
     stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int], wanted_for: Any
 ) -> tuple[Staged, str] | None:
-    """What a stage has of these files under these ids, and the snapshot that they were read from; None where it was
-    made of anything else, or others may have made it. Raises InvalidArgument where it was made for something else than
-    ``wanted_for`` (:func:`made_for`).
+    """The staged data of a stage with these source files, and the snapshot they were read from.
+
+    None if the stage has other source files or ids, or if other users may have written it. Raises InvalidArgument if it
+    was written for another purpose than ``wanted_for`` (:func:`purpose_of`).
     """
     wanted = _contents(files, schema, last_column, ids)
     try:
         stage.check_own()
-        told = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
-        if told["made_for"] == wanted_for:
-            if not wanted.items() <= told.items():
+        contents = json.loads(deletion.read_regular(stage.place, _CONTENTS, _CONTENTS_BYTES))
+        if contents["made_for"] == wanted_for:
+            if not wanted.items() <= contents.items():
                 return None
-            return Staged.model_validate(told["staged"]), str(told["snapshot"])
+            return Staged.model_validate(contents["staged"]), str(contents["snapshot"])
     except (OSError, UnsafePath, ValueError, LookupError, TypeError, AttributeError):
         return None
     raise InvalidArgument(
-        f"{stage.place.location} was written for another certificate or other types than the operation's argument now "
-        "asks for: the argument was changed meanwhile, and nothing was changed; start the operation again"
+        f"{stage.place.location} was written for another certificate or other types than the operation's argument "
+        "names: the argument was changed after planning, so nothing was changed; start a new operation"
     )
 
 
@@ -230,11 +242,11 @@ def _staged_in(location: str) -> Staged:
 
 
 def _check_complete(ctx: JobContext, session: Any, source: str, files: Sequence[PlannedFile], written: int) -> None:
-    """Raises RowsLost unless all rows of the files were written, but for deleted ones.
+    """Raises RowsLost unless all rows of the files were written, except deleted ones.
 
-    The reader silently skips rows of a file whose footer states wrong positions; the rewrite would remove them from the
-    table. The manifests count the rows of each file. If the total differs, or if they do not count the deleted rows, a
-    separate query counts each file.
+    The reader silently skips rows of a file whose footer has wrong positions, and the rewrite would remove them from
+    the table. The manifests have the row count of each file. If the total differs, or if the manifests do not count the
+    deleted rows, a separate query counts each file.
     """
     known = manifest_facts.snapshot_of(source, frozenset(), ctx.check_cancelled).files
     facts = [known[path] for path, _, _ in files]
@@ -249,15 +261,16 @@ def _check_complete(ctx: JobContext, session: Any, source: str, files: Sequence[
         if others:
             have = "has" if len(others) == 1 else "have"
             names = ", ".join(others[:_NAMED])
-            more = f"; {counted(len(others), 'other file')} {have} the same fault: {names}"
+            rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+            more = f"; {plural(len(others), 'other file')} {have} the same problem: {names}{rest}"
         raise RowsLost(
-            f"the table cannot be written anew: {wrong[first]}{more}; restore such files, or remove them from the table"
+            f"cannot rewrite the table: {wrong[first]}{more}; restore these files, or remove them from the table"
         )
     rows = sum(found.kept.values())
     if written != rows:
         raise RowsLost(
-            f"the table cannot be written anew: {written} rows were written, but Spark finds {rows} in the files, "
-            f"{files[0][0]} among them"
+            f"cannot rewrite the table: {plural(written, 'row')} were written, but Spark finds {rows} in "
+            f"{plural(len(files), 'file')}, such as {files[0][0]}"
         )
 
 
@@ -269,7 +282,7 @@ def _write(
     narrowed: Sequence[Narrowed],
     location: str,
 ) -> None:
-    # Iceberg's own default asks Hive's libraries, although a table by path needs no catalog.
+    # A table by path needs no catalog, but Iceberg's default catalog would load Hive's libraries.
     session.conf.set(_CATALOG, "org.apache.iceberg.spark.SparkCatalog")
     session.conf.set(f"{_CATALOG}.type", "hadoop")
     session.conf.set(f"{_CATALOG}.warehouse", location)
@@ -300,8 +313,10 @@ def _write_with_lineage(
     narrowed: Sequence[Narrowed],
     location: str,
 ) -> None:
-    """Rows keep their ids, and the numbers of the commits that changed them last. Iceberg writes these in its own
-    rewrites alone: they are handed a table by its name, and give the files for somebody else to commit.
+    """Rewrite rows with their row ids and last commit numbers (row lineage).
+
+    Iceberg writes these only in its own rewrites: such a rewrite gets a table by name, and returns the new files for
+    the caller to commit.
     """
     from pyspark.sql import functions as F
 
@@ -326,18 +341,21 @@ def _write_with_lineage(
 
 
 def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
-    """A metadata file that has the table of another one under a former schema, as those see it who began before."""
+    """Write a metadata file with the table of ``source`` under an earlier schema, as late writers see it."""
     raw = raw_metadata(session_of(ctx.spark), source)
-    told = {n: v for n, v in raw.items() if n not in ("schema", "partition-spec")}
+    metadata = {n: v for n, v in raw.items() if n not in ("schema", "partition-spec")}
     name = f"view-{uuid.uuid4().hex}.metadata.json"
     path = f"{place.location}/{name}"
-    deletion.write(place, name, json.dumps(told | {"current-schema-id": schema_id}).encode())
+    deletion.write(place, name, json.dumps(metadata | {"current-schema-id": schema_id}).encode())
     copied(source, path)
     return path
 
 
 def has_fields(path: str, ids: Iterable[int]) -> bool:
-    """A data file was written with these columns. Raises TableUnavailable where it cannot be read."""
+    """True if a data file was written with these columns.
+
+    Raises TableUnavailable if it cannot be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -347,7 +365,7 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
         with open_regular(local) if local is not None else nullcontext(path) as file:
             schema = pq.read_schema(file)
     except (OSError, pa.ArrowInvalid) as error:
-        raise TableUnavailable(f"the file {path}, which came meanwhile, cannot be read: {error}") from error
+        raise TableUnavailable(f"cannot read the new file {path}: {error}") from error
     found = {int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in schema}
     return found.issuperset(ids)
 
@@ -356,9 +374,12 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
 
 
 def discard(stage: Stage, live: frozenset[str], log: Log) -> None:
-    """Remove a stage, and its data files. ``live``: folders with files that are part of the table (:func:`live_files`);
-    data with one of them stay, and so do data that no stage names any more: they may have been published since, and
-    be those of a former snapshot. What cannot be removed is logged; the stage then stays, too, and is found again.
+    """Remove a stage and its data files.
+
+    Logs what cannot be removed; the stage then stays, too, for a retry.
+
+    ``live``: folders with files of the table (:func:`live_files`). A data folder that holds one of them stays. Data
+    without a stage also stays: it may be published, and belong to an older snapshot.
     """
     data = os.path.realpath(stage.data.location)
     if stage.begun() and not any(folder == data or folder.startswith(f"{data}/") for folder in live):
@@ -368,14 +389,17 @@ def discard(stage: Stage, live: frozenset[str], log: Log) -> None:
             deletion.delete(job.parent, job.name, only_empty=True)
             deletion.delete(job.parent.parent, job.parent.name, only_empty=True)
         except (OSError, UnsafePath) as error:
-            log.warning("Could not remove %s: %s", stage.data.location, error)
+            log.warning("Could not remove staged data files; retried later: %s: %s", stage.data.location, error)
             return
     deletion.delete_or_log(stage.place.parent, stage.place.name, log)
 
 
 def stages_below(place: Place) -> Iterator[Place]:
-    """The stages of an operation, by its folder: those of attempts at its jobs, and of its completions. Raises
-    UnsafePath and OSError.
+    """The stages of an operation in its folder.
+
+    Of its jobs' attempts and of its completions.
+
+    Raises UnsafePath and OSError.
     """
     for name in deletion.names(place):
         for attempt in deletion.names(place.below(name)):
@@ -383,5 +407,5 @@ def stages_below(place: Place) -> Iterator[Place]:
 
 
 def live_files(paths: Iterable[str]) -> frozenset[str]:
-    """The folders of the table's files, without links, as :func:`discard` compares them."""
+    """The folders of these files, with links resolved, as :func:`discard` compares them."""
     return frozenset(os.path.realpath(folder) for folder in {os.path.dirname(local_path(p) or p) for p in paths})  # noqa: PTH120

@@ -1,8 +1,8 @@
-"""The metadata of an Iceberg table by path, swapped by Iceberg itself.
+"""Changes the metadata of an Iceberg table by path, by a commit of Iceberg in the JVM.
 
-``TableOperations.commit`` takes the very object that was loaded, and refuses any other: one by another writer meanwhile
-has a file of the next number, which is not overwritten. ``UpdateSchema.commit`` is not called, it only makes the
-schema: it builds on whatever is current when it is asked for.
+``TableOperations.commit`` is a compare-and-swap: it fails if the loaded metadata is not current. Another writer has
+then created the metadata file with the next number, which is not overwritten. ``UpdateSchema`` only computes the
+schema; its ``commit`` is not called, because it applies the change to the metadata that is current at that moment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_format import folder_of, metadata_file, read_metadata
 from distop.tables.iceberg.iceberg_rows import check_installed, uri
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
-from distop_behaviors.apply.new_metadata import Production, keeping_log, properties
-from distop_behaviors.apply.schema_target import Change, Head, Moved, Unsure
+from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
+from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ _FAILED, _UNKNOWN, _NONE = (
 
 
 class HadoopTarget:
-    """A table of a Hadoop catalog, or made by path."""
+    """A table of a Hadoop catalog, or one that was created by path."""
 
     def __init__(self, table: TableRecord, ctx: JobContext) -> None:
         self._table = table
@@ -53,28 +53,28 @@ class HadoopTarget:
         return folder
 
     def load(self) -> Head:
-        """See Target. Raises also FatalError where Spark has no Iceberg."""
+        """See Target. Also raises FatalError if Spark does not have Iceberg."""
         from py4j.protocol import Py4JJavaError
 
         session: Any = self._ctx.spark
         jvm = session._jvm
         check_installed(jvm)
         location = self._folder
-        # Iceberg loads what it is to commit to by path: so nobody else may change what stands there.
+        # Iceberg loads the table by path, so no other user may be able to change that folder.
         check_metadata_folder(location, missing=True)
-        # Spark follows links, and reads files of any size: what it will load is looked at before.
+        # Spark follows links and reads files of any size, so the metadata file is checked before.
         try:
             read_metadata(metadata_file(Location.of(location)))
         except (InvalidArgument, TableUnavailable):
             self._ctx.check_reachable()
             raise
         try:
-            # Loaded anew, so that what is kept by nobody is compared.
+            # Loaded anew: a cached table could be outdated.
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
         except Py4JJavaError as error:
             self._ctx.check_reachable()
             if _name(error) == _NONE:
-                raise TableUnavailable(f"there is no Iceberg table at {location!r} any more: it was dropped") from error
+                raise TableUnavailable(f"the Iceberg table at {location!r} no longer exists: it was dropped") from error
             raise
         base = table.operations().current()
         check_metadata(_source(base))
@@ -89,16 +89,16 @@ class HadoopTarget:
             update.requireColumn(base.schema().findColumnName(field_id))
         for field_id in change.optional:
             update.makeColumnOptional(base.schema().findColumnName(field_id))
-        told = properties(jvm, base, change.properties or {})
-        self._commit(operations, base, keeping_log(jvm, base).updateSchema(update.apply()).replaceProperties(told))
+        changed = properties(jvm, base, change.properties or {})
+        self._commit(operations, base, with_full_log(jvm, base).updateSchema(update.apply()).replaceProperties(changed))
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
-        """See Target. What was written on the way is removed where it was refused."""
+        """See Target. Removes the written manifests if the commit fails."""
         table, production = self._production(head)
         outcome = production.rewritten(rewrite)
         try:
             self._commit(table.operations(), production.base, outcome)
-        except (Moved, UnsafePath):
+        except (Conflict, UnsafePath):
             production.discard()
             raise
 
@@ -110,17 +110,17 @@ class HadoopTarget:
         outcome = production.rolled_back(schema, snapshot, kept, change)
         try:
             self._commit(table.operations(), production.base, outcome)
-        except (Moved, UnsafePath):
+        except (Conflict, UnsafePath):
             production.discard()
             raise
 
     def _production(self, head: Head) -> tuple[Any, Production]:
-        """A transaction on what was loaded. Raises Moved where the table is another one by now."""
+        """A transaction on the loaded table. Raises Moved if the table has changed since."""
         table, _, _ = head.base
         check_metadata_folder(self._folder)  # manifests are written there
         production = Production(self._ctx.spark, table, self._ctx.operation)
         if (source := _source(production.base)) != head.source:
-            raise Moved(f"the table has other metadata by now: {source}")
+            raise Conflict(f"the metadata of the table has changed: it is now {source}")
         return table, production
 
     def _conf(self) -> Any:
@@ -137,14 +137,14 @@ class HadoopTarget:
         except Py4JJavaError as error:
             name = _name(error)
             if name == _FAILED:
-                raise Moved(str(error.java_exception.getMessage())) from error
+                raise Conflict(str(error.java_exception.getMessage())) from error
             if name == _UNKNOWN:
-                raise Unsure(str(error.java_exception.getMessage())) from error
+                raise CommitUnknown(str(error.java_exception.getMessage())) from error
             raise
 
 
 def _source(metadata: Any) -> str:
-    """The file of some metadata, as a plan names it."""
+    """The path of a metadata file, as a plan names it."""
     source = str(metadata.metadataFileLocation())
     return local_path(source) or source
 

@@ -1,7 +1,7 @@
-"""The metadata that a rewrite, or its undoing, makes of an Iceberg table: by Iceberg's own transaction in the JVM.
+"""Computes the metadata of an Iceberg table after a rewrite or a rollback, by an Iceberg transaction in the JVM.
 
-Of the transaction nothing but its outcome is used: its own commit would build on whatever is current by then. Who asks
-for it commits that outcome, in whichever way compares with what was loaded.
+The transaction is not committed, because its commit would apply to the metadata that is current at that moment. The
+caller commits the resulting metadata, and compares with the loaded metadata.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ log = logging.getLogger("distop.apply")
 _METADATA = "metadata"
 _LOG_LIMIT = "write.metadata.previous-versions-max"
 FOLDER = "distop-"
-"""How the folder begins that a commit through a catalog has its manifests in."""
+"""The prefix of the folder for the manifests of a commit through a catalog."""
 
 
 class Production:
-    """One transaction on a table as it was loaded. ``operation``: for whom, as the snapshot says."""
+    """One transaction on a loaded table.
+
+    ``operation``: its id, which is stored in the summary of the snapshot.
+    """
 
     def __init__(self, session: Any, table: Any, operation: str) -> None:
         self._session = session
@@ -47,15 +50,17 @@ class Production:
         self.base = self._transaction.startMetadata()
         if (snapshot := self.base.currentSnapshot()) is not None:
             check_manifests_of(read_file(_local(str(self.base.metadataFileLocation()))), snapshot, table.io())
-        self._made.commit(self.base, keeping_log(self._jvm, self.base))
+        self._made.commit(self.base, with_full_log(self._jvm, self.base))
 
     @property
     def _iceberg(self) -> Any:
         return self._jvm.org.apache.iceberg
 
     def rewritten(self, rewrite: Rewrite) -> Any:
-        """With data files in the place of others, and the schema with them. Raises UnsafePath for a new file that does
-        not lie in its stage, or is a link, and for a stage that others may have made.
+        """The metadata after replacing data files and the schema.
+
+        Raises UnsafePath for a new file that is outside its stage or a link, and for a stage that other users may have
+        written.
         """
         lists = self._iceberg.relocated.com.google.common.collect.Lists
         data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
@@ -94,8 +99,9 @@ class Production:
     def rolled_back(
         self, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
     ) -> Any:
-        """With a former schema and snapshot (None: it is still this one) as the current ones, and the data files
-        ``kept`` of the present one.
+        """The metadata after returning to an earlier schema and snapshot, with the data files ``kept``.
+
+        ``snapshot`` None: the current snapshot is kept. ``kept``: paths of files of the current snapshot.
         """
         current = self._made.current()
         builder = self._iceberg.TableMetadata.buildFrom(current).setCurrentSchema(schema)
@@ -111,8 +117,10 @@ class Production:
         return self._with(change)
 
     def discard(self) -> None:
-        """Remove what was written on the way: nobody has taken the outcome. What does not lie below the table's
-        metadata, by a setting of the table, is left to Iceberg's ``remove_orphan_files``.
+        """Remove the manifests of this transaction, after its metadata was not committed.
+
+        Manifests outside the table's metadata folder, by a setting of the table, are left to Iceberg's
+        ``remove_orphan_files``.
         """
         snapshot = self._made.current().currentSnapshot()
         if snapshot is None or self.base.snapshot(snapshot.snapshotId()) is not None:
@@ -126,7 +134,7 @@ class Production:
                 delete_or_log(place, f".{name}.crc", log)
 
     def _data_files(self) -> Iterator[Any]:
-        """Those of the snapshot that was loaded, with their statistics."""
+        """The data files of the loaded snapshot, with their statistics."""
         for manifest in self.base.currentSnapshot().dataManifests(self._table.io()):
             reader = self._iceberg.ManifestFiles.read(manifest, self._table.io(), self.base.specsById())
             yield from self._iceberg.relocated.com.google.common.collect.Lists.newArrayList(reader)
@@ -137,21 +145,23 @@ class Production:
         return current.replaceProperties(properties(self._jvm, current, change))
 
 
-def keeping_log(jvm: Any, base: Any) -> Any:
-    """The metadata to build a commit on: ``base``, with all of its metadata log and its own file in that.
+def with_full_log(jvm: Any, base: Any) -> Any:
+    """The metadata to base a commit on.
 
-    Iceberg's commit deletes the files that the new log lacks, where ``write.metadata.delete-after-commit.enabled`` is
-    set; and whoever writes a table's metadata chooses what its log names. The properties stay as they are: only while
-    the log is made, its limit is another one.
+    ``base`` with its whole metadata log and its own file in it.
+
+    With ``write.metadata.delete-after-commit.enabled``, Iceberg's commit deletes the files that the new log lacks, and
+    a writer of the table can put any file into its log. The log's limit is raised only while the log is built; the
+    properties stay as they are.
     """
     room = properties(jvm, base, {_LOG_LIMIT: str(base.previousFiles().size() + 1)})
     logged = base.replaceProperties(room).replaceProperties(base.properties())
-    # The change of a property and back is none of the steps that a catalog is told.
+    # Setting the property and setting it back must not be among the updates that are sent to a catalog.
     return jvm.org.apache.iceberg.TableMetadata.buildFrom(logged).discardChanges().build()
 
 
 def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any:
-    """Those of some metadata with a change."""
+    """The properties of this metadata after a change."""
     changed = jvm.java.util.HashMap(metadata.properties())
     for name, value in change.items():
         if value is None:
@@ -162,11 +172,12 @@ def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any
 
 
 @contextmanager
-def detached(session: Any, source: str) -> Iterator[Any]:
-    """The table of a metadata file that a catalog knows, for a :class:`Production`, without that catalog: as one by
-    path, in a folder of its own below the table's metadata, where the manifests that are written stay. ``source``: as a
-    plan names it. Nothing but those is left. Raises InvalidArgument where the metadata name another folder, and
-    UnsafePath where others may change one on a disk.
+def without_catalog(session: Any, source: str) -> Iterator[Any]:
+    """A table of a catalog as a table by path, for a :class:`Production` without the catalog.
+
+    Its folder is new, below the table's metadata; only written manifests remain there. ``source``: the metadata file,
+    as a plan names it. Raises InvalidArgument if the metadata names another folder, and UnsafePath if other users may
+    change a folder on a disk.
     """
     file = read_file(source)
     table = _local(own_folder(source, str(file.content.location)))
@@ -184,7 +195,7 @@ def detached(session: Any, source: str) -> Iterator[Any]:
         for name in ("v1.metadata.json", "version-hint.text"):
             delete_or_log(folder, name, log)
             delete_or_log(folder, f".{name}.crc", log)
-        with suppress(OSError, UnsafePath):  # they stay where there are manifests
+        with suppress(OSError, UnsafePath):  # the folders stay if they hold manifests
             delete(place, _METADATA, only_empty=True)
             delete(place.parent, place.name, only_empty=True)
 

@@ -1,9 +1,9 @@
-"""Narrowing by a rewrite: each job writes its partition's files anew, and completion publishes all of them at once.
+"""Narrowing by a rewrite: each job rewrites the files of its partition, and completion publishes all of them.
 
-What a job has staged counts as long as the files that it was made of are in the table as they were, with the deletes
-that they had. What came since, or changed, is validated and rewritten by the completion, which then commits everything,
-with the schema, on exactly the metadata that it has compared with. Whoever began before that commit and ends after it
-adds files without the new columns: these are rewritten in turn.
+Staged files are valid as long as the table still has the source files, unchanged and with the same deletes. The
+completion validates and rewrites newer or changed files. Then it commits all files and the schema, as a
+compare-and-swap on the metadata that it has read. Writers that started before this commit and end after it add files
+without the new columns; these are rewritten, too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply import file_rewrite, type_narrowing
-from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying, digest_of_mark
+from distop_behaviors.apply.apply_loop import MARK, ROUNDS, TOO_MANY_WRITERS, Applying, digest_of_mark
 from distop_behaviors.apply.apply_report import Outcome, Rewritten, Staged
 from distop_behaviors.apply.file_rewrite import Stage
-from distop_behaviors.apply.schema_target import Moved, Rewrite, Unsure
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Rewrite
 from distop_behaviors.validate.certification import check_columns, check_table
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 1.0
 _NOTHING = ""
-"""The snapshot of which no row has been looked at."""
+"""The snapshot id for: no row is validated yet."""
 
 
 @frozen
 class _Unit:
-    """What was staged, of which files, as they were in which snapshot."""
+    """Staged files, with their source files and the snapshot these were read from."""
 
     staged: Staged
     stage: Stage
@@ -57,17 +57,17 @@ class _Unit:
 
 
 class Narrowing(Applying):
-    """One job, or the completion, of an application that rewrites its table."""
+    """One job, or the completion, of an ``apply`` that rewrites its table."""
 
     def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
         super().__init__(request, table, target, ctx)
-        self._narrowed = type_narrowing.needed(self._wanted.narrowed, self._certificate)
+        self._narrowed = type_narrowing.columns_to_narrow(self._wanted.narrowed, self._certificate)
         self._folder: str | None = None
         self._announced_here: list[str] = []
-        """The marks that this completion was about to write."""
+        """The digests of the marks that this completion has announced."""
 
     def check(self, metadata: Any, io: Any) -> None:
-        """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
+        """Raises InvalidArgument if the table cannot be rewritten, TableUnavailable if it cannot be read."""
         check_columns(self._certificate, IcebergVersion("", metadata))
         type_narrowing.check_narrowable(metadata, self._narrowed)
         deletes = equality_ids(metadata, io, self._ctx.check_cancelled)
@@ -76,30 +76,32 @@ class Narrowing(Applying):
     # --------------------------------------------------------------------- job
 
     def stage(self, plan: PartitionPlan) -> Outcome:
-        """Write the files of a partition anew, after a look at those that the certificate does not cover. Raises
-        JobFailed, with an outcome, where a row is in the way.
+        """Rewrite the files of a partition, after validating those that the certificate does not cover.
+
+        Raises JobFailed, with an outcome, if a row violates a check.
         """
         check_table(self._certificate, self._table)
         stage = self._stage_at(self._ctx.stage_place)
-        # Whether it can be rewritten was looked at when this metadata was planned from.
+        # Planning has checked that this metadata can be rewritten.
         metadata, io = read_metadata(plan.source)
         self._validate(metadata, io, plan.source, plan.files)
         ids = type_narrowing.new_ids(metadata, self._narrowed)
-        self._ctx.stage_of(plan)  # made by this attempt
-        self.outcome.staged = self._written_anew(plan.source, plan.files, ids, stage)
+        self._ctx.stage_of(plan)  # creates the stage of this attempt
+        self.outcome.staged = self._rewrite_files(plan.source, plan.files, ids, stage)
         self.outcome.verdict = "staged"
         return self.outcome
 
     def discard(self) -> None:
-        """Remove what this attempt has staged, unless it was published."""
+        """Remove the files that this attempt has staged, unless they are published."""
         stage = self._stage_at(self._ctx.stage_place)
         file_rewrite.discard(stage, self._live() if stage.begun() else frozenset(), self._ctx.log)
 
     # -------------------------------------------------------------- completion
 
     def publish(self, summary: Summary) -> Outcome:
-        """Commit what the jobs have staged. Raises as :meth:`Applying.run` does; the outcome of a change that stands
-        although it fails says so.
+        """Commit the files that the jobs have staged, and return the outcome.
+
+        Raises as :meth:`Applying.run` does. If it fails after the change, the outcome holds the change.
         """
         source = next(plan.source for plan in summary.partitions())
         pinned = read_metadata(source)[0]
@@ -122,23 +124,21 @@ class Narrowing(Applying):
                 pinned.last_column_id,
             ):
                 raise JobFailed(
-                    "the table's schema was changed by somebody else since it was planned: nothing was changed; start "
-                    "it again",
+                    "another writer has changed the table's schema since planning, so nothing was changed: start a new "
+                    "operation",
                     self.outcome,
                 )
-            units = self._brought_up(head, metadata, io, units)
+            units = self._current_units(head, metadata, io, units)
             self._commit_units(head, metadata, units)
-        raise JobFailed(
-            f"another writer was first {ROUNDS} times: nothing was changed; try again when fewer write to the table",
-            self.outcome,
-        )
+        raise JobFailed(TOO_MANY_WRITERS, self.outcome)
 
     def sweep(self) -> None:
-        """Remove what all attempts have staged, and those of earlier operations, but for the data files that are the
-        table's. What cannot be removed is logged, and left to the next operation.
+        """Remove the staged files of all attempts of this and earlier operations, except files of the table.
+
+        If a stage cannot be removed, it is logged, and the next operation removes it.
         """
         if self._ctx.shared is None or local_path(self._ctx.shared.location) is None:
-            return  # nothing could be staged
+            return  # without a shared directory on a disk there are no stages
         series, log = places.series_of(self._ctx.shared, self._ctx.operation), self._ctx.log
         mine, live = OperationRef.parse(self._ctx.operation).instance, None
         try:
@@ -148,7 +148,7 @@ class Narrowing(Applying):
                     file_rewrite.discard(self._stage_at(place), live, log)
                 self._remove_emptied(series.below(str(instance)))
         except (OSError, UnsafePath) as error:
-            log.warning("Could not remove what is staged in %s: %s", series.location, error)
+            log.warning("Could not remove staged files; the next apply removes them: %s: %s", series.location, error)
 
     @staticmethod
     def _remove_emptied(operation: Place) -> None:
@@ -159,8 +159,10 @@ class Narrowing(Applying):
     def _shared(self) -> Place:
         shared = self._ctx.shared
         if shared is None or local_path(shared.location) is None:
-            where = "there is none" if shared is None else f"this one is {shared.location}"
-            raise InvalidArgument(f"a table is rewritten with a shared directory on a disk, and {where}")
+            where = "there is none" if shared is None else f"it is {shared.location}"
+            raise InvalidArgument(
+                f"rewriting a table needs a shared directory on a disk, but {where}: set --shared-dir"
+            )
         return shared
 
     def _stage_at(self, place: Place) -> Stage:
@@ -168,18 +170,19 @@ class Narrowing(Applying):
             location = place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
             folder = local_path(location)
             if folder is None:
-                raise InvalidArgument(f"a table is rewritten on a local path, and this one lies at {location}")
+                raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")
             self._folder = str(folder)
         return Stage.of(place, self._shared(), self._ctx.space, self._folder)
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
-        """What executors have staged, as the stages themselves say. A job whose stage is missing, or was made of other
-        files, is left out: the completion does its work. Raises InvalidArgument for one that was made for another
-        argument.
+        """The staged files of the jobs, as their stages describe them.
+
+        A job whose stage is missing or has other source files is left out, and the completion rewrites its files.
+        Raises InvalidArgument for a stage that was written for another argument.
         """
         stages = {row.partition: row.stage for row in summary.outcomes() if row.success}
         ids = type_narrowing.new_ids(metadata, self._narrowed)
-        wanted_for = file_rewrite.made_for(self._certificate.digest, self._narrowed)
+        wanted_for = file_rewrite.purpose_of(self._certificate.digest, self._narrowed)
         units, covered = [], set[str]()
         for plan in summary.partitions():
             files = frozenset(path for path, _, _ in plan.files)
@@ -189,13 +192,15 @@ class Narrowing(Applying):
             if place is not None:
                 stage = self._stage_at(place)
                 now = metadata.current_schema_id, metadata.last_column_id
-                found = file_rewrite.written_in(stage, files, *now, ids, wanted_for)
+                found = file_rewrite.staged_data(stage, files, *now, ids, wanted_for)
             if found is None:
-                self._ctx.log.warning("Partition %s is written again: no executor has staged its files", plan.name)
+                self._ctx.log.warning("No valid staged files of partition %s; rewriting its files again", plan.name)
                 continue
             staged, snapshot = found
             if not covered.isdisjoint(files):
-                raise InvalidArgument(f"the plan of {self._ctx.operation} has files of partition {plan.name} twice")
+                raise InvalidArgument(
+                    f"the plan of {self._ctx.operation} has files of partition {plan.name} in two partitions"
+                )
             covered |= files
             units.append(_Unit(staged, stage, files, snapshot))
         return units
@@ -214,22 +219,25 @@ class Narrowing(Applying):
         paths = None if new is None else {path for path, _, _ in new}
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
-    def _written_anew(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
-        """What :func:`file_rewrite.stage` wrote. Raises JobFailed, with an outcome, where it is not all rows."""
+    def _rewrite_files(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
+        """Rewrite files by :func:`file_rewrite.stage`.
+
+        Raises JobFailed, with an outcome, if rows are missing.
+        """
         try:
             return file_rewrite.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
         except file_rewrite.RowsLost as error:
             self.outcome.verdict = "error"
             raise JobFailed(str(error), self.outcome) from error
 
-    def _scratch(self) -> Stage:
+    def _new_stage(self) -> Stage:
         operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
         stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
         deletion.make_new(stage.place)
         return stage
 
-    def _brought_up(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
-        """The units that still count, and one of everything else that is in the table."""
+    def _current_units(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
+        """The units that are still valid, and a new one for all other files of the table."""
         changed = {
             snapshot: replaced_files(metadata, io, snapshot, self._ctx.check_cancelled)
             for snapshot in {unit.snapshot for unit in units}
@@ -244,8 +252,8 @@ class Narrowing(Applying):
         if rest:
             self._validate(metadata, io, head.source, rest)
             ids = type_narrowing.new_ids(metadata, self._narrowed)
-            stage = self._scratch()
-            staged = self._written_anew(head.source, rest, ids, stage)
+            stage = self._new_stage()
+            staged = self._rewrite_files(head.source, rest, ids, stage)
             kept.append(_Unit(staged, stage, frozenset(path for path, _, _ in rest), _snapshot(metadata)))
         return kept
 
@@ -272,33 +280,33 @@ class Narrowing(Applying):
         }
         raw = file_rewrite.raw_metadata(self._ctx.spark, head.source)
 
-        def told(snapshot: str) -> Mapping[str, str | None]:
+        def with_mark(snapshot: str) -> Mapping[str, str | None]:
             text = json.dumps({**mark, "snapshot": snapshot}, ensure_ascii=False, sort_keys=True)
             self._announced_here.append(digest_of_mark(text))
             return {**properties, MARK: text}
 
-        self._ctx.status("changing the schema, and the files with it")
+        self._ctx.status("committing the new schema and files")
         rewrite = Rewrite(
             schema=type_narrowing.new_schema(file_rewrite.schema_of(raw), self._narrowed, ids, required),
             staged=[unit.stage for unit in units],
             replaced=None,
-            properties=told,
+            properties=with_mark,
         )
         self._rewrite(head, rewrite)
 
     def _rewrite(self, head: Head, rewrite: Rewrite) -> None:
         try:
             self._target.rewrite(head, rewrite)
-        except (Moved, Unsure) as error:
-            self._ctx.log.info("the table was not changed yet: %s", error)
+        except (Conflict, CommitUnknown) as error:
+            self._ctx.log.info("Could not commit the rewrite; loading the table again: %s", error)
 
     def _properties(self, head: Head, ids: Mapping[int, int]) -> dict[str, str]:
         found = {}
         for name, value in self._wanted.properties.items():
-            told = json.loads(value)
-            told["field_ids"] = {column: ids.get(i, i) for column, i in told["field_ids"].items()}
-            found[name] = json.dumps(told, ensure_ascii=False, sort_keys=True)
-        mapping = type_narrowing.mapped(head.properties.get(NAME_MAPPING), ids)
+            content = json.loads(value)
+            content["field_ids"] = {column: ids.get(i, i) for column, i in content["field_ids"].items()}
+            found[name] = json.dumps(content, ensure_ascii=False, sort_keys=True)
+        mapping = type_narrowing.new_name_mapping(head.properties.get(NAME_MAPPING), ids)
         return found | ({NAME_MAPPING: mapping} if mapping is not None else {})
 
     # ------------------------------------------------------------------- marks
@@ -310,8 +318,10 @@ class Narrowing(Applying):
         return super()._mark(head) is not None
 
     def _mark(self, head: Head) -> Mapping[str, Any] | None:
-        """The mark of this completion; or one that may be of an earlier one, which left no checkpoint, if the table is
-        what it says. Anybody may have written the latter: it covers no row, and nothing is taken back by it.
+        """The mark of this completion, or of an earlier attempt if the table agrees with it.
+
+        A completion has no checkpoint, so a mark of an earlier attempt may be forged. It proves nothing about rows, and
+        nothing is reverted because of it.
         """
         if (own := super()._mark(head)) is not None:
             return own
@@ -331,7 +341,10 @@ class Narrowing(Applying):
         return mark if stands and {one.id for one in self._narrowed} <= {f["id"] for f in former["fields"]} else None
 
     def _undone(self, head: Head, metadata: Any, ids: Mapping[int, int]) -> list[str]:
-        """What of the change is not in the table; ``ids``: of the columns, by the former ones."""
+        """The parts of the change that the table does not have.
+
+        ``ids``: new field ids by old ones.
+        """
         schema = metadata.schema()
         undone = self._widened(schema, ids)
         for field_id in self._required().values():
@@ -353,8 +366,9 @@ class Narrowing(Applying):
     # ------------------------------------------------------------------ settle
 
     def settle(self, mark: Mapping[str, Any]) -> None:
-        """Rewrite what is still committed by those who began before the change: look at least once, and until so many
-        seconds are over. Raises JobFailed where a row of it does not fit.
+        """Rewrite late commits, of writers that started before the change, until ``settle_seconds`` have passed.
+
+        It checks at least once. Raises JobFailed if a row of a late commit violates a check.
         """
         until = monotonic() + self._settle_seconds
         while self.outcome.rounds < ROUNDS + int(self._settle_seconds):
@@ -362,21 +376,21 @@ class Narrowing(Applying):
             head = self.load()
             metadata, io = read_metadata(head.source)
             self._check_narrowed(metadata, mark)
-            clean = self._late(head, metadata, io, mark)
+            clean = self._rewrite_late_files(head, metadata, io, mark)
             if last and clean:
                 self.outcome.snapshot = self._covered
-                self.outcome.changes = self._made(mark)
+                self.outcome.changes = self._changes_made(mark)
                 return
             self.outcome.rounds += not clean
             self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())) if clean else 0)
         raise JobFailed(
-            f"the change stands, and others who began before it were first {ROUNDS} times: files without the new "
-            "columns may be in the table; have them end, and apply again",
+            "the change was committed, but writers that started before it keep adding files without the new columns: "
+            "stop them, and apply again",
             self.outcome,
         )
 
-    def _late(self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any]) -> bool:
-        """Bring in what was written without the new columns; True: there was nothing of it."""
+    def _rewrite_late_files(self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any]) -> bool:
+        """Rewrite files without the new columns. Returns True if there are none."""
         found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)
         files = self._files(head) if found is None else found
         ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
@@ -387,19 +401,19 @@ class Narrowing(Applying):
         if not late:
             self._covered = _snapshot(metadata)
             return True
-        stage = self._scratch()
+        stage = self._new_stage()
         view = file_rewrite.view(self._ctx, head.source, int(mark["schema"]), stage.place)
         try:
             if not self.judge_files(view, late, _snapshot(metadata), current=head.source):
                 return False
-            staged = self._written_anew(view, late, ids, stage)
+            staged = self._rewrite_files(view, late, ids, stage)
         except JobFailed as failed:
-            self.outcome.changes = self._made(mark)
-            if self._taken_back(head, metadata, io, mark, late):
+            self.outcome.changes = self._changes_made(mark)
+            if self._rolled_back(head, metadata, io, mark, late):
                 self.outcome.reverted = True
-                raise JobFailed(f"the change was taken back, since {failed}", self.outcome) from failed
+                raise JobFailed(f"the change was reverted: {failed}", self.outcome) from failed
             raise JobFailed(
-                f"the change stands, and the rows of {late[0][0]} are not in its new column, since {failed}",
+                f"the change was committed, but the rows of {late[0][0]} are missing in the new column: {failed}",
                 self.outcome,
             ) from failed
         paths = frozenset(path for path, _, _ in late)
@@ -408,10 +422,13 @@ class Narrowing(Applying):
         self.outcome.rewritten.late += len(late)
         return False
 
-    def _taken_back(
+    def _rolled_back(
         self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any], late: Sequence[PlannedFile]
     ) -> bool:
-        """Go back to the snapshot before the change, with what came late, where nothing else was committed since."""
+        """Roll back to the snapshot before the change, with the late files.
+
+        False if others have committed more.
+        """
         since = str(mark["snapshot"])
         if not self._is_own(head):
             return False
@@ -422,17 +439,21 @@ class Narrowing(Applying):
         snapshot = None if mark["before"] == since else int(mark["before"])
         try:
             self._target.roll_back(
-                head, int(mark["schema"]), snapshot, frozenset(f[0] for f in late), {**self._former(mark), MARK: None}
+                head,
+                int(mark["schema"]),
+                snapshot,
+                frozenset(f[0] for f in late),
+                {**self._old_properties(mark), MARK: None},
             )
-        except (Moved, Unsure):
+        except (Conflict, CommitUnknown):
             return False
         return True
 
     def _check_narrowed(self, metadata: Any, mark: Mapping[str, Any]) -> None:
-        """Raises InvalidArgument where somebody else has undone the change meanwhile."""
+        """Raises InvalidArgument if another writer has reverted the change."""
         ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
         if undone := self._widened(metadata.schema(), ids):
-            raise InvalidArgument(f"somebody else has undone the change meanwhile: {', '.join(undone)}")
+            raise InvalidArgument(f"another writer has reverted the change of {', '.join(undone)}: apply again")
 
 
 def _snapshot(metadata: Any) -> str:

@@ -1,11 +1,12 @@
-"""Where a schema is changed: the current metadata of a table, and a swap of it.
+"""The interface for changing a table's schema.
 
-Which tables have a schema that is changed, and by whom, their format tells (:mod:`distop.tables.formats`). A table by
-path has :mod:`distop_behaviors.apply.hadoop_commit`, one of a catalog :mod:`distop_behaviors.apply.catalog_commit`.
-Another one is another module that offers a :class:`Target`, and its place in :func:`target_of`. Its ``swap`` must
-compare the whole metadata that was loaded, by its file or by the snapshot *and* the schema: that the schema alone is
-the same, which is all that Iceberg's own ``UpdateSchema`` asks of a REST catalog, would let a commit pass that nobody
-has looked at.
+Load the current metadata, and compare-and-swap it.
+
+The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Tables by path use
+:mod:`distop_behaviors.apply.hadoop_commit`, tables of a catalog :mod:`distop_behaviors.apply.catalog_commit`. To add
+another kind, implement :class:`Target` in a module and add it to :func:`target_of`. ``swap`` must compare the whole
+loaded metadata, by its file or by snapshot *and* schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does
+with a REST catalog, would accept commits that were not validated.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.file_rewrite import Stage
 
 
-class Moved(Exception):
-    """The metadata is not what was loaded any more: nothing was changed."""
+class Conflict(Exception):
+    """The swap failed because the table's metadata has changed since it was loaded."""
 
 
-class Unsure(Exception):
-    """Nobody knows whether the swap took place: what is loaded next tells."""
+class CommitUnknown(Exception):
+    """It is unknown whether the swap succeeded: load the table again to find out."""
 
 
 @frozen
 class Head:
-    """The metadata of a table as it was loaded. ``source``: the file that it is in, as a plan names it. ``base``: what
-    the target compares with.
+    """The loaded metadata of a table.
+
+    ``source``: its metadata file, as a plan names it. ``base``: the target's own value for the compare-and-swap.
     """
 
     source: str
@@ -43,8 +45,10 @@ class Head:
 
 @frozen
 class Change:
-    """What is to be other than before: by their field ids, columns that are to be required, and that are not; table
-    properties to set, and (None) to remove.
+    """A change of a schema.
+
+    ``required`` and ``optional``: field ids of columns that become so. ``properties``: table properties to set, or
+    (None) to remove.
     """
 
     required: tuple[int, ...] = ()
@@ -54,9 +58,11 @@ class Change:
 
 @frozen
 class Rewrite:
-    """Data files that take the place of others. ``schema``: what is to be the current one, as JSON. ``staged``: where
-    the new files are. ``replaced``: the paths of the data files that go; None: all
-    of them, and all deletes. ``properties``: what is to be set, and (None) removed, told the snapshot that this makes.
+    """Data files that replace others.
+
+    ``schema``: the new current schema, as JSON, or None. ``staged``: the stages with the new files. ``replaced``: the
+    paths of the data files to remove; None: all data files and all deletes. ``properties``: returns the table
+    properties to set, or (None) to remove, for the id of the new snapshot.
     """
 
     schema: Mapping[str, Any] | None
@@ -69,32 +75,40 @@ class Target(Protocol):
     """A table whose metadata can be swapped."""
 
     def check_folders(self, *, rewritten: bool) -> None:
-        """Raises UnsafePath where others may change a folder on a disk in which a change would be written by paths.
-        ``rewritten``: data files are written, too. It is looked at again before each writing.
+        """Raises UnsafePath if other users may change a folder on a disk that a change would write into.
+
+        ``rewritten``: the change also writes data files. Each write checks this again.
         """
 
     def load(self) -> Head:
-        """The current metadata, read anew. Raises TableUnavailable where there is no table."""
+        """The current metadata, not cached. Raises TableUnavailable if there is no table."""
 
     def swap(self, head: Head, change: Change) -> None:
-        """Change it, if it is still what was loaded. Raises Moved, Unsure, and what is unexpected."""
+        """Make the change if the metadata is still ``head``.
+
+        Raises Moved, Unsure, and unexpected errors.
+        """
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
-        """Replace data files, and the schema with them, in one commit, if the table is still what was loaded. Raises as
-        ``swap`` does.
+        """Replace data files and the schema in one commit, if the metadata is still ``head``.
+
+        Raises as ``swap`` does.
         """
 
     def roll_back(
         self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
     ) -> None:
-        """Make a former schema and snapshot (None: it is still this one) the current ones again, with the data files
-        ``kept`` of the present one, in one commit. Raises as ``swap`` does.
+        """Return to an earlier schema and snapshot in one commit, but keep the data files ``kept``.
+
+        ``snapshot`` None: the current snapshot stays. Raises as ``swap`` does.
         """
 
 
 def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> Target:
-    """Where this table's schema is changed; ``stoppable``: what waits for a catalog stops where the job is to. Raises
-    InvalidArgument for a table that has no schema to change, TableUnavailable where its catalog is not configured here.
+    """The target for changing this table's schema.
+
+    ``stoppable``: waiting for a catalog ends if the job must stop. Raises InvalidArgument if the table's schema cannot
+    be changed, TableUnavailable if its catalog is not configured on this executor.
     """
     if not changes_of(table).by_catalog:
         from distop_behaviors.apply.hadoop_commit import HadoopTarget

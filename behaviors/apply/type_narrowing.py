@@ -1,7 +1,9 @@
-"""What becomes of an Iceberg table whose columns get other types: the schema, and what may not depend on them.
+"""Narrowing columns of an Iceberg table.
 
-Iceberg narrows no column: a file would be read by a type that it was not written with. So the column becomes another
-one, of the same name and place, with a field id of its own; and all files are written anew, with it.
+The new schema, and checks that nothing else depends on them.
+
+Iceberg cannot narrow a column, because its files were written with the old type. So a new column with a new field id
+takes the name and the position of the old one, and all files are rewritten.
 """
 
 from __future__ import annotations
@@ -23,58 +25,60 @@ if TYPE_CHECKING:
 DATA_PATH = "write.data.path"
 _FORMAT = "write.format.default"
 _LAST_VERSION = 3
-"""Of the table format: what a later one has besides is not known here."""
+"""The last known format version. Later ones may have features that a rewrite would lose."""
 _KEPT = frozenset(
     {
         *("table-uuid", "last-updated-ms", "next-row-id", "partition-specs", "default-spec-id", "last-partition-id"),
         *("sort-orders", "default-sort-order-id"),
     }
 )
-"""Of a table's metadata: what its writers go by, beside the schema and properties."""
+"""The fields of a table's metadata that determine how files are written, besides the schema and properties."""
 
 
-def needed(narrowed: Iterable[Narrowed], certificate: Certificate) -> list[Narrowed]:
-    """Those that have another type by now, each column once, in the order of their field ids."""
+def columns_to_narrow(narrowed: Iterable[Narrowed], certificate: Certificate) -> list[Narrowed]:
+    """The columns whose type must change, each once, in the order of their field ids."""
     found = {n.id: n for n in narrowed if certificate.columns[n.name].type != n.type}
     return [found[field_id] for field_id in sorted(found)]
 
 
 def check_narrowable(metadata: Any, narrowed: Sequence[Narrowed]) -> None:
-    """Raises InvalidArgument where something else than rows hangs on a column, or the table cannot be rewritten."""
+    """Raises InvalidArgument if the table cannot be rewritten, or if partitions or others depend on a column."""
     if metadata.format_version > _LAST_VERSION:
         raise InvalidArgument(
-            f"a column is narrowed by rewriting the table, which is available up to the format version {_LAST_VERSION} "
-            f"of Iceberg, and this one is of {metadata.format_version}"
+            f"cannot narrow a column: this rewrites the table, which works up to the Iceberg format version "
+            f"{_LAST_VERSION}, but the table has version {metadata.format_version}"
         )
     if local_path(metadata.location) is None:
         raise InvalidArgument(
-            f"a column is narrowed by rewriting the table, which is available on a local path (or a file system that "
-            f"all nodes have mounted), and this one lies at {metadata.location}"
+            f"cannot narrow a column: this rewrites the table, which works only on a local path (or on a file system "
+            f"that all nodes have mounted), but the table is at {metadata.location}"
         )
     if (kind := metadata.properties.get(_FORMAT, "parquet").lower()) != "parquet":
-        raise InvalidArgument(f"a column is narrowed by rewriting the table in Parquet, and its format is {kind}")
+        raise InvalidArgument(
+            f"cannot narrow a column: this rewrites the table in Parquet, but the table's file format is {kind}"
+        )
     branches = [
         name for name, ref in metadata.refs.items() if name != "main" and str(ref.snapshot_ref_type) == "branch"
     ]
     if branches:
         raise InvalidArgument(
-            f"the branch {branches[0]!r} of the table would keep the former columns under the new schema: drop it first"
+            f"cannot narrow a column: the branch {branches[0]!r} of the table would keep the old columns: drop it first"
         )
     schema = metadata.schema()
     tops = {field.field_id: field for field in schema.fields}
     for field in schema.fields:
         if isinstance(kind_of := spark_type(field.field_type), tuple) and kind_of[0] == "unreadable":
-            raise InvalidArgument(f"the table cannot be rewritten by Spark: {field.name!r}: {kind_of[1]}")
+            raise InvalidArgument(f"Spark cannot rewrite the table: column {field.name!r}: {kind_of[1]}")
     for one in narrowed:
         if one.id not in tops:
             raise InvalidArgument(
-                f"{one.check}: {one.name!r} is inside another column, and columns are narrowed at the top level alone"
+                f"{one.check}: {one.name!r} is inside another column, but only top-level columns can be narrowed"
             )
         if one.id in schema.identifier_field_ids:
             raise InvalidArgument(f"{one.check}: {one.name!r} is an identifier field of the table: unset it first")
         field = tops[one.id]
         if field.initial_default is not None or field.write_default is not None:
-            raise InvalidArgument(f"{one.check}: {one.name!r} has a default, which is a value of its former type")
+            raise InvalidArgument(f"{one.check}: {one.name!r} has a default value, which has the old type: remove it")
         _check_unused(metadata, one)
 
 
@@ -83,33 +87,38 @@ def _check_unused(metadata: Any, one: Narrowed) -> None:
 
     for spec in metadata.partition_specs:
         if any(f.source_id == one.id and not isinstance(f.transform, VoidTransform) for f in spec.fields):
-            former = "" if spec.spec_id == metadata.default_spec_id else ", or were by a former spec"
-            raise InvalidArgument(f"{one.check}: the table's partitions are made of {one.name!r}{former}")
+            which = "" if spec.spec_id == metadata.default_spec_id else " by an earlier partition spec"
+            raise InvalidArgument(f"{one.check}: the table is partitioned by {one.name!r}{which}")
     if any(f.source_id == one.id for f in metadata.sort_order().fields):
-        raise InvalidArgument(f"{one.check}: the table's sort order is made of {one.name!r}: change that first")
+        raise InvalidArgument(f"{one.check}: the table's sort order uses {one.name!r}: change the sort order first")
 
 
 def check_no_equality_deletes(deletes: Iterable[Sequence[int]], narrowed: Sequence[Narrowed]) -> None:
-    """``deletes``: of each equality delete file the field ids that it compares. Raises InvalidArgument where one of
-    them is narrowed: who writes such deletes would go on by the former column.
+    """Raises InvalidArgument if an equality delete compares a narrowed column: its writer uses the old column.
+
+    ``deletes``: for each equality delete file, the field ids that it compares.
     """
     for ids in deletes:
         for one in narrowed:
             if one.id in ids:
                 raise InvalidArgument(
-                    f"{one.check}: equality deletes that still apply compare {one.name!r}: have them rewritten first"
+                    f"{one.check}: equality deletes that still apply compare {one.name!r}: rewrite the data files to "
+                    "remove these deletes first"
                 )
 
 
 def new_ids(metadata: Any, narrowed: Sequence[Narrowed]) -> dict[int, int]:
-    """By the field ids of the columns, those of what replaces them."""
+    """The field ids of the new columns, by the field ids of the old ones."""
     return {one.id: metadata.last_column_id + n for n, one in enumerate(narrowed, 1)}
 
 
 def new_schema(
     schema: Mapping[str, Any], narrowed: Sequence[Narrowed], ids: Mapping[int, int], required: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """A schema, as JSON, with the columns replaced; ``required``: field ids, by the former schema, of what is to be."""
+    """A schema, as JSON, with the new columns.
+
+    ``required``: field ids of the old schema that become required.
+    """
     types = {one.id: one.type for one in narrowed}
     must = frozenset(required)
     fields = []
@@ -128,24 +137,26 @@ def _required(field: Mapping[str, Any], must: frozenset[int]) -> dict[str, Any]:
     return {**field, "type": kind, "required": field["required"] or field["id"] in must}
 
 
-def mapped(mapping: str | None, ids: Mapping[int, int]) -> str | None:
-    """The name mapping of a table, by which files without field ids are read, with the new ids at its top level."""
+def new_name_mapping(mapping: str | None, ids: Mapping[int, int]) -> str | None:
+    """The table's name mapping (for files without field ids) with the new ids at its top level."""
     if mapping is None:
         return None
-    told = [{**one, "field-id": ids.get(one.get("field-id"), one.get("field-id"))} for one in json.loads(mapping)]
-    return json.dumps(told)
+    fields = [{**one, "field-id": ids.get(one.get("field-id"), one.get("field-id"))} for one in json.loads(mapping)]
+    return json.dumps(fields)
 
 
-def scratch(metadata: Mapping[str, Any], schema: Mapping[str, Any], location: str, data: str) -> dict[str, Any]:
-    """The metadata of a table without snapshots that writes files as the real one does, into the folder ``data``.
+def staging_metadata(
+    metadata: Mapping[str, Any], schema: Mapping[str, Any], location: str, data: str
+) -> dict[str, Any]:
+    """The metadata of an empty staging table, whose writers write files like the real table's into ``data``.
 
-    It has this schema, and the specs, sort order and listed properties (``table_properties``) of the real one. Its
-    columns are optional: a NULL in a required column stays a NULL.
+    It has this schema, and the specs, sort order and allowed properties (``table_properties``) of the real table. Its
+    columns are optional, so that a NULL in a required column stays a NULL.
     """
-    told = {name: value for name, value in metadata.items() if name in _KEPT}
+    kept = {name: value for name, value in metadata.items() if name in _KEPT}
     highest = max(metadata["last-column-id"], *(field["id"] for field in schema["fields"]))
     properties = for_writing(metadata.get("properties", {}))
-    return told | {
+    return kept | {
         "format-version": max(int(metadata["format-version"]), 2),
         "location": location,
         "schemas": [{**optional(schema), "schema-id": 0}],

@@ -1,4 +1,7 @@
-"""``build-index``, ``drop-index`` and ``lookup``: which files have a key. See docs/reference/build-index.md."""
+"""``build-index``, ``drop-index`` and ``lookup``: find the files with a key.
+
+See docs/reference/build-index.md.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildIndex", "DropIndex", "lookup"]
 
-NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
+NO_TABLE = "an index belongs to a table: start it on a registered table, because @cluster has no rows"
 
 AFTER = "generation"
-"""In the plan of a drop: the newest generation there was."""
+"""The value in the plan of a drop that holds the newest generation at that time."""
 BUILDS = "builds"
-"""In the plan of a drop: the last build that had written."""
+"""The value in the plan of a drop that holds the last build that had written files."""
 
 
 def __getattr__(name: str) -> Any:
-    """``lookup``, loaded on first use: whoever has the behaviors declared needs nothing of what reads files."""
+    """``lookup``, imported on first use.
+
+    A process that only declares the behaviors must not load pyarrow.
+    """
     if name == "lookup":
         from distop_behaviors.index import key_lookup
 
@@ -37,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 class BuildIndex(Behavior):
-    """Builds an index of a table, or brings it up to date: which files, and rows, have a key."""
+    """Builds or refreshes an index of a table, which finds rows by key."""
 
     type_name = "build-index"
     Arg = BuildArgument
@@ -51,16 +57,19 @@ class BuildIndex(Behavior):
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """The partitions that have files to be indexed, with these alone. Raises InvalidArgument where no retry mends
-        it, TableUnavailable where the table is not to be reached from here.
+        """The partitions with files that are not indexed yet, with only these files.
+
+        Raises InvalidArgument for errors that no retry can resolve, TableUnavailable if this node cannot reach the
+        table.
         """
         from distop_behaviors.index.build_plan import plan
 
         return plan(_argument(arg, ctx), table, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """The partition's segments, in this attempt's stage. Raises OSError where that cannot be written,
-        TableUnavailable where files are missing because nothing of the table is to be seen from here.
+        """Write the partition's segments into the stage of this attempt.
+
+        Raises OSError if the stage cannot be written, TableUnavailable if this node cannot reach the table.
         """
         from distop_behaviors.index.segments import Job
         from distop_behaviors.index.table_files import identities
@@ -73,7 +82,7 @@ class BuildIndex(Behavior):
         job = Job(
             argument,
             partition.files,
-            made(ctx),
+            stage_place(ctx),
             reader,
             ids=identities(reader, argument.columns),
             check=ctx.check_cancelled,
@@ -82,12 +91,13 @@ class BuildIndex(Behavior):
         return job.run(ctx.progress)
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Remove the attempt's stage: no other attempt relies on it."""
+        """Remove the stage of the attempt. No other attempt needs it."""
         delete_or_log(ctx.stage_place.parent, ctx.stage_place.name, ctx.log)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """Merge what the jobs have made, and make it the current generation; then remove what was staged. Of an
-        operation that was cancelled nothing is published.
+        """Merge and publish the segments of the jobs, and remove the stages.
+
+        A cancelled operation publishes nothing.
         """
         from distop_behaviors.index.generation_build import Completion
 
@@ -115,7 +125,10 @@ class DropIndex(Behavior):
     can_fail = False
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
+        """One job.
+
+        Raises InvalidArgument and TableUnavailable if the location cannot have an index.
+        """
         from distop_behaviors.index.index_folder import Folder
 
         folder = Folder(_root(table, ctx), _name(arg), ctx.space)
@@ -125,15 +138,18 @@ class DropIndex(Behavior):
         return Planned([PartitionPlan(0, "index", values=values)])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
+        """Remove the index, its generations first.
+
+        Raises OSError if a file cannot be removed.
+        """
         from distop_behaviors.index.index_folder import Folder
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
         name = _name(arg)
         after, builds = int(partition.values[AFTER] or 0), int(partition.values[BUILDS] or 0)
-        # Builds stage beside this job, under their type. Listed first: one that comes late finds here what
-        # was there before, and no stage of a build that came since.
+        # The stages of builds are listed before the drop, so that a late attempt does not remove stages of newer
+        # builds.
         shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
         _check_name(name, ref)
         builds_of = str(replace(ref, type=BuildIndex.type_name))
@@ -146,16 +162,21 @@ class DropIndex(Behavior):
         return DropReport(name=name, dropped=dropped)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """What the job did."""
+        """The result of the job."""
         return next((row.result for row in summary.outcomes() if row.success), None)
 
 
-def made(ctx: JobContext) -> Place:
-    """The attempt's stage, which is there now. Raises InvalidArgument where it is not on a disk."""
+def stage_place(ctx: JobContext) -> Place:
+    """The stage of the attempt, created if missing.
+
+    Raises InvalidArgument if it is not on a disk.
+    """
     from distop.storage.files import local_path
 
     if local_path(ctx.stage) is None:
-        raise InvalidArgument(f"an index is built with a shared directory on a disk, and this one is {ctx.stage}")
+        raise InvalidArgument(
+            f"building an index needs a shared directory on a disk, but the stage is {ctx.stage}: set --shared-dir"
+        )
     return ctx.stage_place
 
 
@@ -170,7 +191,10 @@ def _name(arg: Any) -> str:
 
 
 def _argument(arg: Any, ctx: JobContext) -> BuildArgument:
-    """Raises InvalidArgument where it names another index than the operation."""
+    """The argument as a model.
+
+    Raises InvalidArgument if it names another index than the operation.
+    """
     argument = arg if isinstance(arg, BuildArgument) else BuildArgument.model_validate(arg)
     _check_name(argument.name, OperationRef.parse(ctx.operation))
     return argument
@@ -178,4 +202,6 @@ def _argument(arg: Any, ctx: JobContext) -> BuildArgument:
 
 def _check_name(name: str, ref: OperationRef) -> None:
     if ref.object != name:
-        raise InvalidArgument(f"the operation {ref} is not one on the index {name!r}")
+        raise InvalidArgument(
+            f"the operation {ref} belongs to the index {ref.object!r}, but its argument names {name!r}"
+        )

@@ -1,4 +1,4 @@
-"""What an index build works on: the files that its index does not cover yet; and what it refuses."""
+"""Plans an index build: finds the files that the index does not cover yet, and checks the argument."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
+from distop.protocol.texts import did_you_mean, plural
 from distop.storage.files import TooLarge, open_regular
 from distop.tables.reading.file_facts import Ambiguous, Unreadable, match, widened
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_values import Unindexable, family_of
-from distop_behaviors.index.table_files import identities, ids_now, listed, name_of
+from distop_behaviors.index.table_files import current_table, identities, ids_now, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,24 +23,25 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, TableRecord
     from distop_behaviors.index.index_argument import BuildArgument
     from distop_behaviors.index.index_folder import Generation
-    from distop_behaviors.index.table_files import Listed
+    from distop_behaviors.index.table_files import CurrentTable
 
 LIST_BYTES = 1 << 30
-"""Of a list of files at most, decompressed."""
+"""Maximum bytes of a list of files, decompressed."""
 LOOKED_AT = 100
-"""Files, evenly spread, in which the columns are looked for before anything is built."""
+"""Number of files, evenly spread, whose schemas are read to check the columns before a build."""
 
 
 def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Planned:
-    """The partitions that have files to be indexed, with these files alone. Raises InvalidArgument for columns that the
-    table does not have or that cannot be indexed, where no index can be written, and where there is another index of
-    this name.
+    """The partitions with files that are not indexed yet, with only these files.
+
+    Raises InvalidArgument if the table does not have the columns, if they cannot be indexed, if the index cannot be
+    written, or if another index has this name.
     """
-    table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
+    table = current_table(record, ctx.check_cancelled, lambda: ctx.spark)
     check_columns(argument, table)
     folder = Folder(table.root, argument.name, ctx.space)
     folder.check_writable()
-    known = covered(folder, base_of(argument, folder, table))
+    known = covered_files(folder, base_of(argument, folder, table))
     partitions: list[PartitionPlan] = []
     for partition in table.partitions:
         files = tuple(f for f in partition.files if known.get(name_of(f[0], table.root)) != (f[1], f[2]))
@@ -49,17 +51,24 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
     return Planned(partitions, table.version, table.options)
 
 
-def base_of(argument: BuildArgument, folder: Folder, table: Listed) -> Generation | None:
-    """The generation that is refreshed; None where all is built anew, as where parts of it are gone, or the columns'
-    names are those of others now. Raises InvalidArgument where it is of something else, TableUnavailable.
+def base_of(argument: BuildArgument, folder: Folder, table: CurrentTable) -> Generation | None:
+    """The generation to refresh; None for a full build.
+
+    A full build is made on request, or if files of it are gone or columns were replaced.
+
+    Raises InvalidArgument if it has other columns or settings, and TableUnavailable.
     """
     current = folder.current()
     if current is None or argument.refresh == "full":
         return None
-    if (current.kind, current.columns, current.options) != (argument.kind, tuple(argument.columns), options(argument)):
+    if (current.kind, current.columns, current.options) != (
+        argument.kind,
+        tuple(argument.columns),
+        build_options(argument),
+    ):
         raise InvalidArgument(
-            f"the index {argument.name!r} is there, as a {current.kind} index of {', '.join(current.columns)} with "
-            "other settings than asked for: drop it, or say refresh: full"
+            f"the index {argument.name!r} already exists as a {current.kind} index of {', '.join(current.columns)} "
+            "with other columns or settings: drop it, or use 'refresh': 'full'"
         )
     if not folder.is_whole(current) or current.ids != ids_now(table, current.columns):
         return None
@@ -70,13 +79,13 @@ def base_of(argument: BuildArgument, folder: Folder, table: Listed) -> Generatio
     return current
 
 
-def options(argument: BuildArgument) -> dict[str, Any]:
-    """What makes an index another one, besides its columns."""
+def build_options(argument: BuildArgument) -> dict[str, Any]:
+    """The settings that an index is built with, besides its kind and columns."""
     return {"distinct": argument.distinct, "bloom": argument.bloom} if argument.kind == "skip" else {}
 
 
-def covered(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int]]:
-    """The files of a generation, with size and time."""
+def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int]]:
+    """The files that a generation covers, with size and modification time."""
     if generation is None or generation.files is None:
         return {}
     found = file_list(folder, generation, ["path", "size", "mtime_ns"])
@@ -84,7 +93,10 @@ def covered(folder: Folder, generation: Generation | None) -> dict[str, tuple[in
 
 
 def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:
-    """The files that a generation covers. Raises OSError and Arrow's errors where it is gone or damaged, TooLarge."""
+    """The list of files of a generation.
+
+    Raises OSError, Arrow's errors if it is damaged, and TooLarge.
+    """
     import pyarrow.parquet as pq
 
     assert generation.files is not None
@@ -93,23 +105,24 @@ def file_list(folder: Folder, generation: Generation, columns: list[str] | None 
         found = pq.ParquetFile(file, page_checksum_verification=True)
         groups = (found.metadata.row_group(n) for n in range(found.num_row_groups))
         if max(os.fstat(file.fileno()).st_size, sum(group.total_byte_size for group in groups)) > LIST_BYTES:
-            raise TooLarge(f"the file {path} has more than {LIST_BYTES} bytes, the most that is read of such a file")
+            raise TooLarge(f"the list of files {path} is larger than the maximum of {LIST_BYTES} bytes")
         return found.read(columns)
 
 
-def check_columns(argument: BuildArgument, table: Listed) -> None:
-    """Raises InvalidArgument for a column that the table does not have, or of which no index can be."""
+def check_columns(argument: BuildArgument, table: CurrentTable) -> None:
+    """Raises InvalidArgument for a column that the table does not have or that cannot be indexed."""
     try:
         for column in argument.columns:
             if match(column, table.paths) is not None:
                 raise InvalidArgument(
-                    f"the column {column!r} is a partition column: its partitions tell which files have a value"
+                    f"the column {column!r} is a partition column and needs no index: a filter on it skips partitions"
                 )
         schema = table.columns() or _schema_of_some(table)
         for column in argument.columns:
             name = match(column, schema)
             if name is None:
-                raise InvalidArgument(f"the table has no column {column!r} (it has: {', '.join(list(schema)[:50])})")
+                hint = did_you_mean(column, schema, "its columns")
+                raise InvalidArgument(f"the table has no column {column!r}{hint}")
             try:
                 family_of(schema[name])
             except Unindexable as e:
@@ -119,11 +132,11 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
         raise InvalidArgument(str(e)) from None
 
 
-def _schema_of_some(table: Listed) -> Mapping[str, Any]:
+def _schema_of_some(table: CurrentTable) -> Mapping[str, Any]:
     files = list(table.files.values())
     some = {files[n * (len(files) - 1) // max(1, LOOKED_AT - 1)] for n in range(LOOKED_AT)} if files else set()
     facts = table.reader.facts(sorted(some), frozenset(), lambda: None)
     good = [f for f in facts if not isinstance(f, Unreadable)]
     if not good and facts:
-        raise InvalidArgument(f"none of the files looked at can be read: {facts[0]}")
+        raise InvalidArgument(f"none of {plural(len(facts), 'file')} can be read, such as: {facts[0]}")
     return widened(f.columns.items() for f in good)

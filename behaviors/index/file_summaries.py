@@ -1,6 +1,8 @@
-"""Summaries: a row for each file, with what values its columns have. Files that have none of the keys are skipped.
+"""Summaries of a skip index.
 
-Bloom filters in blocks of 256 bits, as Parquet defines them: what is in them is found, and little else is.
+One row for each file, with the values or bounds of its columns.
+
+Split-block Bloom filters (blocks of 256 bits), as Parquet defines them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop_behaviors.index.index_folder import write_parquet
-from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, numbers, spread
+from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, hash_numbers, numbers
 from distop_behaviors.index.lookup_keys import as_family
 
 if TYPE_CHECKING:
@@ -27,20 +29,20 @@ if TYPE_CHECKING:
 GROUP_ROWS = 1 << 12
 """Files in a row group."""
 _BOUND_BYTES = 256
-"""Longer texts are cut as a lower bound, and are no upper bound."""
+"""Maximum bytes of a text as a bound: a longer lower bound is cut, a longer upper bound is left out."""
 _DISTINCT_BYTES = 1 << 16
-"""Of all the values of a column in a file: more are not kept."""
+"""Maximum bytes of the stored values of a column in a file. With more, no values are stored."""
 
 
 class Column:
-    """What is known of one column of one file, piece by piece."""
+    """Collects the summary of one column of one file."""
 
     def __init__(self, family: str | None, distinct: int, filtered: bool) -> None:
         self._family = family
         self._limit = distinct
         self._filtered = filtered
         self._values: Any = None
-        """Those met so far, each once; None where there were too many."""
+        """The unique values so far; None if there are too many."""
         self._numbers: list[Any] = []
         self._many = False
         self._low: Any = None
@@ -48,7 +50,7 @@ class Column:
         self.nulls = 0
 
     def add(self, rows: int, array: Any) -> None:
-        """Further rows; ``array``: None where the file does not have the column."""
+        """Add rows. ``array``: None if the file does not have the column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -73,7 +75,7 @@ class Column:
                 self._values, self._many = None, True
 
     def row(self, name: str) -> dict[str, Any]:
-        """As it stands in the index."""
+        """The summary as columns of a row of the index."""
         import numpy as np
 
         low, high = self._low, self._high
@@ -85,7 +87,7 @@ class Column:
             low, high, values = _texts(low, high, values)
         filtered = None
         if values is None and self._filtered:
-            filtered = made(spread(np.unique(np.concatenate(self._numbers))))
+            filtered = build_filter(hash_numbers(np.unique(np.concatenate(self._numbers))))
         return {
             f"{name}.nulls": self.nulls,
             f"{name}.min": low,
@@ -96,8 +98,9 @@ class Column:
 
 
 def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) -> tuple[Any, Any, Any]:
-    """As texts. What is no UTF-8, which nothing keeps from being in a file, bounds nothing, and its file is told by its
-    filter alone.
+    """The bytes decoded as texts.
+
+    All None if one is not UTF-8: then only the Bloom filter can exclude the file.
     """
     try:
         return (
@@ -110,7 +113,7 @@ def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) ->
 
 
 def _cut(text: bytes) -> int:
-    """How much of a text is kept as its lower bound: whole characters."""
+    """The length at which a text is cut to a lower bound, at the end of a character."""
     end = _BOUND_BYTES
     while 0 < end < len(text) and text[end] & 0xC0 == 0x80:
         end -= 1
@@ -118,7 +121,7 @@ def _cut(text: bytes) -> int:
 
 
 class Summaries:
-    """Collects the rows of files that follow each other."""
+    """Collects the summaries of several files."""
 
     def __init__(self, columns: Sequence[str], distinct: int, filtered: bool) -> None:
         self._columns = columns
@@ -129,11 +132,11 @@ class Summaries:
 
     @property
     def rows(self) -> int:
-        """The files that were collected and are not forgotten."""
+        """The number of collected files that :meth:`table` has not returned yet."""
         return len(self._found)
 
     def add(self, number: int, source: Source, pieces: Iterable[Piece]) -> None:
-        """One of a file; nothing where its pieces cannot be read to their end."""
+        """Add the summary of a file. Adds nothing if a piece cannot be read."""
         parts = [Column(family, self._distinct, self._filtered) for family in source.families]
         for piece in pieces:
             for part, array in zip(parts, piece.arrays, strict=True):
@@ -145,7 +148,7 @@ class Summaries:
         self._families = [mine or its for mine, its in zip(self._families, source.families, strict=True)]
 
     def table(self) -> pa.Table:
-        """What was collected; it is then forgotten."""
+        """The collected summaries. They are then removed from memory."""
         import pyarrow as pa
 
         found, self._found = self._found, []
@@ -153,7 +156,7 @@ class Summaries:
 
 
 def schema_of(columns: Sequence[str], families: Sequence[str | None]) -> pa.Schema:
-    """The file's number, then of each column nulls, bounds, values and filter."""
+    """The schema of summaries: the file's number, then nulls, bounds, values and filter of each column."""
     import pyarrow as pa
 
     fields = [pa.field("file", pa.int32(), nullable=False)]
@@ -166,7 +169,10 @@ def schema_of(columns: Sequence[str], families: Sequence[str | None]) -> pa.Sche
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Summaries with the types of all: where they differ the column was in none of the files so far."""
+    """Summaries converted to ``schema``.
+
+    Types differ only for a column that none of these files has.
+    """
     import pyarrow as pa
 
     columns = []
@@ -180,12 +186,15 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def write(table: pa.Table, file: BinaryIO) -> None:
-    """As a Parquet file. Raises OSError."""
+    """Write summaries as a Parquet file. Raises OSError."""
     write_parquet(table, file, GROUP_ROWS)
 
 
 def find(table: pa.Table, keys: Sequence[Key], columns: Sequence[str], families: Mapping[str, str | None]) -> Any:
-    """Which rows of the index may have one of the keys, as an array of booleans. ``columns``: those of the keys."""
+    """A mask of the files that may have one of the keys.
+
+    ``columns``: the columns of the keys.
+    """
     import numpy as np
 
     found = np.zeros(table.num_rows, bool)
@@ -201,7 +210,7 @@ def find(table: pa.Table, keys: Sequence[Key], columns: Sequence[str], families:
 
 
 def _may_have(table: pa.Table, name: str, value: Any, family: str | None) -> npt.NDArray[np.bool_]:
-    """By nulls and bounds, for all files at once."""
+    """A mask of the files that may have a value, by NULL counts and bounds."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -225,7 +234,7 @@ def _may_have(table: pa.Table, name: str, value: Any, family: str | None) -> npt
 
 
 def _bools(found: Any) -> npt.NDArray[np.bool_]:
-    """A bound that is not known excludes nothing."""
+    """The mask as booleans. An unknown bound (NULL) excludes nothing."""
     import pyarrow.compute as pc
 
     values: npt.NDArray[np.bool_] = pc.fill_null(found, True).to_numpy()
@@ -233,7 +242,7 @@ def _bools(found: Any) -> npt.NDArray[np.bool_]:
 
 
 def _has(table: pa.Table, name: str, value: Any, family: str | None, n: int) -> bool:
-    """By values and filter, for one file that bounds do not exclude."""
+    """True if one file may have a value, by its stored values or its Bloom filter."""
     import pyarrow as pa
 
     if value is None or family is None:
@@ -246,19 +255,19 @@ def _has(table: pa.Table, name: str, value: Any, family: str | None, n: int) -> 
     if values.is_valid:
         return bool((numbers(canonical(values.values, family), family) == wanted[0]).any())
     filtered = table.column(f"{name}.bloom")[n]
-    return not filtered.is_valid or may_hold(filtered.as_py(), int(spread(wanted)[0]))
+    return not filtered.is_valid or may_hold(filtered.as_py(), int(hash_numbers(wanted)[0]))
 
 
 BITS = 12
-"""For each value: about one in 300 that are not there is taken to be."""
+"""Bits for each value: about one false positive in 300."""
 MAX_BYTES = 1 << 20
-"""Of one filter: beyond some 700,000 values it errs more often."""
+"""Maximum size of a filter. Beyond some 700,000 values, false positives become more frequent."""
 
 _SALT = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 
 
-def made(values: Numbers) -> bytes:
-    """The filter of some values, which are hashes: of numbers that are not, ``key_values.spread`` makes such."""
+def build_filter(values: Numbers) -> bytes:
+    """The filter of these values, which must be hashes (``key_values.hash_numbers`` hashes plain numbers)."""
     import numpy as np
 
     blocks = max(1, min(len(values) * BITS // 256 + 1, MAX_BYTES // 32))
@@ -273,7 +282,10 @@ def made(values: Numbers) -> bytes:
 
 
 def may_hold(data: bytes, value: int) -> bool:
-    """Whether the value may be in the filter; False is certain. ``value``: 64 bits, with a sign."""
+    """True if the value may be in the filter; False is certain.
+
+    ``value``: a signed 64-bit hash.
+    """
     hashed = value & 0xFFFFFFFFFFFFFFFF
     blocks = len(data) // 32
     start = ((hashed >> 32) * blocks >> 32) * 32

@@ -1,7 +1,7 @@
-"""How the segments of an index build become a generation, once all jobs have ended.
+"""Merges the segments of an index build into a new generation, after all jobs have ended.
 
-Completion may run twice, and a former coordinator's beside its successor's: each works on files of its own names, or on
-such that both would write alike, and one of them publishes (:mod:`distop_behaviors.index.index_folder`).
+Completion may run twice, even at the same time (by an old and a new coordinator). Each run writes files with names of
+its own, or files with the same content, and only one of them publishes (:mod:`distop_behaviors.index.index_folder`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from distop.storage.deletion import check_own, delete_or_log, make_new, regular_
 from distop.storage.files import open_regular
 from distop.tables.reading.file_facts import widened
 from distop_behaviors.index import file_summaries, postings
-from distop_behaviors.index.build_plan import base_of, covered, file_list, options
+from distop_behaviors.index.build_plan import base_of, build_options, covered_files, file_list
 from distop_behaviors.index.index_argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.index_folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
-from distop_behaviors.index.segments import Job, agree, closed, journal_of, merged
-from distop_behaviors.index.table_files import escaped, ids_now, listed, name_of
+from distop_behaviors.index.segments import Job, compatible, journal_of, line_groups, merge_families
+from distop_behaviors.index.table_files import current_table, escaped, ids_now, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from distop_behaviors.index.segments import FileEntry, Line
 
 CATCH_UP_BYTES = 1 << 30
-"""New files of so many bytes are indexed when the others are done; more are left to the next refresh."""
+"""Maximum bytes of new files that completion indexes itself. The next refresh indexes more."""
 LEVELS = 8
-"""Levels of postings that are not full: beyond that they are merged."""
+"""Number of small levels of postings at which they are merged."""
 DEAD = 0.3
-"""The share of rows of files that are gone at which all is merged, to leave out their postings."""
+"""Share of postings of removed files at which all levels are merged without them."""
 
 
 class _Nothing(Progress):
-    """What is done within completion has no checkpoint."""
+    """No checkpoint, for a job that runs within completion."""
 
     def load(self) -> Any:
         return None
@@ -57,26 +57,26 @@ class _Nothing(Progress):
 
 @frozen
 class _Segment:
-    """Lines of the journal of a stage that belong together, and the number in the generation of each of the files."""
+    """A group of lines of a stage's journal, with the number of each of its files in the generation."""
 
     stage: Place
     lines: Sequence[Line]
     numbers: Mapping[int, int]
 
     def path(self, line: Line) -> Path:
-        """Where the segment of a line is, which was looked at when it was collected."""
+        """The path of a line's segment, which was checked when it was collected."""
         return Path(self.stage.location) / line.segment
 
 
 class Completion:
-    """Makes a generation of what the jobs have left."""
+    """Creates and publishes a generation from the segments of the jobs."""
 
     def __init__(self, argument: BuildArgument, record: TableRecord, ctx: JobContext) -> None:
         self._argument = argument
         self._record = record
         self._ctx = ctx
         self._instance = int(ctx.operation.rpartition("/")[2])
-        self._table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
+        self._table = current_table(record, ctx.check_cancelled, lambda: ctx.spark)
         self._folder = Folder(self._table.root, argument.name, ctx.space)
         self._newest = self._folder.newest()
         self._base = base_of(argument, self._folder, self._table)
@@ -90,11 +90,12 @@ class Completion:
         self._segments: list[_Segment] = []
         self._schemas: list[Any] = [self._base.schema] if self._base is not None else []
         self._refused: dict[str, tuple[int, int, str]] = {}
-        """Files that are not indexed: size, time, and why."""
+        """Files that are not indexed: size, time, and the reason."""
 
     def run(self, summary: Summary) -> BuildReport:
-        """Publish it, unless that was done or nothing is new. Raises OSError, after what it wrote was removed, and
-        InvalidArgument where a job has had another argument.
+        """Publish the generation, unless it is published already or nothing is new.
+
+        Raises OSError, after removing its files, and InvalidArgument if a job had another argument.
         """
         self._build = _build(summary)
         if self._newest is not None and self._is_own(self._newest):
@@ -112,27 +113,27 @@ class Completion:
             self._folder.sweep(self._instance)
 
     def _is_own(self, generation: Generation) -> bool:
-        """Another attempt at this completion has published it."""
+        """True if another attempt of this completion has published the generation."""
         return (generation.operation, generation.build) == (self._ctx.operation, self._build)
 
     def _journals(self, summary: Summary) -> Iterator[tuple[Place, BuildResult]]:
-        """Of each job that ended well: the stage of its attempt, and its result."""
+        """The stage and the result of each successful job."""
         for row in summary.outcomes():
             if not row.success:
                 continue
             try:
                 result = BuildResult.model_validate(row.result)
             except ValidationError as error:
-                self._ctx.log.warning("Partition %s is indexed again: its result is not valid: %s", row.name, error)
+                self._ctx.log.warning("Indexing partition %s again: its job's result is not valid: %s", row.name, error)
                 continue
             if row.stage is None:
-                self._ctx.log.warning("Partition %s is indexed again: no executor has run its job", row.name)
+                self._ctx.log.warning("Indexing partition %s again: no executor has run its job", row.name)
                 continue
             try:
-                # Its name follows from the outcome, and so does not tell who has made it.
+                # The name of the stage comes from an outcome, so it does not prove who has created it.
                 check_own(row.stage)
             except (OSError, UnsafePath) as error:
-                self._ctx.log.warning("Partition %s is indexed again: %s", row.name, error)
+                self._ctx.log.warning("Indexing partition %s again: its stage is not valid: %s", row.name, error)
                 continue
             yield row.stage, result
 
@@ -142,31 +143,33 @@ class Completion:
             try:
                 header, lines = journal_of(stage, result.bytes, result.digest)
             except (OSError, UnsafePath) as e:
-                self._ctx.log.warning("what it names is indexed again: %s", e)
+                self._ctx.log.warning("Indexing the files of a job again: cannot read its journal: %s", e)
                 continue
             header.check(self._argument, stage)
             if header.ids != self._ids:
-                self._ctx.log.warning("what %s holds is indexed again: the columns are others now", stage.location)
+                self._ctx.log.warning("Indexing the files of %s again: the table's columns changed", stage.location)
                 continue
-            for group in closed(lines):
+            for group in line_groups(lines):
                 self._take(stage, group)
 
     def _take(self, stage: Place, lines: Sequence[Line]) -> None:
-        """Number the files of these lines, if all of their segments are what they were."""
+        """Number the files of these lines, if all their segments are intact."""
         for line in lines:
             if line.segment and not _whole(stage, line):
-                self._ctx.log.warning("the segment %s is damaged or gone: its files are indexed again", line.segment)
+                self._ctx.log.warning("Indexing the files of segment %s again: it is damaged or gone", line.segment)
                 return
         numbers: dict[int, int] = {}
         for entry in lines[-1].files:
             name = name_of(entry.file[0], self._table.root)
             why = entry.why
-            if not why and not agree(entry.families, self._families):
-                why = f"its columns are {_told(entry.families)} where those of the index are {_told(self._families)}"
+            if not why and not compatible(entry.families, self._families):
+                why = (
+                    f"its columns are {_told(entry.families)}, but the columns of the index are {_told(self._families)}"
+                )
             if why:
                 self._refused[name] = (entry.file[1], entry.file[2], why)
                 continue
-            self._families = merged(self._families, entry.families)
+            self._families = merge_families(self._families, entry.families)
             numbers[entry.number] = self._next
             self._entries[self._next] = entry
             self._next += 1
@@ -174,17 +177,17 @@ class Completion:
         self._segments.append(_Segment(stage, lines, numbers))
 
     def _catch_up(self, scratch: Place) -> None:
-        """Index what came while the jobs ran, or was lost since."""
-        known = covered(self._folder, self._base)
+        """Index files that are new since planning, and files whose segments were lost."""
+        known = covered_files(self._folder, self._base)
         known |= {name_of(e.file[0], self._table.root): (e.file[1], e.file[2]) for e in self._entries.values()}
         known |= {name: (size, time_ns) for name, (size, time_ns, _) in self._refused.items()}
         new = [f for name, f in self._table.files.items() if known.get(name) != (f[1], f[2])]
         if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
-        self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
+        self._ctx.log.info("Indexing %d files that are new since planning or whose segments were lost", len(new))
         make_new(scratch)
         reader = self._table.reader
-        # A plan may have been kept: its files were looked at when it was made.
+        # A cached plan may have checked other files: check these.
         reader.check_allowed(new)
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
         job = Job(self._argument, new, scratch, reader, ids=self._ids, check=check, reachable=reachable)
@@ -215,7 +218,7 @@ class Completion:
             kind=self._argument.kind,
             columns=tuple(self._argument.columns),
             ids=self._ids,
-            options=options(self._argument),
+            options=build_options(self._argument),
             families=self._families,
             schema=tuple(widened(self._schemas).items()),
             table_version=self._table.version,
@@ -227,7 +230,7 @@ class Completion:
         )
         self._ctx.check_cancelled()
         if not folder.is_whole(generation):
-            raise OSError(f"files of the index {self._argument.name!r} are gone before it was published")
+            raise OSError(f"cannot publish the index {self._argument.name!r}: some of its new files are gone")
         try:
             folder.publish(generation)
         except Superseded:
@@ -265,7 +268,7 @@ class Completion:
         return pa.concat_tables([file_summaries.fitted(kept, table.schema), table])
 
     def _summaries(self, added: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """The columns of the summaries of these files, in their order, but for their numbers."""
+        """The summary columns of these files, in this order, without the file numbers."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -288,7 +291,10 @@ class Completion:
             yield field, picked.column(field.name)
 
     def _runs(self, old: pa.Table | None, kept: pa.Table | None, table: pa.Table) -> list[Named]:
-        """The runs of the generation: those that stay, and new ones of what is merged."""
+        """The runs of the generation.
+
+        Unchanged ones, and new ones from merged levels and segments.
+        """
         import numpy as np
 
         runs = list(self._base.runs) if self._base is not None else []
@@ -327,7 +333,7 @@ class Completion:
         here = {name: (f[1], f[2]) for name, f in self._table.files.items()}
         known = set(table.column("path").to_pylist()) if table is not None else set()
         open_ = [name for name in here if name not in known]
-        told = {name: why for name, (_, _, why) in self._refused.items() if name in here}
+        reasons = {name: why for name, (_, _, why) in self._refused.items() if name in here}
         return BuildReport(
             name=self._argument.name,
             kind=self._argument.kind,
@@ -340,7 +346,7 @@ class Completion:
             removed=removed,
             not_indexed_files=len(open_),
             not_indexed=[
-                NotIndexed(file=escaped(name), why=told.get(name, "it came while the index was built"))
+                NotIndexed(file=escaped(name), why=reasons.get(name, "it was added while the index was built"))
                 for name in sorted(open_)[:SHOWN]
             ],
             bytes=sum(one.size for one in named),
@@ -356,7 +362,7 @@ def _FILES() -> pa.Schema:
 
 
 def _same(old: pa.Table, here: Mapping[str, tuple[int, int]], again: set[str]) -> Any:
-    """Which of the files that were covered are as they were, and were not indexed anew."""
+    """A mask of the covered files that are unchanged and were not indexed again."""
     import pyarrow as pa
 
     columns = (old.column(name).to_pylist() for name in ("path", "size", "mtime_ns"))
@@ -364,7 +370,7 @@ def _same(old: pa.Table, here: Mapping[str, tuple[int, int]], again: set[str]) -
 
 
 def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table | None) -> set[int]:
-    """The levels that are to be written anew, to leave out what is dead, or to have fewer of them."""
+    """The levels to merge: to remove postings of removed files, or to have fewer levels."""
     import pyarrow.compute as pc
 
     sizes: dict[int, int] = {}
@@ -379,7 +385,7 @@ def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table
 
 
 def _whole(stage: Place, line: Line) -> bool:
-    """Its segment is a file of that stage, and is what the journal says."""
+    """True if the line's segment is a file of the stage and has the digest of the journal."""
     try:
         return digest_of(regular_file(stage, line.segment)) == line.digest
     except (OSError, UnsafePath):
@@ -399,7 +405,7 @@ def _digest(inputs: Sequence[postings.Input]) -> str:
 
 
 def _build(summary: Summary) -> str:
-    """What tells this build from one of the same name in another etcd or namespace, and is the same at each attempt."""
+    """An id of this build: equal for all attempts, and different from builds in other etcds or namespaces."""
     digest = hashlib.blake2b(summary.version.encode(), digest_size=16)
     for row in summary.outcomes():
         if row.success and row.stage is not None and isinstance(row.result, dict):

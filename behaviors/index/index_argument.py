@@ -1,4 +1,4 @@
-"""What ``build-index`` and ``drop-index`` are asked for, and what they answer."""
+"""The arguments, results and reports of ``build-index`` and ``drop-index`` (a contract)."""
 
 from __future__ import annotations
 
@@ -11,53 +11,60 @@ from distop.tables.reading.file_facts import folded
 NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 MAX_DISTINCT = 1_000
 SHOWN = 20
-"""Files that are not indexed of which a report tells why."""
+"""Maximum number of files in a report that are listed as not indexed, with reasons."""
 
 
 class BuildArgument(BaseModel):
-    """Which index is to be built, or brought up to date."""
+    """The index to build or refresh."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(pattern=NAME, description="The index; with it, `lookup` finds it beside the table.")
+    name: str = Field(pattern=NAME, description="The name of the index, for `lookup`.")
     kind: Literal["posting", "skip"] = Field(
-        "posting", description="posting: which rows have a key. skip: what values each file has."
+        "posting", description="posting: finds the rows with a key. skip: finds the files that may have a key."
     )
-    columns: list[str] = Field(min_length=1, max_length=32, description="Its columns, at the top level of the table.")
+    columns: list[str] = Field(min_length=1, max_length=32, description="The indexed top-level columns.")
     refresh: Literal["incremental", "full"] = Field(
-        "incremental", description="incremental: index what is not indexed yet. full: everything anew."
+        "incremental", description="incremental: index only new and changed files. full: index all files again."
     )
     distinct: int = Field(
-        MAX_DISTINCT, ge=0, le=MAX_DISTINCT, description="skip: keep the values of a column of at most so many."
+        MAX_DISTINCT,
+        ge=0,
+        le=MAX_DISTINCT,
+        description="skip: store the values of a column in a file if it has at most this many different ones.",
     )
-    bloom: bool = Field(False, description="skip: keep a bloom filter where there are more values than `distinct`.")
+    bloom: bool = Field(
+        False, description="skip: store a Bloom filter for a column that has more different values than `distinct`."
+    )
 
     @field_validator("columns")
     @classmethod
     def _each_once(cls, columns: list[str]) -> list[str]:
         if len({folded(column) for column in columns}) < len(columns):
-            raise ValueError("a column is named twice")
+            raise ValueError("columns must not name a column twice (case does not matter)")
         return columns
 
 
 class DropArgument(BaseModel):
-    """Which index is to be removed."""
+    """The index to remove."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(pattern=NAME, description="The index.")
+    name: str = Field(pattern=NAME, description="The name of the index.")
 
 
 class NotIndexed(BaseModel):
-    """A file that every lookup reads, and why."""
+    """A file that is not indexed, so that every lookup reads it, with the reason."""
 
     file: str
     why: str
 
 
 class BuildResult(BaseModel):
-    """Of one job, whose journal and segments are in the stage of its attempt. ``bytes`` and ``digest``: of so much of
-    the journal. ``ids``: what the columns were told by from others of their names (``table_files.identities``).
+    """The result of one job, whose journal and segments are in the stage of its attempt.
+
+    ``bytes`` and ``digest``: the valid length of the journal, and the digest of that part. ``ids``: the identities of
+    the columns (``table_files.identities``).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -70,9 +77,11 @@ class BuildResult(BaseModel):
 
 
 class BuildReport(BaseModel):
-    """What the index is now. ``generation``: its number, unchanged where there was nothing to do; ``files`` and
-    ``rows`` are what it covers, ``indexed`` the files that this operation added, ``removed`` those that left it;
-    ``not_indexed_files`` are read by every lookup; ``bytes``: of the index.
+    """The state of the index after a build.
+
+    ``generation``: its number, unchanged if there was nothing to do. ``files`` and ``rows``: covered by the index.
+    ``indexed`` and ``removed``: files that this operation has added and removed. ``not_indexed_files``: the number of
+    files that every lookup reads; ``not_indexed`` lists the first of them. ``bytes``: the size of the index.
     """
 
     name: str
@@ -90,7 +99,7 @@ class BuildReport(BaseModel):
 
 
 class DropReport(BaseModel):
-    """``dropped``: there was such an index."""
+    """The report of a drop. ``dropped``: False if there was no such index."""
 
     name: str
     dropped: bool

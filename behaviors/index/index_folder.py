@@ -1,17 +1,17 @@
-"""Where an index lies, and how a state of it becomes the current one.
+"""The folder of an index, and the atomic publication of its generations.
 
-``<table>/_distop/index/<name>/`` holds ``generations/NNNNNN.json``, one file for each state of the index, and ``data/``
-with the Parquet files that these name. A file system compares nothing, so that all rests on one thing that it does:
-a file gets a name that no other has, or none. Generations are numbered; the current one is that of the highest number;
-each is made whole beside, and linked to its number, which fails where another was quicker. The current generation is
-never removed, not even by a drop, which adds a last one that says so. Thus whoever comes late, with a number that was
-taken and swept since, publishes nothing that anybody reads.
+``<table>/_distop/index/<name>/`` holds ``generations/NNNNNN.json``, one file for each generation (state) of the index,
+and ``data/`` with the Parquet files that generations name. The current generation is the one with the highest number.
+A file system has no compare-and-swap, but creating a hard link fails if the name is taken. So a generation is written
+to a temporary file and then linked to its number; if two writers publish at once, the slower one fails. The current
+generation is never removed: a drop adds a last generation that says "dropped". So a late writer, whose number was taken
+and removed since, publishes a generation that nobody reads.
 
-Files under ``data/`` are never changed; those that a generation names are only removed once it is superseded.
+Files under ``data/`` never change. Files that a generation names are removed only after it is superseded.
 
-An index belongs to its table. Where two namespaces or etcd clusters build the same one, their generations share one
-sequence of numbers: of two that publish at once one is refused, and tries again from the other's. The names of files
-tell their namespace, which removes no file of another one unless a superseded generation has named it.
+An index belongs to its table. If two namespaces or etcd clusters build the same index, their generations share one
+sequence of numbers: if both publish at once, one fails and retries on top of the other's generation. File names contain
+the namespace. A namespace removes a file of another one only if a superseded generation has named it.
 """
 
 from __future__ import annotations
@@ -42,25 +42,28 @@ if TYPE_CHECKING:
 
 VERSION = 2
 GRACE = 600.0
-"""Seconds for which what a generation names is kept after another one took its place: a lookup may be reading it."""
+"""Seconds for which the files of a superseded generation are kept: a lookup may be reading them."""
 
 _NUMBERED = re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json")
 _LISTINGS = 100
-"""How often a newest generation may be swept between its listing and its reading."""
+"""Maximum retries if the newest generation is removed between listing and reading it."""
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
-"""What an operation writes begins with its instance, after what tells its namespace."""
+"""The names of an operation's files: its instance, after the prefix of the namespace."""
 _OF_ANOTHER = re.compile(r"[0-9a-f]+\.(?:catch-up-|drop-)?.+")
-"""What an operation of another namespace writes."""
+"""The names of files that operations of other namespaces write."""
 
 
 class Superseded(Exception):
-    """Another generation has the number."""
+    """Another generation has this number already."""
 
 
 @frozen
 class Named:
-    """A Parquet file that a generation names: its name under ``data``, bytes, digest, rows. Of a run of postings, also
-    the lowest and the highest key, and the level, in which no two runs overlap.
+    """A Parquet file of a generation.
+
+    Its name under ``data``, size in bytes, digest and number of rows.
+
+    A run of postings also has its lowest and highest key, and its level. Runs of one level do not overlap.
     """
 
     name: str
@@ -73,17 +76,19 @@ class Named:
 
 
 MAX_FILES = 50_000_000
-"""Numbers that an index gives to files, one generation after the other: each takes four bytes where it is built."""
+"""Maximum number of files that an index has ever numbered: a build needs four bytes of memory for each."""
 MAX_POSTINGS = 10**13
-"""In the runs of an index: a build counts to the number of runs that they make."""
+"""Maximum number of postings in an index. It bounds the number of runs that a build creates."""
 
 
 @frozen
 class Generation:
-    """A state of an index. ``families``: of its columns, None where no file has the column; ``schema``: the columns of
-    the files that it covers (name, Spark type); ``files`` names the list of these files; ``operation`` has made it, and
-    ``build`` tells it from others of that name, in another etcd or namespace; ``ids``: what its columns are told by
-    from others that have their names some day (``table_files.identities``).
+    """A state of an index.
+
+    ``operation`` and ``build``: the operation that has built it, and an id that is unique across etcds and namespaces.
+    ``ids``: the identities of its columns (``table_files.identities``). ``families``: of its columns; None if no file
+    has the column. ``schema``: the columns of the covered files (name, Spark type). ``files``: the list of the covered
+    files.
     """
 
     number: int
@@ -104,7 +109,7 @@ class Generation:
     report: Mapping[str, Any] = field(default_factory=dict)
 
     def named(self) -> Iterator[Named]:
-        """Every file that belongs to it."""
+        """All files of the generation."""
         if self.files is not None:
             yield self.files
         yield from self.runs
@@ -114,39 +119,39 @@ class Generation:
 
     @classmethod
     def from_json(cls, text: str) -> Generation:
-        """Raises ValueError, KeyError and TypeError for what is none."""
+        """Raises ValueError, KeyError and TypeError if the text is not a generation."""
         data = json.loads(text)
         version = data.pop("v")
         if version > VERSION:
-            raise ValueError("it was made by a later release of distop")
+            raise ValueError("a newer release of distop has written it: upgrade distop")
         if version < VERSION:
-            raise ValueError("it was made by an earlier release of distop: remove the index's folder and build it anew")
+            raise ValueError("an older release of distop has written it: remove the index's folder and build it again")
         data["files"] = _named(data["files"]) if data["files"] else None
         data["runs"] = tuple(map(_named, data["runs"]))
         data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])
         for name in ("columns", "families"):
             data[name] = tuple(data[name])
         if type(data["next_file"]) is not int or not 0 <= data["next_file"] <= MAX_FILES:
-            raise ValueError(f"it has numbered {shown(data['next_file'])} files, and at most {MAX_FILES} are numbered")
+            raise ValueError(f"next_file is {shown(data['next_file'])}, but must be a number of at most {MAX_FILES}")
         rows = [one.rows for one in data["runs"]]
         if any(type(number) is not int or number < 0 for number in rows) or sum(rows) > MAX_POSTINGS:
-            raise ValueError(f"its runs have {shown(rows)} postings, and at most {MAX_POSTINGS} are merged")
+            raise ValueError(f"its runs have {shown(rows)} postings, but at most {MAX_POSTINGS} are allowed in all")
         return cls(**data)
 
 
 def _named(data: Any) -> Named:
-    """Raises ValueError for a name that leads out of ``data``."""
+    """Raises ValueError for a name that leads out of the folder ``data``."""
     found = Named(**data)
     try:
         if len(components(found.name)) == 1:
             return found
     except UnsafePath:
         pass
-    raise ValueError(f"{found.name!r} is no name of a file")
+    raise ValueError(f"{found.name!r} is not a file name")
 
 
 def _type(kind: Any) -> Any:
-    """A Spark type out of JSON, whose arrays are tuples here."""
+    """A Spark type from JSON: arrays become tuples."""
     if not isinstance(kind, list):
         return kind
     if kind[0] == "struct":
@@ -155,8 +160,9 @@ def _type(kind: Any) -> Any:
 
 
 class Folder:
-    """The folder of one index. What reads it works without a lock, at any time. ``space``: of who writes it, as
-    :attr:`JobContext.space`.
+    """The folder of one index.
+
+    Readers need no lock. ``space``: the writer's :attr:`JobContext.space`.
     """
 
     def __init__(self, location: str, name: str, space: str = "") -> None:
@@ -167,21 +173,27 @@ class Folder:
         self._generations = self.root / "generations"
 
     def current(self) -> Generation | None:
-        """The current generation; None where there never was one, or the index was dropped. Raises InvalidArgument for
-        one that cannot be read.
+        """The current generation; None if the index was never built or was dropped.
+
+        Raises InvalidArgument if it cannot be read.
         """
         newest = self.newest()
         return None if newest is None or newest.dropped else newest
 
     def newest(self) -> Generation | None:
-        """The generation of the highest number, be it a drop. Raises InvalidArgument for one that cannot be read."""
+        """The generation with the highest number, even if it is a drop.
+
+        Raises InvalidArgument if unreadable.
+        """
         for _ in range(_LISTINGS):
             numbers = self._numbers()
             if not numbers:
                 return None
-            with contextlib.suppress(FileNotFoundError):  # superseded, and swept, since it was listed
+            with contextlib.suppress(FileNotFoundError):  # it was superseded and removed since it was listed
                 return self._read(numbers[-1])
-        raise InvalidArgument(f"the index file {self._path(numbers[-1])} cannot be read: it is listed, and not there")
+        raise InvalidArgument(
+            f"cannot read the index file {self._path(numbers[-1])}: the folder lists it, but it does not exist"
+        )
 
     def _numbers(self) -> list[int]:
         try:
@@ -195,16 +207,16 @@ class Folder:
         try:
             found = Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
             if found.number != number:
-                raise ValueError(f"it says that it is number {shown(found.number)}")
+                raise ValueError(f"it holds the generation {shown(found.number)}")
             return found
         except (ValueError, KeyError, TypeError) as e:
-            raise InvalidArgument(f"the index file {path} cannot be read: {e}") from e
+            raise InvalidArgument(f"cannot read the index file {path}: {e}") from e
 
     def _path(self, number: int) -> Path:
         return self._generations / f"{number:06}.json"
 
     def is_whole(self, generation: Generation) -> bool:
-        """All that it names is there, and none of it was cut off."""
+        """True if all files of the generation exist and have their sizes."""
         try:
             found = (((self.data / one.name).lstat(), one.size) for one in generation.named())
             return all(stat.S_ISREG(now.st_mode) and now.st_size == size for now, size in found)
@@ -212,26 +224,29 @@ class Folder:
             return False
 
     def own(self, name: str) -> str:
-        """The name of a file that an operation writes, by its namespace."""
+        """The name of a file with the prefix of this namespace."""
         return f"{self._space}.{name}" if self._space else name
 
     def _whose(self, name: str) -> str | None:
-        """What this namespace calls a file of its own; None: it is another's, or nobody's."""
+        """The name of a file without the prefix of this namespace.
+
+        None if it has another prefix.
+        """
         prefix = self.own("")
         return name[len(prefix) :] if name.startswith(prefix) else None
 
     def _instance_of(self, name: str) -> int | None:
-        """The instance of the operation of this namespace that has written a file."""
+        """The instance of the operation of this namespace that has written a file, or None."""
         found = _OF_OPERATION.fullmatch(self._whose(name) or "")
         return int(found[1]) if found else None
 
     def check_unlinked(self) -> None:
-        """Raises UnsafePath where a link leads to the index, or to its files."""
+        """Raises UnsafePath if the index or its folders are behind a symbolic link."""
         for folder in ("data", "generations"):
             _check_unlinked(self._place.below(folder))
 
     def check_writable(self) -> None:
-        """Raises InvalidArgument where no index can be put here, UnsafePath where a link leads elsewhere."""
+        """Raises InvalidArgument if the folder cannot be written, UnsafePath if it is behind a symbolic link."""
         self.check_unlinked()
         try:
             for folder in ("data", "generations"):
@@ -242,13 +257,17 @@ class Folder:
             self._delete(probe)
         except OSError as e:
             raise InvalidArgument(
-                f"the folder {self.root} cannot be written ({e.strerror or e}): an index lies beside its table"
+                f"cannot write into {self.root} ({e.strerror or e}): an index is stored beside its table, so executors "
+                "need write access to the table's folder"
             ) from e
 
     def publish(self, generation: Generation) -> None:
-        """Make it the current one. Raises Superseded where its number is taken, UnsafePath and OSError."""
+        """Make the generation the current one.
+
+        Raises Superseded if its number is taken, UnsafePath and OSError.
+        """
         path = self._path(generation.number)
-        # A drop's is told from those of builds, which are counted apart.
+        # A drop's file has no instance in its name, because drops and builds have separate sequences of instances.
         whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
         scratch = self.data / self.own(f"{whose}-generation.new-{uuid.uuid4().hex}")
         try:
@@ -258,11 +277,17 @@ class Folder:
             self._delete(scratch)
 
     def _delete(self, path: Path) -> bool:
-        """Remove something of the index; whether it was there. Raises UnsafePath and OSError."""
+        """Remove a file or folder of the index.
+
+        Returns whether it existed. Raises UnsafePath and OSError.
+        """
         return delete(self._place, path.relative_to(self.root).as_posix())
 
     def _link(self, scratch: Path, path: Path) -> None:
-        """Give a data file another name, if that is free. Raises Superseded, UnsafePath and OSError."""
+        """Link a data file to another name.
+
+        Raises Superseded if the name is taken, UnsafePath and OSError.
+        """
         place = self._place.below(path.parent.relative_to(self.root).as_posix())
         with made_folder(self._place.below("data")) as data, made_folder(place) as folder:
             try:
@@ -272,8 +297,9 @@ class Folder:
             os.fsync(folder)
 
     def add(self, name: str, write: Callable[[BinaryIO], None]) -> tuple[int, str]:
-        """Have ``write`` make a data file, and give it its name; one that has the name already stays, and is taken
-        instead. Its size and digest. Raises what ``write`` does, and leaves nothing of it then.
+        """Create a data file by ``write``, and return its size and digest.
+
+        If a file has the name already, it stays and is used. Raises what ``write`` raises, after removing the file.
         """
         with made_folder(self._place.below("data")):
             path = self.data / name
@@ -291,9 +317,10 @@ class Folder:
         return path.stat().st_size, digest_of(path)
 
     def sweep(self, instance: int, *, grace: float = GRACE, own: bool = False) -> None:
-        """Remove what was superseded more than ``grace`` seconds ago, and what operations of this namespace
-        before ``instance`` left unnamed. ``own``: also what this one did not publish. What cannot be removed is left
-        for the next time.
+        """Remove files of generations that were superseded more than ``grace`` seconds ago, and orphan files.
+
+        Orphan files are those that operations of this namespace before ``instance`` have not published; with ``own``,
+        also those of this instance. The next call retries what cannot be removed.
         """
         kept: set[str] = set()
         gone: set[str] = set()
@@ -316,10 +343,10 @@ class Folder:
                 found = self._instance_of(path.name)
                 old = found is not None and found < instance + own
                 old = old or (self._whose(path.name) or "").startswith("drop-")
-                # Of another namespace: only what a generation has named, and none names any more.
+                # A file of another namespace: only if a superseded generation has named it and no other does.
                 if (old or (folder == self.data and path.name in gone)) and path.name not in kept:
                     self._try_delete(path)
-        # Last: what only they name is found by them.
+        # Generations are removed last: they name the files to remove, if this call is interrupted.
         for number in superseded:
             self._try_delete(self._path(number))
 
@@ -328,40 +355,39 @@ class Folder:
         return [folder / name for name in names(self._place if inner == "." else self._place.below(inner))]
 
     def _try_delete(self, path: Path) -> None:
-        """Left for the next time where that cannot be done."""
+        """Remove a file if possible; the next sweep retries it."""
         with contextlib.suppress(OSError):
             self._delete(path)
 
     def scratch(self, instance: int) -> Place:
-        """A folder for what an operation needs on the way; not made yet."""
+        """A temporary folder for an operation. Does not create it."""
         return self._place.below(self.own(f"catch-up-{instance}-{uuid.uuid4().hex}"))
 
     def last_build(self) -> int:
-        """The highest instance of an operation of this namespace that has written here; 0 where there is
-        none.
-        """
+        """The highest instance of an operation of this namespace that has files here, or 0."""
         found = [0]
         for folder in (self.data, self.root):
             found += [n for path in self._list(folder) if (n := self._instance_of(path.name)) is not None]
         return max(found)
 
     def drop(self, operation: str, after: int, builds: int) -> bool:
-        """Remove the index: what says where it is first, then its files. Whether there was one; doing it twice is doing
-        it once. ``after``: the newest generation when the operation was planned; one that an operation of the same name
-        added before is not its own. ``builds``: the last build then. What later ones write is not touched, and no
-        generation is added once there was a drop since: whoever comes late, beside a build that makes the index again,
-        undoes nothing of it. Raises Superseded where that has happened, and OSError.
+        """Remove the index: publish a generation that says "dropped", then remove the files. Idempotent.
+
+        Returns whether this operation has dropped it. ``after``: the newest generation at planning; an older drop is
+        not its own, even if an operation of the same name made it. ``builds``: the last build at planning; files of
+        later builds stay. A late attempt does not touch an index that was built again after the drop: it raises
+        Superseded. Raises OSError.
         """
         while (newest := self.newest()) is not None and not newest.dropped:
             if not self._goes_on(after, newest.number):
-                raise Superseded(f"an index was made at {self.root} after this drop had ended")
+                raise Superseded(f"the index at {self.root} was built again after this drop had ended")
             with contextlib.suppress(Superseded):
                 self.publish(Generation(newest.number + 1, operation, dropped=True, published=time.time()))
         former = [number for number in self._numbers() if newest is not None and number < newest.number]
         named = self._named_by(former)
         for folder in (self.data, self.root):
             self._empty(folder, builds, named)
-        # Last: what only they name is found by them.
+        # Generations are removed last: they name the files to remove, if this attempt is interrupted.
         for number in former:
             self._delete(self._path(number))
         with contextlib.suppress(OSError):
@@ -369,7 +395,7 @@ class Folder:
         return newest is not None and newest.operation == operation and newest.number > after
 
     def _goes_on(self, after: int, until: int) -> bool:
-        """None of the generations behind ``after``, as far as this one, is a drop, or is gone as with a drop."""
+        """True if no generation after ``after``, up to ``until``, is a drop or was removed by one."""
         try:
             return not any(self._read(number).dropped for number in range(after + 1, until + 1))
         except FileNotFoundError:
@@ -383,8 +409,9 @@ class Folder:
         return found
 
     def _empty(self, folder: Path, builds: int, named: set[str]) -> None:
-        """Remove what builds of this namespace up to this one, and drops, have left in a folder; of what
-        others write, that which the generations before the drop have named.
+        """Remove the files of drops, and of builds of this namespace up to ``builds``, in a folder.
+
+        Files of other namespaces are removed only if they are in ``named``: files of generations before the drop.
         """
         for path in self._list(folder):
             if path in (self.data, self._generations):
@@ -397,7 +424,10 @@ class Folder:
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 3, **options: Any) -> None:
-    """A Parquet file with statistics and checksums of its pages. Raises OSError; the caller removes the file then."""
+    """Write a Parquet file with page statistics and checksums.
+
+    Raises OSError; the caller then removes the file.
+    """
     import pyarrow.parquet as pq
 
     pq.write_table(
@@ -414,6 +444,6 @@ def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 
 
 
 def digest_of(path: Path) -> str:
-    """Of a regular file's bytes. Raises OSError."""
+    """The digest of a regular file. Raises OSError."""
     with open_regular(str(path), follow=False) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

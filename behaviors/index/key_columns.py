@@ -1,4 +1,7 @@
-"""The key columns of one data file: found in its schema, and read batch by batch."""
+"""The key columns of one data file.
+
+Finds them in its schema, and reads them in batches.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,10 @@ _BATCH = 1 << 20
 
 @frozen
 class Source:
-    """A data file as the index is to see it. ``names``: its names of the key columns, None for one that it does not
-    have, which is NULL there; ``families`` likewise; ``columns``: all of its columns, by Spark's types.
+    """A data file with its key columns.
+
+    ``names`` and ``families``: of the key columns in this file; None for a missing column, which is NULL. ``columns``:
+    all columns of the file, with their Spark types.
     """
 
     path: str
@@ -35,8 +40,10 @@ class Source:
 
 @frozen
 class Piece:
-    """Neighbouring rows. ``first``: the index in the file of the first of them; ``arrays``: the values
-    of the key columns, canonical, None for a column that the file does not have.
+    """Consecutive rows of a file.
+
+    ``first``: the index of the first row in the file. ``arrays``: the canonical values of the key columns; None for a
+    missing column.
     """
 
     first: int
@@ -45,9 +52,11 @@ class Piece:
 
 
 def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None, reader: Reader) -> Source:
-    """What a file has of these columns. ``ids``: what tells them from others (``table_files.identities``); where these
-    are types, what Spark makes of a file of another family is for Spark to say. Raises Unreadable where the file is not
-    as planned or cannot be read, Unindexable where an index cannot be of its columns.
+    """Open a file and find its key columns.
+
+    ``ids``: the identities of the columns (``table_files.identities``). If they are types, a file with another family
+    is not indexed: only Spark knows how it reads that. Raises Unreadable if the file differs from the plan or cannot be
+    read, Unindexable if its columns cannot be indexed.
     """
     try:
         found = reader.open_file(file, columns, ids)
@@ -59,15 +68,17 @@ def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int |
         try:
             families.append(None if name is None else family_of(found.columns[name]))
             if name is not None and isinstance(id_, str) and families[-1] != family_of(id_):
-                raise Unindexable(f"it is {ddl(found.columns[name])} here, and {id_} in the catalog")
+                raise Unindexable(f"it is {ddl(found.columns[name])} in the file, but {id_} in the catalog")
         except Unindexable as e:
             raise Unindexable(f"the column {column!r}: {e}") from None
     return Source(file[0], found.rows, found.names, tuple(families), found.columns, reader)
 
 
 def pieces(source: Source) -> Iterator[Piece]:
-    """All rows of the file. Raises Unreadable where its data cannot be read or has not as many rows as it says,
-    Unindexable for values that an index cannot hold, MemoryError as it is.
+    """All rows of the file in pieces.
+
+    Raises Unreadable if the data cannot be read or its row count is wrong, Unindexable for values that an index cannot
+    hold, and MemoryError.
     """
     wanted = [name for name in source.names if name is not None]
     for first, rows, batch in source.reader.batches(source.path, wanted, _BATCH):
@@ -80,7 +91,7 @@ def _arrays(batch: Any, source: Source) -> Iterator[Any]:
         if name is None or family is None:
             yield None
             continue
-        # Asked for by name, Arrow also gives the fields of a struct whose path is spelled alike.
+        # Arrow also returns fields of a struct if their path is spelled like the name.
         places = batch.schema.get_all_field_indices(name)
         if len(places) != 1:
             raise Unindexable(f"it has {len(places)} columns {name!r}")

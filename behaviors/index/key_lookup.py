@@ -1,4 +1,4 @@
-"""``lookup``: the rows that have some keys, out of the files that an index names and those that it does not cover."""
+"""``lookup``: finds the rows with given keys, in files that an index names and files that it does not cover."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distop_behaviors.index import file_summaries, postings, row_lookup
 from distop_behaviors.index import lookup_keys as keys_of
 from distop_behaviors.index.build_plan import file_list
 from distop_behaviors.index.index_folder import Folder
-from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, numbers, together
-from distop_behaviors.index.table_files import ids_now, listed, record_of
+from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, key_numbers, numbers
+from distop_behaviors.index.table_files import current_table, ids_now, record_of
 from distop_behaviors.validate.scan import Group, relation
 
 if TYPE_CHECKING:
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     from distop_behaviors.index.key_values import Whole
     from distop_behaviors.index.lookup_keys import Key
     from distop_behaviors.index.postings import Places
-    from distop_behaviors.index.table_files import Listed
+    from distop_behaviors.index.table_files import CurrentTable
 
 log = logging.getLogger("distop.index")
 
 
 @frozen
 class Found:
-    """What is to be read. ``named`` files may have a key, ``uncovered`` ones are not known to the index; ``columns``:
-    of the keys, with their types; ``schema``: of the rows; ``places``: of each named file, in their order, the blocks
-    of rows that may have a key (None: not known, or too many).
+    """The files that a lookup must read.
+
+    ``named``: files that may have a key, by the index. ``uncovered``: files that the index does not cover.
+    ``columns``: the columns of the keys, with their types. ``schema``: the schema of the rows. ``places``: for each
+    named file, the blocks of rows that may have a key; None if unknown, or if there are too many.
     """
 
-    table: Listed
+    table: CurrentTable
     named: Sequence[PlannedFile]
     uncovered: Sequence[PlannedFile]
     keys: Sequence[Key]
@@ -54,7 +56,7 @@ class Found:
 
     @property
     def files(self) -> list[PlannedFile]:
-        """All of them."""
+        """All files to read."""
         return [*self.named, *self.uncovered]
 
 
@@ -66,16 +68,19 @@ def lookup(
     *,
     local_bytes: int = row_lookup.LOCAL_BYTES,
 ) -> DataFrame:
-    """The rows of a table that have one of the keys: those that a filter on the whole table gives, whatever became of
-    the table since the index was built.
+    """The rows of a table that have one of the keys.
 
-    ``table``: a record (``client.tables()`` has them) or a location. ``keys``: values of the index's column; of several
-    columns, sequences in their order, or mappings by column. Of a ``skip`` index mappings may name some of its columns,
-    and all keys the same ones. None finds NULL, and NaN itself. ``local_bytes``: where the index names all rows, and no
-    more than so many bytes have to be decoded for them, they are read here, and the frame holds them; 0: never.
+    The result is always the same as of a filter on the whole table, also if the table has changed since the index was
+    built.
 
-    Raises NotFound where there is no such index, InvalidArgument for keys that are none of the column's type,
-    TableUnavailable where the table is not there; what Spark raises where files cannot be read.
+    ``table``: a record (from ``client.tables()``) or a location. ``keys``: values of the indexed column; for several
+    columns, sequences in the order of the columns, or mappings by column. For a ``skip`` index, mappings may name only
+    some of its columns, the same ones in all keys. None finds NULL, and NaN finds NaN. ``local_bytes``: if the index
+    names all rows and at most this many bytes must be decoded, this process reads them and the frame holds them; 0:
+    never.
+
+    Raises NotFound if there is no such index, InvalidArgument for keys that are not of the column's type,
+    TableUnavailable if the table cannot be reached, and what Spark raises if files cannot be read.
     """
     found = find(table, index, keys, lambda: spark)
     if not found.files or not found.keys:
@@ -83,7 +88,7 @@ def lookup(
     try:
         here = _read_here(found, local_bytes)
     except Unfaithful as e:
-        log.debug("Spark reads the files: %s", e)
+        log.debug("Reading the files with Spark: %s", e)
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
     now = found.table
@@ -97,20 +102,20 @@ def lookup(
 
 def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
     schema = {**found.schema, **found.table.paths}
-    # Of a frame made of an empty list Spark makes a job with tasks.
+    # Not a frame of an empty list: collecting it would run a Spark job with tasks.
     return spark.sql(f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0")
 
 
 def _read_here(found: Found, most: int) -> pa.Table:
-    """The rows, read without Spark. Raises Unfaithful where that is to read them."""
+    """The rows, read without Spark. Raises Unfaithful if Spark must read them."""
     if most <= 0 or found.uncovered or found.places is None:
-        raise Unfaithful("not all rows are known")
+        raise Unfaithful("the index does not name all rows")
     blocks = [Blocks(file, own, postings.BLOCK) for file, own in zip(found.named, found.places, strict=True)]
-    return row_lookup.having(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
+    return row_lookup.rows_with_keys(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
 
 
 def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
-    """A frame that holds the rows, with the types that a scan gives."""
+    """A frame that holds the rows, with the same types as a scan."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 
@@ -122,10 +127,11 @@ def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
 
 
 def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark | None = None) -> Found:
-    """Which files are to be read, as :func:`lookup` decides it; without Spark, unless its catalog is to say what the
-    table is. Raises what that does.
+    """The files that :func:`lookup` must read. Raises as ``lookup`` does.
+
+    Needs Spark only for a table of Spark's catalog.
     """
-    now = listed(record_of(table), spark=spark)
+    now = current_table(record_of(table), spark=spark)
     folder = Folder(now.root, index)
     given = list(keys)
     tried = None
@@ -134,28 +140,33 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark
         if generation is None:
             raise NotFound(f"the table at {now.root!r} has no index {index!r}")
         if generation.number == tried:
-            return _Question(now, folder, generation, None).ask(given)
+            return _Lookup(now, folder, generation, None).ask(given)
         if generation.ids != ids_now(now, generation.columns):
-            log.warning("the columns of the index %s are others now: all files are read until it is refreshed", index)
-            return _Question(now, folder, generation, None).ask(given)
+            log.warning(
+                "Reading all files: the indexed columns changed since the index %s was built; refresh it", index
+            )
+            return _Lookup(now, folder, generation, None).ask(given)
         try:
-            return _Question(now, folder, generation, file_list(folder, generation)).ask(given)
+            return _Lookup(now, folder, generation, file_list(folder, generation)).ask(given)
         except (OSError, ValueError) as e:
-            # Superseded and swept while it was read; or damaged, which the next one to be looked at tells.
-            log.warning("generation %d of the index %s cannot be read: %s", generation.number, index, e)
+            # It was superseded and removed meanwhile, or it is damaged: then the same generation is current again.
+            log.warning("Cannot read generation %d of the index %s; trying again: %s", generation.number, index, e)
             tried = generation.number
 
 
-class _Question:
-    """A generation of an index, and the table as it is now. ``files``: what it covers, None where that is not known."""
+class _Lookup:
+    """A lookup in one generation of an index.
 
-    def __init__(self, table: Listed, folder: Folder, generation: Generation, files: pa.Table | None) -> None:
+    ``files``: the files that it covers; None if unknown.
+    """
+
+    def __init__(self, table: CurrentTable, folder: Folder, generation: Generation, files: pa.Table | None) -> None:
         self._table = table
         self._folder = folder
         self._generation = generation
         self._files = files
         self._live: dict[int, PlannedFile] = {}
-        """By its number: each file that is as it was when it was indexed."""
+        """Covered files that are unchanged since they were indexed, by their numbers."""
         if files is not None:
             columns = [files.column(name).to_pylist() for name in ("file", "path", "size", "mtime_ns")]
             for number, path, size, time_ns in zip(*columns, strict=True):
@@ -164,7 +175,10 @@ class _Question:
                     self._live[number] = file
 
     def ask(self, given: Sequence[Any]) -> Found:
-        """Raises OSError and Arrow's errors where a part of the index is gone or damaged."""
+        """The files to read.
+
+        Raises OSError and Arrow's errors if a file of the index is gone or damaged.
+        """
         known = {file[0] for file in self._live.values()}
         uncovered = [file for file in self._table.files.values() if file[0] not in known]
         schema = self._schema(uncovered)
@@ -191,7 +205,7 @@ class _Question:
         )
 
     def _schema(self, uncovered: Sequence[PlannedFile]) -> dict[str, SparkType]:
-        """Of the whole table, so that it does not depend on which files are read."""
+        """The schema of the whole table, so that it does not depend on which files are read."""
         found = self._table.columns()
         if found is None:
             facts = self._table.reader.facts(uncovered, frozenset(), lambda: None)
@@ -204,7 +218,7 @@ class _Question:
         }
 
     def _columns(self, given: Sequence[Any], schema: Mapping[str, SparkType]) -> dict[str, str]:
-        """The columns of the keys, as the index calls them, and as the table does."""
+        """The columns of the keys: the names in the index, with the names in the table."""
         names: Sequence[str] = self._generation.columns
         if self._generation.kind == "skip" and given and isinstance(given[0], dict):
             names = [name for name in names if name in given[0]] or names
@@ -212,7 +226,9 @@ class _Question:
         for name in names:
             mine = match(name, schema)
             if mine is None or not isinstance(schema[mine], str):
-                raise InvalidArgument(f"the table has no column {name!r} of single values any more: drop the index")
+                raise InvalidArgument(
+                    f"the table no longer has a column {name!r} of single values: drop the index and build it again"
+                )
             found[name] = mine
         return found
 
@@ -220,8 +236,9 @@ class _Question:
 def _by_postings(
     folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key]
 ) -> tuple[set[int] | None, Places | None]:
-    """The numbers of the files that may have a key, None for all; and file and block of each row that may, None where
-    that is not known of all, or there are too many.
+    """The numbers of the files that may have a key (None: all), and the file and block of each row that may.
+
+    The second is None if it is unknown for some rows, or if there are too many.
     """
     import numpy as np
 
@@ -243,12 +260,12 @@ def _by_postings(
             parts = [*parts, hits.places] if parts is not None and hits.places is not None else None
     if parts is None:
         return found, None
-    places = postings.joined(parts)
+    places = postings.concatenated(parts)
     return found, places if len(places[0]) <= row_lookup.LOCAL_ROWS else None
 
 
 def _of_files(named: Sequence[int], places: Places) -> list[Whole]:
-    """The blocks of each of these files, by their numbers, ascending and each once."""
+    """The blocks of each of these files, sorted and without duplicates."""
     import numpy as np
 
     files, blocks = places
@@ -266,7 +283,7 @@ def _by_summaries(generation: Generation, files: pa.Table, keys: Sequence[Key], 
 
 
 def _numbers(keys: Sequence[Key], families: Sequence[str | None]) -> Any:
-    """Of the keys that a file of these families can have, each once, sorted. Raises Unindexable."""
+    """The numbers of the keys that columns of these families can hold, sorted and unique. Raises Unindexable."""
     import numpy as np
     import pyarrow as pa
 
@@ -280,4 +297,4 @@ def _numbers(keys: Sequence[Key], families: Sequence[str | None]) -> Any:
     for family, column in zip(families, zip(*rows, strict=True), strict=True):
         array = canonical(pa.array(column, arrow_type(family or "")), family or "")
         parts.append(numbers(array, family or ""))
-    return np.unique(together(parts, families))
+    return np.unique(key_numbers(parts, families))

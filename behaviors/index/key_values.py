@@ -1,8 +1,8 @@
-"""What columns an index can be of, and the whole number of 64 bits that stands for a value in it.
+"""The types that can be indexed, and the 64-bit numbers that represent values in an index.
 
-Equal values have equal numbers, whatever width they were written in: an int and a bigint, a float and the double that
-it is read as. Unequal ones may share one (texts and several columns are hashed): an index names files to look into,
-and the condition is applied to what is read there.
+Equal values have equal numbers, whatever their width: an int and a bigint, a float and a double. Different values may
+share a number, because texts and keys of several columns are hashed. So an index names candidates, and a lookup
+compares the keys of the rows that it reads.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ _FAMILIES = {
     "binary": "binary",
 }
 _SEED, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Of the finalizer of splitmix64."""
+"""The constants of the finalizer of splitmix64."""
 
 
 class Unindexable(Exception):
-    """A column, or a file's values in it, cannot be indexed; the text says why."""
+    """A column, or a file's values in it, cannot be indexed. The text says why."""
 
 
 def family_of(kind: SparkType) -> str:
-    """What stands for columns whose values compare: ``int`` for all whole numbers, ``decimal(2)`` for all decimals of
-    two places, ``text``, …. Raises Unindexable.
+    """The family of a type, whose values are comparable. Raises Unindexable.
+
+    ``int`` for all whole numbers, ``decimal(2)`` for all decimals with two places, ``text``, and so on.
     """
     if isinstance(kind, str):
         if kind.startswith("decimal"):
@@ -59,11 +60,11 @@ def family_of(kind: SparkType) -> str:
         if kind in _FAMILIES:
             return _FAMILIES[kind]
     why = problem(kind)
-    raise Unindexable(why or f"an index is of columns of single values, not of {ddl(kind)}")
+    raise Unindexable(why or f"only columns of single values can be indexed, not {ddl(kind)}")
 
 
 def arrow_type(family: str) -> pa.DataType:
-    """The type in which statistics and keys of a family are kept."""
+    """The Arrow type of a family's statistics and keys."""
     import pyarrow as pa
 
     if family.startswith("decimal"):
@@ -81,8 +82,11 @@ def arrow_type(family: str) -> pa.DataType:
 
 
 def canonical(values: Any, family: str) -> Any:
-    """An array as read from a file, as one of the family's type. Whole numbers of 64 bits without a sign become those
-    with one that have the same bits; as ``decimal(0)`` they stay. Raises Unindexable, and what Arrow raises.
+    """An array from a file, converted to the family's type.
+
+    Raises Unindexable, and what Arrow raises.
+
+    Unsigned 64-bit numbers become signed ones with the same bits; as ``decimal(0)`` they are unchanged.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -93,7 +97,7 @@ def canonical(values: Any, family: str) -> Any:
     if t.is_dictionary(values.type):
         values = values.dictionary_decode()
     if family in ("text", "binary"):
-        # Spark compares bytes, and so are they hashed: whether they are UTF-8 is not asked.
+        # Spark compares texts by bytes, so the bytes are hashed; they need not be UTF-8.
         return values.cast(pa.large_binary())
     if t.is_timestamp(values.type):
         values = values.cast(pa.timestamp("us", values.type.tz))
@@ -110,23 +114,23 @@ def _not_before(values: Any, first: int, what: str) -> None:
 
     low = pc.min(values).as_py()
     if low is not None and low < first:
-        raise Unindexable(f"it has {what}, which Spark may read by another calendar")
+        raise Unindexable(f"it has {what}, which Spark may read in another calendar")
 
 
 def numbers(values: Any, family: str) -> Numbers:
-    """The numbers of an array that :func:`canonical` gave and that has no nulls."""
+    """The numbers of an array from :func:`canonical` without nulls."""
     import numpy as np
     import pyarrow as pa
 
     if family in ("text", "binary"):
         return _hashed(values)
     if family == "float":
-        # Zero and the negative zero are equal, and so are all that are not a number.
+        # -0.0 equals 0.0, and all NaNs are equal.
         plain: npt.NDArray[np.float64] = values.to_numpy(zero_copy_only=False) + 0.0
         plain[np.isnan(plain)] = np.nan
         return plain.view(np.int64)
     if family.startswith("decimal"):
-        # The lower half: where a value has more than 64 bits, several share one.
+        # The lower half: values with more than 64 bits may share a number.
         halves = np.frombuffer(values.buffers()[1], np.int64) if len(values) else np.zeros(0, np.int64)
         return halves[2 * values.offset : 2 * (values.offset + len(values)) : 2].copy()
     if family == "date":
@@ -135,17 +139,19 @@ def numbers(values: Any, family: str) -> Numbers:
     return found
 
 
-def spread(values: Numbers) -> Numbers:
-    """The same numbers, all bits of each depending on all: what a filter that looks at some bits is to be given."""
+def hash_numbers(values: Numbers) -> Numbers:
+    """The numbers hashed, for a Bloom filter, which uses only some bits of each number."""
     import numpy as np
 
     return _mix(values.view(np.uint64)).view(np.int64)
 
 
-def together(parts: Sequence[Numbers], families: Sequence[str | None]) -> Numbers:
-    """What stands for rows in postings, by the numbers of their columns: of a single column of numbers or times these
-    themselves; else a hash, of 32 bits, since sorted ones of 64 take four times the space. Of a billion rows, one key
-    in four that is nowhere then shares its hash with some row, and a file is read for nothing.
+def key_numbers(parts: Sequence[Numbers], families: Sequence[str | None]) -> Numbers:
+    """The keys of rows in postings, from the numbers of their columns.
+
+    For a single column of numbers or times: its numbers. Otherwise a 32-bit hash, because sorted 64-bit hashes take
+    four times the space. In a billion rows, one of four keys that do not exist then shares its hash with a row, and a
+    file is read in vain.
     """
     import numpy as np
 
@@ -167,7 +173,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _hashed(values: Any) -> Numbers:
-    """A hash of each value's bytes, eight at a time for all values at once."""
+    """A hash of each value's bytes, computed for all values at once, eight bytes at a time."""
     import numpy as np
 
     count = len(values)

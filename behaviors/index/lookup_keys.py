@@ -1,4 +1,4 @@
-"""The keys of a lookup: held against the types of their columns, and turned into conditions that Spark applies."""
+"""The keys of a lookup: converted to the types of their columns, and to conditions for Spark."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- of times without a zone, and of those in UTC once that is taken off
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- for times without a zone, and for UTC times with the zone removed
 _LITERALS = 200
-"""Keys up to this number are written into the condition, which the reader of files then applies to row groups; more are
-joined.
-"""
+"""Up to this many keys become literals in a condition, which Spark pushes down to the file reader; more are joined."""
 
 Key = tuple[Any, ...]
 """One value for each column, None for NULL."""
 
 
 class _Nowhere(Exception):
-    """No row can have this value: the column's type does not hold it."""
+    """No row can have this value, because the column's type does not hold it."""
 
 
 def read(keys: Iterable[Any], columns: Mapping[str, str]) -> list[Key]:
-    """The keys, each once, as values of the columns (name → Spark type); those that no row can have are left out.
-    A key is a value where there is one column, else a sequence of values, or a mapping by column in either case.
+    """The unique keys, as values of the columns (name → Spark type).
 
-    Raises InvalidArgument for a key that is no value of its column.
+    Keys that no row can have are left out.
+
+    A key is a value if there is one column, a sequence of values for several, or a mapping by column. Raises
+    InvalidArgument for a key that is not of its column's type.
     """
     found: dict[Any, Key] = {}
     for given in keys:
@@ -47,7 +47,7 @@ def read(keys: Iterable[Any], columns: Mapping[str, str]) -> list[Key]:
             key = tuple(_typed(v, kind, name) for v, (name, kind) in zip(values, columns.items(), strict=True))
         except _Nowhere:
             continue
-        # NaN equals nothing in Python, and zeros with and without a sign are one key.
+        # NaN does not equal NaN in Python; -0.0 and 0.0 are equal, and so one key.
         found[tuple("NaN" if _is_nan(v) else v for v in key)] = key
     return list(found.values())
 
@@ -55,7 +55,7 @@ def read(keys: Iterable[Any], columns: Mapping[str, str]) -> list[Key]:
 def _parts(given: Any, columns: Mapping[str, str]) -> Sequence[Any]:
     if isinstance(given, dict):
         if set(given) != set(columns):
-            raise InvalidArgument(f"the key {given!r} must have the columns {', '.join(columns)}, and no others")
+            raise InvalidArgument(f"the key {given!r} must have exactly the columns {', '.join(columns)}")
         return [given[name] for name in columns]
     if len(columns) == 1:
         return [given]
@@ -65,7 +65,7 @@ def _parts(given: Any, columns: Mapping[str, str]) -> Sequence[Any]:
 
 
 def _typed(value: Any, kind: str, name: str) -> Any:
-    """The value as the column's type has it. Raises _Nowhere and InvalidArgument."""
+    """The value converted to the column's type. Raises _Nowhere and InvalidArgument."""
     if value is None:
         return None
     try:
@@ -73,12 +73,12 @@ def _typed(value: Any, kind: str, name: str) -> Any:
     except (ValueError, InvalidOperation, OverflowError):
         found = None
     if found is None:
-        raise InvalidArgument(f"the key {value!r} is no value of the column {name!r}, which is {kind}")
+        raise InvalidArgument(f"the key {value!r} is not a value of the column {name!r}, which is {kind}")
     return found
 
 
 def _of_kind(value: Any, kind: str) -> Any:
-    """None where it is no such value."""
+    """The value converted to the type, or None if it is not a value of it."""
     number = isinstance(value, int) and not isinstance(value, bool)
     if kind in _BITS:
         if number and not -(1 << (_BITS[kind] - 1)) <= value < 1 << (_BITS[kind] - 1):
@@ -100,7 +100,7 @@ def _of_kind(value: Any, kind: str) -> Any:
         return bytes(value) if isinstance(value, bytes | bytearray) else None
     if not isinstance(value, str):
         return None
-    value.encode()  # ValueError where it is not to be written as UTF-8
+    value.encode()  # ValueError if it cannot be encoded as UTF-8
     return value
 
 
@@ -126,7 +126,7 @@ def _decimal(value: Any, kind: str) -> Decimal | None:
 
 
 def _scaled(value: Decimal, scale: int) -> Decimal | None:
-    """The same number with so many places; None where it has more, or is too large."""
+    """The number with ``scale`` decimal places; None if it has more, or is too large."""
     with localcontext(prec=100) as exact:
         if value.adjusted() > 40:
             return None
@@ -135,7 +135,7 @@ def _scaled(value: Decimal, scale: int) -> Decimal | None:
 
 
 def _moment(value: Any, kind: str) -> datetime | None:
-    """Without a zone; of a ``timestamp``, the time in UTC."""
+    """The time without a zone; for ``timestamp``, converted to UTC."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
@@ -150,8 +150,11 @@ def _is_nan(value: Any) -> bool:
 
 
 def as_family(value: Any, family: str) -> Any:
-    """A key's value, which is not None, as one of a family that the index is of; None where no value that an index has
-    is equal to it. Raises Unindexable where that is not known.
+    """A key's value (not None) as a value of an index's family.
+
+    None if no indexed value can be equal to it.
+
+    Raises Unindexable if that is unknown.
     """
     if isinstance(value, bool):
         kind = "bool"
@@ -172,7 +175,7 @@ def as_family(value: Any, family: str) -> Any:
     else:
         kind = {int: "int", date: "date", str: "text", bytes: "binary"}[type(value)]
     if kind != family:
-        raise Unindexable(f"it is not known which {family} is equal to {value!r}")
+        raise Unindexable(f"cannot compare {value!r} with an index of {family}")
     return value
 
 
@@ -180,7 +183,7 @@ def as_family(value: Any, family: str) -> Any:
 
 
 def matching(frame: DataFrame, session: SparkSession, keys: Sequence[Key], columns: Mapping[str, str]) -> DataFrame:
-    """The rows of the frame that have one of the keys. NULL is a key like others, and so is NaN."""
+    """The rows of the frame that have one of the keys. NULL and NaN are keys, too."""
     if len(keys) <= _LITERALS:
         return frame.where(_condition(keys, columns))
     from pyspark.sql import functions as F
@@ -216,8 +219,10 @@ def _condition(keys: Sequence[Key], columns: Mapping[str, str]) -> Column:
 
 
 def _special(value: Any) -> bool:
-    """Written in a way of its own: the reader of files would skip row groups by statistics that NaN is not in, and by
-    a dictionary in which the negative zero is another value than zero.
+    """True for NULL, NaN and zero, which need conditions of their own.
+
+    With a simple comparison, the file reader would wrongly skip row groups: statistics leave out NaN, and a dictionary
+    distinguishes -0.0 from 0.0.
     """
     return value is None or (isinstance(value, float) and (math.isnan(value) or value == 0))
 
@@ -242,7 +247,7 @@ def _literal(value: Any, kind: str) -> Column:
 
 
 def _raw(value: Any, kind: str) -> Any:
-    """What crosses into the JVM without a zone, a calendar or a precision being added."""
+    """The value in a form that reaches the JVM unchanged (no time zone, calendar or precision is applied)."""
     if kind == "timestamp":
         return (value - _EPOCH) // timedelta(microseconds=1)
     if kind in ("date", "timestamp_ntz"):

@@ -1,11 +1,12 @@
-"""Postings: for each key, the file and where in it. Collected in segments, merged into sorted runs, asked.
+"""Postings: the location of each key.
 
-A posting is three numbers: what stands for the key (:mod:`distop_behaviors.index.key_values`), the file by its number
-in the generation, and the block of rows in the file: the index of the row, divided by :data:`BLOCK`. Whoever reads the
-block compares keys anyhow, since several may share a number, and rows are decoded by thousands; but of what a posting
-of a unique text takes, most is where the row is. Sorted by key, neighbours differ by little, and the encoding of
-differences makes a few bytes of each. Rows with a NULL among their keys have none: how many there are stands with the
-file.
+They are collected in segments, merged into sorted runs, and searched.
+
+A posting has three numbers: the key's number (:mod:`distop_behaviors.index.key_values`), the file's number in the
+generation, and the block of rows in the file, which is the row's index divided by :data:`BLOCK`. Blocks suffice,
+because a reader decodes rows by thousands, and compares keys anyway (several keys may share a number); and for a unique
+text, the location takes most of a posting's space. Postings are sorted by key and delta-encoded, so each takes a few
+bytes. Rows with a NULL in their key have no posting; the list of files has their number.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.protocol.frozen import frozen
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.files import open_regular
 from distop_behaviors.index.index_folder import write_parquet
-from distop_behaviors.index.key_values import numbers, together
+from distop_behaviors.index.key_values import key_numbers, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,27 +35,29 @@ if TYPE_CHECKING:
     Places = tuple[Whole, Whole]
 
 GROUP_ROWS = 1 << 16
-"""Postings in a row group: a lookup of one key reads one or two."""
+"""Postings in a row group. A lookup of one key reads one or two row groups."""
 BLOCK = 64
-"""Rows of a file that are not told apart."""
+"""Rows in a block, the unit of a posting's location in a file."""
 RUN_ROWS = 1 << 21
-"""Postings in a run, about: what is sorted in memory at once, and one file."""
+"""Approximate number of postings in a run: one file, which is sorted in memory."""
 LEVEL_ROWS = 1 << 26
-"""Postings that are sorted among each other; above that, a lookup looks into one run more."""
+"""Maximum postings in a level, whose runs do not overlap. Each level costs a lookup one more run."""
 
-_kept: Kept[_Bounds] = Kept(64)
+_kept: LruCache[_Bounds] = LruCache(64)
 
 
 class Postings:
-    """Collects the postings of files that follow each other."""
+    """Collects the postings of several files."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Numbers, int, Whole]] = []
         self.rows = 0
 
     def add(self, number: int, source: Source, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
-        """Those of a file; ``flush`` is called between its pieces. How many rows have a NULL among their keys. Of a
-        file of which the pieces cannot be read to their end, nothing that was not flushed is kept.
+        """Add the postings of a file, and return the number of rows with a NULL in their key.
+
+        ``flush`` is called when many postings are collected. If a piece cannot be read, the postings of the file that
+        are not flushed are removed.
         """
         import numpy as np
 
@@ -74,7 +77,7 @@ class Postings:
                 if len(rows) < piece.rows:
                     arrays = tuple(array.filter(_mask(valid)) for array in arrays)
                 parts = [numbers(a, f or "") for a, f in zip(arrays, source.families, strict=True)]
-                keys = together(parts, source.families)
+                keys = key_numbers(parts, source.families)
                 self._parts.append((keys, number, ((rows + piece.first) // BLOCK).astype(np.int32)))
                 self.rows += len(keys)
                 if self.rows >= 2 * RUN_ROWS:
@@ -88,7 +91,10 @@ class Postings:
         return nulls
 
     def table(self) -> pa.Table:
-        """What was collected, sorted by key, file and block; it is then forgotten."""
+        """The collected postings, sorted by key, file and block.
+
+        They are then removed from memory.
+        """
         import numpy as np
 
         if not self._parts:
@@ -107,7 +113,10 @@ def _mask(valid: Any) -> Any:
 
 
 def _sorted(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
-    """Stable: what came in the order of files and rows stays so for each key."""
+    """The postings sorted by key.
+
+    Stable: the order of files and rows is kept for each key.
+    """
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
@@ -123,7 +132,7 @@ def _table(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
 
 
 def write(table: pa.Table, file: BinaryIO, level: int) -> None:
-    """As a Parquet file with small row groups. Raises OSError."""
+    """Write postings as a Parquet file with small row groups. Raises OSError."""
     write_parquet(
         table,
         file,
@@ -137,7 +146,10 @@ def write(table: pa.Table, file: BinaryIO, level: int) -> None:
 
 @frozen
 class Input:
-    """A sorted file of postings. ``mapping``: the number in the generation of each of its files; -1: left out."""
+    """A sorted file of postings.
+
+    ``mapping``: the new number of each of its files; -1: left out.
+    """
 
     path: Path
     digest: str
@@ -148,7 +160,7 @@ class Input:
 
 @frozen
 class Run:
-    """What became of some inputs: a data file of the index."""
+    """A data file of merged postings."""
 
     name: str
     size: int
@@ -159,7 +171,7 @@ class Run:
 
 
 def sample_of(table: pa.Table) -> list[int]:
-    """Some keys of a sorted table, evenly spread: by them the runs are cut."""
+    """Some evenly spread keys of a sorted table, from which the boundaries of runs are chosen."""
     import numpy as np
 
     keys: Any = table.column("key").to_numpy()
@@ -168,7 +180,7 @@ def sample_of(table: pa.Table) -> list[int]:
 
 
 def levels_of(inputs: Sequence[Input]) -> Iterator[list[Input]]:
-    """Inputs that are to be sorted among each other."""
+    """The inputs in groups that become one level each."""
     level: list[Input] = []
     for one in inputs:
         if level and sum(i.rows for i in level) + one.rows > LEVEL_ROWS:
@@ -180,8 +192,10 @@ def levels_of(inputs: Sequence[Input]) -> Iterator[list[Input]]:
 
 
 def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[], None]) -> list[Run]:
-    """Runs that do not overlap, in the order of their keys, called ``name`` and a number. One that is there already is
-    not made again: from the same inputs comes the same. Raises OSError, and what ``check`` does.
+    """Merge inputs into runs that do not overlap, in the order of their keys, named ``name`` with a number.
+
+    A run that exists already is not written again: the same inputs give the same run. Raises OSError and what ``check``
+    raises.
     """
     cuts = _cuts(inputs)
     bounds: list[tuple[int | None, int | None]] = list(zip([None, *cuts], [*cuts, None], strict=True))
@@ -201,7 +215,7 @@ def _cuts(inputs: Sequence[Input]) -> list[int]:
 
 
 def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Folder, name: str) -> list[Run]:
-    """The postings in ``[low, high)``: one run, but where a key has very many."""
+    """The postings in ``[low, high)`` as one run, or several if a key has very many postings."""
     runs: list[Run] = []
     parts: list[Part] = []
     held = 0
@@ -258,8 +272,11 @@ def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]
 
 @frozen
 class Hits:
-    """Where some keys are: the numbers of the files, each once; and file and block of each posting, None where there
-    are more than was asked for.
+    """The locations of some keys.
+
+    The unique numbers of the files, and the file and block of each posting.
+
+    ``places`` is None if there are more postings than asked for.
     """
 
     files: Whole
@@ -267,8 +284,9 @@ class Hits:
 
 
 def find(path: Path, wanted: Numbers, most: int) -> Hits:
-    """Where a run has these keys, which are sorted; of up to ``most`` rows, in which blocks. Raises OSError and Arrow's
-    errors where the run is gone or damaged.
+    """Find sorted keys in a run: the files, and up to ``most`` postings.
+
+    Raises OSError and Arrow's errors if the run is gone or damaged.
     """
     import numpy as np
     import pyarrow.parquet as pq
@@ -294,11 +312,11 @@ def find(path: Path, wanted: Numbers, most: int) -> Hits:
             if rows <= most:
                 blocks = table.column("block").to_numpy()
                 places += [(files[one], blocks[one]) for one in slices]
-    return Hits(np.unique(np.concatenate(found)), joined(places) if rows <= most else None)
+    return Hits(np.unique(np.concatenate(found)), concatenated(places) if rows <= most else None)
 
 
-def joined(places: Sequence[Places]) -> Places:
-    """All of them."""
+def concatenated(places: Sequence[Places]) -> Places:
+    """All places in one pair of arrays."""
     import numpy as np
 
     files, blocks = (np.concatenate([part[n] for part in [_nowhere(), *places]]) for n in range(2))
@@ -321,7 +339,7 @@ class _Bounds:
 
 
 def _bounds_of(path: Path) -> _Bounds:
-    """Kept for the next lookup: files of an index are never changed, so that one that was is damaged."""
+    """The bounds of a run, cached for the next lookup: files of an index never change."""
     found = path.stat()
     return _kept.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
 

@@ -1,6 +1,6 @@
-"""Rows that are known by file and position, and read without Spark: which of them have one of some keys.
+"""Filters rows by keys without Spark, if an index has named the rows.
 
-Spark takes longer to plan a scan than Arrow takes to read a few row groups.
+Spark needs more time to plan a scan than Arrow needs to read a few row groups.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from distop_behaviors.index.lookup_keys import Key
 
 LOCAL_BYTES = 64 << 20
-"""Bytes of row groups, without compression, that are read here at most: of larger ones Spark skips pages, in many
-tasks, where Arrow decodes all that stands before a row.
+"""Maximum uncompressed bytes of row groups to read without Spark. For more, Spark is faster: it skips pages and runs
+many tasks, while Arrow decodes everything before a row.
 """
 LOCAL_ROWS = 10_000
-"""Rows at most: a frame carries them in its plan."""
+"""Maximum rows: the frame carries them in its plan."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
 _NAN = "NaN"
-"""Stands for what is not a number, which equals nothing in Python."""
+"""Represents NaN, which does not equal itself in Python."""
 _FLOATS = ("float", "double")
 
 
-def having(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> pa.Table:
-    """Those of the rows that have one of the keys, none of which holds a NULL. ``columns``: of the keys, with their
-    types.
+def rows_with_keys(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> pa.Table:
+    """The rows that have one of the keys, which hold no NULL.
+
+    ``columns``: the keys' columns and their types.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -41,7 +42,7 @@ def having(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> p
         column, values = _comparable(rows.column(name), kind), {key[n] for key in wanted}
         found = pc.is_in(column, pa.array([v for v in values if v != _NAN], column.type))
         if kind in _FLOATS:
-            # Zeros of both signs are equal, and so is all that is not a number.
+            # -0.0 equals 0.0, and all NaNs are equal.
             more = [pc.is_nan(column)] * (_NAN in values) + [pc.equal(column, 0.0)] * (0.0 in values)
             for other in more:
                 found = pc.or_(found, pc.fill_null(other, False))
@@ -55,9 +56,9 @@ def having(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> p
 
 
 def _told(value: Any, kind: str) -> Any:
-    """A key's value so that equal ones, by Spark's rules, are equal here, and no others are."""
+    """A key's value in a form whose equality in Python is Spark's equality."""
     if isinstance(value, float):
-        return _NAN if math.isnan(value) else value  # and zero equals the negative zero
+        return _NAN if math.isnan(value) else value  # -0.0 equals 0.0
     if isinstance(value, str):
         return value.encode()
     if kind in ("timestamp", "timestamp_ntz"):
@@ -70,7 +71,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _comparable(column: Any, kind: str) -> Any:
-    """The values of a column as :func:`_told` has them, but for those that are not a number."""
+    """The values of a column in the form of :func:`_told`, except NaN."""
     import pyarrow as pa
 
     if kind == "string":

@@ -1,10 +1,11 @@
-"""One job: the segments of a partition's files, in the stage of its attempt, with a journal that says what they hold.
+"""One job of an index build.
 
-A segment has the postings, or the summaries, of files that follow each other: small ones share one, since a file system
-takes longer to make a file than to write a few thousand rows; a large file may have several. The journal has a line for
-each, which is written when the segment is closed; the checkpoint says how much of the journal counts. An attempt that
-goes on from one takes over what it names by links in its own stage: whoever cleans up after the former attempt takes
-nothing from it.
+Writes the segments of a partition's files, and a journal of them, into its stage.
+
+A segment holds the postings or summaries of consecutive files. Small files share a segment, because creating a file
+takes longer than writing a few thousand rows; a large file may have several segments. The journal gets a line when a
+segment is closed, and the checkpoint holds the valid length of the journal. A further attempt links the segments of the
+checkpoint into its own stage, so that the cleanup of the earlier attempt cannot remove them.
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.index")
 
 SEGMENT_ROWS = 1 << 20
-"""Rows after which a segment is closed at the end of a file."""
+"""Rows after which a segment is closed, at the end of a file."""
 SEGMENT_FILES = 256
-"""Files, likewise: as many are done again, at most, after a crash."""
+"""Files after which a segment is closed: at most this many are indexed again after a crash."""
 JOURNAL = "journal.jsonl"
 _SEGMENT = re.compile(r"\d{6,}\.parquet")
 _ATTEMPT = re.compile(r"\d+-[^/]+")
-"""The name of the stage of an attempt, beside those of the other attempts at its job."""
+"""The name of an attempt's stage, in the folder of its job."""
 
 
 @frozen
 class FileEntry:
-    """A file of the plan; ``number`` is its place in the job's list. ``why``: it is not indexed; else ``nulls`` rows
-    have a NULL among their keys, and ``schema`` is its place in the line's schemas.
+    """A processed file of the plan.
+
+    ``number``: its index in the job's list of files. ``why``: the reason if it is not indexed. Otherwise ``nulls`` is
+    the number of rows with a NULL in their key, and ``schema`` the index of its schema in the line's schemas.
     """
 
     number: int
@@ -69,8 +72,11 @@ class FileEntry:
 
 @frozen
 class Header:
-    """The first line of the journal: the argument of the build, as JSON, and the ids of its columns (BuildResult). An
-    outcome has them too, but that is data, and so is the argument that is read later.
+    """The first line of the journal.
+
+    The argument of the build, and the ids of its columns (BuildResult).
+
+    The operation's outcome and argument in etcd have them too, but these may have been changed since.
     """
 
     argument: Mapping[str, Any]
@@ -86,22 +92,22 @@ class Header:
         return cls(data["argument"], data["ids"])
 
     def check(self, argument: BuildArgument, stage: Place) -> None:
-        """Raises InvalidArgument where this is not the argument that the journal of ``stage`` was written for."""
+        """Raises InvalidArgument if the journal of ``stage`` was written for another argument."""
         if self.argument != argument.model_dump(mode="json"):
             raise InvalidArgument(
-                f"{stage.location} was written for other columns or settings than the operation's argument now has: "
-                "the argument was changed meanwhile; start the operation again"
+                f"{stage.location} was written for other columns or settings than the operation's argument has: the "
+                "argument was changed after planning; start a new operation"
             )
 
 
 @frozen
 class Line:
-    """A line of the journal: the files that are done with it, and the segment, if there is anything in it."""
+    """A line of the journal: the files that are complete with it, and its segment, if it has one."""
 
     files: Sequence[FileEntry]
     schemas: Sequence[Sequence[tuple[str, Any]]]
     segment: str = ""
-    """Its name in the stage; "" for none."""
+    """The name of the segment in the stage, or ""."""
     digest: str = ""
     rows: int = 0
     sample: Sequence[int] = ()
@@ -120,8 +126,10 @@ class Line:
 
 
 class Job:
-    """The segments of some files. ``check`` is called between files, and raises where the job is to stop;
-    ``reachable`` raises where a file that is missing says nothing of the table.
+    """Writes the segments of some files.
+
+    ``check`` is called between files, and raises if the job must stop. ``reachable`` raises if this node sees nothing
+    of the table, so that a missing file proves nothing.
     """
 
     def __init__(
@@ -155,13 +163,14 @@ class Job:
         self._schemas: list[tuple[tuple[str, Any], ...]] = []
         self._bytes = self._lines = 0
         self._digest = hashlib.blake2b(digest_size=16)
-        """Of the journal."""
+        """The digest of the journal."""
         self._totals = [0, 0]
-        """Files that are indexed, and their rows."""
+        """The numbers of indexed files and of their rows."""
 
     def run(self, progress: Progress) -> BuildResult:
-        """Do what no former attempt has done. Raises OSError where the stage cannot be written; what it was writing is
-        removed then.
+        """Index the files that no earlier attempt has indexed.
+
+        Raises OSError if the stage cannot be written, after removing the unfinished file.
         """
         # An earlier process may have run the same attempt.
         deletion.delete(self._place, JOURNAL)
@@ -172,7 +181,7 @@ class Job:
     def _run(self, progress: Progress) -> BuildResult:
         after = self._resume(progress.load())
         if after:
-            # What is taken over does not hang on the former stage any more.
+            # The segments are linked into this stage, so the earlier stage is no longer needed.
             progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
@@ -197,7 +206,7 @@ class Job:
         try:
             file = self._reader.on_disk(self._files[number])
             source = open_file(file, self._argument.columns, self._ids, self._reader)
-            if not agree(source.families, self._families):
+            if not compatible(source.families, self._families):
                 self._close()
             nulls = 0
             if isinstance(self._writer, postings.Postings):
@@ -210,7 +219,7 @@ class Job:
                 self._reachable()
             self._done.append(FileEntry(number, self._files[number], why=str(e)))
             return
-        self._families = merged(self._families, source.families)
+        self._families = merge_families(self._families, source.families)
         columns = tuple(source.columns.items())
         if columns not in self._schemas:
             self._schemas.append(columns)
@@ -219,7 +228,7 @@ class Job:
         self._open_rows += source.rows
 
     def _flush(self) -> None:
-        """Close a segment within a file, which is done with a later one."""
+        """Close a segment within a file. The file is complete with a later segment."""
         self._write(Line([], [], *self._segment()))
 
     def _close(self) -> None:
@@ -248,7 +257,7 @@ class Job:
         return path.name, digest_of(path), table.num_rows, sample
 
     def _new(self, name: str) -> BinaryIO:
-        """A file of the stage, in place of what this attempt gave up under the name."""
+        """A new file of the stage. It replaces an unfinished file of this attempt."""
         deletion.delete(self._place, name)
         return deletion.new_file(self._place, name)
 
@@ -268,8 +277,9 @@ class Job:
         self._totals[1] += sum(entry.rows for entry in line.files)
 
     def _resume(self, checkpoint: Any) -> int:
-        """Take over what a former attempt has done; the place of the first file that is still to be done. What is not
-        there any more is done again, with all that came after it. Raises InvalidArgument where it was made for another
+        """Take over the segments of an earlier attempt, and return the index of the first file still to index.
+
+        A missing segment and all later ones are written again. Raises InvalidArgument if they were written for another
         argument.
         """
         after = 0
@@ -281,8 +291,8 @@ class Job:
             header, found = journal_of(former, checkpoint["bytes"])
             header.check(self._argument, former)
             if header.ids != self._ids:
-                raise OSError(f"{former.location} has other columns of the same names")
-            for lines in closed(found):
+                raise OSError(f"the columns of the table were replaced since {former.location} was written")
+            for lines in line_groups(found):
                 ours = [
                     replace(line, segment=self._take_over(former, line.segment, line.digest, self._lines + n))
                     for n, line in enumerate(lines)
@@ -292,18 +302,19 @@ class Job:
                     self._count(line)
                 after = lines[-1].files[-1].number + 1
         except (OSError, UnsafePath, LookupError, TypeError, ValueError) as e:
-            log.warning("what follows in the checkpoint is done again: %s", e)
+            log.warning("Cannot use the rest of the checkpoint; indexing its files again: %s", e)
         return after
 
     def _former(self, name: str) -> Place:
-        """The stage of another attempt at this job. Raises UnsafePath for a name that is none of one."""
+        """The stage of another attempt of this job. Raises UnsafePath for a wrong name."""
         if not _ATTEMPT.fullmatch(name):
             raise UnsafePath(f"{name!r} is not the name of an attempt")
         return self._place.parent.below(name)
 
     def _take_over(self, former: Place, name: str, digest: str, number: int) -> str:
-        """Raises UnsafePath where it is no file of that stage, OSError where it is gone, or is not what the journal
-        says.
+        """Link a segment of an earlier attempt into this stage, and return its new name.
+
+        Raises UnsafePath if it is not a file of that stage, OSError if it is gone or does not have the digest.
         """
         if not name:
             return ""
@@ -323,8 +334,8 @@ class Job:
         return path.name
 
 
-def closed(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Lines that belong together: those of segments within a file go with the line that names the file."""
+def line_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """The lines in groups: the segments within a file belong to the line that completes the file."""
     group: list[Line] = []
     for line in lines:
         group.append(line)
@@ -333,19 +344,23 @@ def closed(lines: Iterable[Line]) -> Iterator[list[Line]]:
             group = []
 
 
-def agree(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
-    """The families of two files can be in one index; a column that one does not have is NULL there, of any family."""
+def compatible(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
+    """True if one index can hold the families of both files.
+
+    A missing column (None) fits any family.
+    """
     return all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
 
 
-def merged(some: Sequence[str | None], others: Sequence[str | None]) -> tuple[str | None, ...]:
-    """The families of both, which agree."""
+def merge_families(some: Sequence[str | None], others: Sequence[str | None]) -> tuple[str | None, ...]:
+    """The families of both files, which must agree."""
     return tuple(a or b for a, b in zip(some, others, strict=True))
 
 
 def journal_of(stage: Place, size: int, digest: str = "") -> tuple[Header, list[Line]]:
-    """The first ``size`` bytes of the journal of a stage. Raises OSError where it is gone, shorter, or not what
-    ``digest`` says, UnsafePath where it is no file of that stage.
+    """The header and the lines in the first ``size`` bytes of a stage's journal.
+
+    Raises OSError if it is gone, shorter, or does not have the digest, UnsafePath if it is not a file of that stage.
     """
     journal = deletion.regular_file(stage, JOURNAL)
     with open_regular(str(journal), follow=False) as file:

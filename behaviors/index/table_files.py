@@ -1,4 +1,4 @@
-"""The files of a table as they are now, whatever its format."""
+"""The current files of a table of any format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Listed:
-    """A listing. ``files``: what an index calls each, and the file; ``reader``: of all of them; ``paths``: the columns
-    of partitions that are in no file, with their types; ``options``: what planning found.
+class CurrentTable:
+    """The current state of a table.
+
+    ``files``: by the name that an index uses. ``reader``: reads all of them. ``paths``: the partition columns that are
+    only in paths, with their types. ``options``: options that planning has determined.
     """
 
     root: str
@@ -35,51 +37,71 @@ class Listed:
     options: Mapping[str, Any]
 
     def columns(self) -> Mapping[str, SparkType] | None:
-        """The table's columns, where its metadata or its catalog tell them; None where its files do. Raises
-        TableUnavailable.
+        """The columns from the table's metadata or catalog.
+
+        None if only its files have them.
+
+        Raises TableUnavailable.
         """
         return self.reader.columns()
 
 
 def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> str:
-    """The folder beside whose data the index lies. Raises InvalidArgument where that is not a local path, and as
-    planning does.
+    """The table's folder, which also holds its indexes.
+
+    Raises InvalidArgument if it is not a local path.
+
+    Also raises as planning does.
     """
     place = place_of(record, check, spark) if spark is not None else place_of(record, check)
     location = Location.of(str(local_path(place) or place))
     if location.filesystem is not None:
         raise InvalidArgument(
-            f"the table at {place!r} cannot have an index yet: it takes a local path, or a file system that all nodes "
-            "have mounted under it"
+            f"the table at {place!r} cannot have an index: this needs a local path, or a file system that all nodes "
+            "have mounted at the same path"
         )
     return location.root
 
 
-def listed(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> Listed:
-    """The table as it is now. ``spark`` gives the session, which tables of Spark's catalog need. Raises InvalidArgument
-    and TableUnavailable, as planning does.
+def current_table(
+    record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None
+) -> CurrentTable:
+    """The current state of the table.
+
+    Raises InvalidArgument and TableUnavailable, as planning does.
+
+    ``spark``: returns the session, for tables of Spark's catalog.
     """
     root = root_of(record, check, spark)
     planned = plan_table(record, check, spark) if spark is not None else plan_table(record, check)
     files = {name_of(f[0], root): f for p in planned.partitions for f in p.files}
     reader = reader_of(record.extended(planned.options), planned.partitions)
-    return Listed(root, planned.version, planned.partitions, files, reader, reader.partition_columns(), planned.options)
+    return CurrentTable(
+        root, planned.version, planned.partitions, files, reader, reader.partition_columns(), planned.options
+    )
 
 
 def name_of(path: str, root: str) -> str:
-    """What an index calls a file: its path below the table, else the whole path."""
+    """The name of a file in an index.
+
+    Its path below the table, or the whole path if it is elsewhere.
+    """
     return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
 
 
 def escaped(name: str) -> str:
-    """A file's name as it is told: bytes that are not UTF-8 are spelled out. Any other name is as it was."""
+    """A file's name for reports: bytes that are not UTF-8 are escaped.
+
+    Other names are unchanged.
+    """
     return name.encode(errors="backslashreplace").decode()
 
 
 def identities(reader: Reader, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """What the columns are told by from others that have their names some day; None where nothing does. Raises
-    InvalidArgument for a column that the table does not have or that cannot be indexed, TableUnavailable where its
-    metadata are gone.
+    """The identities of columns, which change if a column is replaced by another of its name.
+
+    None if the format has none. Raises InvalidArgument for a column that the table does not have or that cannot be
+    indexed, TableUnavailable if the table's metadata is gone.
     """
     found: dict[str, int | str] = {}
     for column in columns:
@@ -93,9 +115,10 @@ def identities(reader: Reader, columns: Sequence[str]) -> Mapping[str, int | str
     return found
 
 
-def ids_now(table: Listed, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """As :func:`identities`, but empty where the table does not have all of the columns any more: what was indexed is
-    theirs no longer. Raises TableUnavailable.
+def ids_now(table: CurrentTable, columns: Sequence[str]) -> Mapping[str, int | str] | None:
+    """Like :func:`identities`, but empty if the table no longer has all columns.
+
+    Raises TableUnavailable.
     """
     try:
         return identities(table.reader, columns)
@@ -104,5 +127,5 @@ def ids_now(table: Listed, columns: Sequence[str]) -> Mapping[str, int | str] | 
 
 
 def record_of(table: Any) -> TableRecord:
-    """The record of a table that a lookup is given: itself, or one made for a location."""
+    """The record of a table: the argument itself, or a new record for a location."""
     return table if isinstance(table, TableRecord) else record_at(str(table))

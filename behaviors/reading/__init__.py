@@ -1,1 +1,4 @@
-"""What operation types share when they read rows: Spark's session, and the expressions that they accept."""
+"""Shared by operation types that read rows.
+
+The Spark session for checks, and row expressions.
+"""

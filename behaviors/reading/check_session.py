@@ -1,4 +1,7 @@
-"""The Spark session that checks run in: the worker's Spark context, with settings of its own."""
+"""The Spark session for checks.
+
+It shares the worker's Spark context and has its own settings.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = {
-    # What a check means must not depend on how the worker was started.
+    # The meaning of a check must not depend on the settings of the executor.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
-    # Else the parser replaces ${env:NAME} and the like by variables and settings of the JVM, also inside of texts.
+    # Otherwise the parser replaces ${env:NAME} by variables and settings of the JVM, also inside string literals.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.binaryAsString": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
-    # Above this many paths Spark lists with a job of its own, which costs more than the listing.
+    # Above this many paths, Spark lists files in a separate job, which costs more than the listing.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # A row per file that has violations is all that is shuffled.
+    # The scan shuffles only one row for each file with violations.
     "spark.sql.shuffle.partitions": "4",
 }
 
 _made: list[tuple[Any, bool, SparkSession]] = []
-"""The sessions of checks in the last context, and whether they push filters down."""
+"""The sessions for checks in the current context: (context, pushdown, session)."""
 
 
 def session_of(spark: SparkSession, *, pushdown: bool = True) -> SparkSession:
-    """The session for checks in the context of ``spark``: made once for each context.
+    """The session for checks in the context of ``spark``, created once for each context.
 
-    ``pushdown``: whether Parquet's reader may skip rows by the statistics, dictionaries and Bloom filters of a file.
-    Only a session can be told so. Iceberg's reader never does, for files that it is told to read.
+    ``pushdown``: the Parquet reader may skip rows by the statistics, dictionaries and Bloom filters of a file. This is
+    a setting of a session. Iceberg's reader never skips rows of the files that it gets.
     """
     context = spark.sparkContext
     for of, pushes, kept in _made:
         if of is context and pushes == pushdown:
             return kept
-    # PySpark logs what Spark refuses with its whole stack; the sentence is in the report.
+    # PySpark logs an expression that Spark refuses with its whole stack; the report has the message.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     session = spark.newSession()

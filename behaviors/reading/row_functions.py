@@ -1,9 +1,11 @@
-"""The functions that a submitted expression may call: those that make one value of the values of one row.
+"""The functions that a submitted expression may call.
 
-Each is deterministic, and reads nothing but its arguments: no file, no table, no setting of the session that tells who
-or where it is, no clock. None makes a value whose size is a number among its arguments (``repeat``, ``sequence``,
-``array_repeat``, ``format_string``): :data:`BOUNDED` has exceptions. None takes a type as text (``from_json``,
-``variant_get``): in JSON, a type names classes that are loaded.
+They compute one value from the values of one row.
+
+Each is deterministic and reads only its arguments: no file, table, clock, user name or host name. None creates a value
+whose size is an argument (``repeat``, ``sequence``, ``array_repeat``, ``format_string``), except those of
+:data:`BOUNDED`. None takes a type as text (``from_json``, ``variant_get``): a type in JSON can name Java classes, which
+Spark loads.
 """
 
 from __future__ import annotations
@@ -51,6 +53,6 @@ str_to_map struct transform transform_keys transform_values try_element_at zip_w
 _GROUPS = (_CONDITIONS, _NUMBERS, _CASTS, _TIMES, _TEXTS, _DIGESTS, _JSON, _COLLECTIONS)
 
 ROW_FUNCTIONS: frozenset[str] = frozenset(name for group in _GROUPS for name in group.split())
-"""By their names in lower case."""
+"""The names in lower case."""
 BOUNDED = {"round": 2, "bround": 2, "ceil": 2, "ceiling": 2, "floor": 2, "lpad": 4, "rpad": 4}
 """Functions whose second argument chooses a size: it must be a number with at most this many digits, or left out."""

@@ -1,7 +1,7 @@
-"""Submitted text as an expression of Spark: the only place where the one becomes the other.
+"""Converts a submitted text to a Spark expression. No other module does this.
 
-The text is parsed once, every node of the parsed tree must be on a list, and the column is made of that very tree: no
-second parser with other settings reads the text again.
+The text is parsed once, and each node of the parsed tree must be on the list of allowed nodes. The column is created
+from this tree, so that no other parser with other settings reads the text again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NODES = frozenset(
     {f"{_CATALYST}.analysis.{name}" for name in _ANALYSIS.split()}
     | {f"{_CATALYST}.expressions.{name}" for name in _EXPRESSIONS.split()}
 )
-"""The classes of nodes that may be in a tree. None of them holds a plan, and all that they hold are their children."""
+"""The classes of allowed nodes. None of them holds a plan or hides an expression outside its children."""
 _CONSTRUCTS = {
     **dict.fromkeys(("ScalarSubquery", "Exists", "InSubquery", "ListQuery", "LateralSubquery"), "a subquery"),
     **dict.fromkeys(("FunctionTableSubqueryArgumentExpression",), "a table"),
@@ -55,35 +55,38 @@ _CONSTRUCTS = {
     "NamedParameter": "a parameter marker",
     "PosParameter": "a parameter marker",
 }
-"""What the nodes are called that are refused, where their class is no good name."""
+"""The names of refused nodes in error messages, if their class name does not explain itself."""
 _OF_SESSION = frozenset(
     {
         *("current_catalog", "current_database", "current_date", "current_schema", "current_time"),
         *("current_timestamp", "current_user", "localtimestamp", "session_user"),
     }
 )
-"""Functions that Spark also knows without parentheses, where no column has the name. ``user`` is missing: many tables
-have such a column, and what no file has is a column of NULLs here.
+"""Functions that Spark also calls without parentheses, if no column has the name. ``user`` is not among them: many
+tables have such a column, and a column that no file has is NULL here.
 """
 
 
 class Refused(Exception):
-    """The expression is not allowed; the text says why."""
+    """The expression is not allowed. The text says why."""
 
 
 @frozen
 class RowExpression:
-    """``names``: the first parts of its column names (of ``a.b``: ``a``), in order."""
+    """A parsed expression.
+
+    ``names``: the first parts of its column names (of ``a.b``: ``a``), in order.
+    """
 
     column: Column
     names: tuple[str, ...]
 
 
 @lru_cache(maxsize=KEPT_EXPRESSIONS)
-def parsed(session: SparkSession, text: str) -> RowExpression:
+def parse_expression(session: SparkSession, text: str) -> RowExpression:
     """The expression of a submitted text.
 
-    Raises Refused, Spark's ParseException, and Py4JJavaError where the parser itself fails on the text, such as on a
+    Raises Refused, Spark's ParseException, and Py4JJavaError if the parser itself fails on the text, such as on a
     number of over 38 digits.
     """
     why = refusal(text, ROW_FUNCTIONS)
@@ -96,7 +99,7 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
             raise Refused(_named(name.rpartition(".")[2]))
     for function in _parts(tree.map(nodes.functions).distinct()):
         name = ".".join(function)
-        # A function of another schema or catalog is somebody's code.
+        # A function of another schema or catalog is user code.
         if len(function) > 1 or not name.isascii() or name.lower() not in ROW_FUNCTIONS:
             raise Refused(unlisted(name, ROW_FUNCTIONS))
         if name.lower() in BOUNDED:
@@ -108,7 +111,7 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
     columns = list(_parts(tree.map(nodes.columns).distinct()))
     if not columns and (why := text_alone(text)):
         raise Refused(why)
-    # In the body of a lambda a name that is no argument of it becomes a column, or such a function, only later.
+    # In the body of a lambda, Spark resolves a name that is not an argument only later: to a column or such a function.
     variables = list(_parts(tree.map(nodes.variables).distinct()))
     for column in variables:
         if folded(column[0]) == "user":
@@ -121,12 +124,15 @@ def parsed(session: SparkSession, text: str) -> RowExpression:
 
 def _named(node: str) -> str:
     if "Star" in node:
-        return "the expression has '*' in the place of columns: name the columns"
+        return "the expression uses '*' instead of columns: name the columns"
     return construct(_CONSTRUCTS.get(node, node))
 
 
 def _tree(session: SparkSession, text: str) -> Any:
-    """As the session parses it: the parser takes its settings, such as ANSI mode, from the thread's active session."""
+    """The parsed tree.
+
+    The parser reads its settings, such as ANSI mode, from the thread's active session.
+    """
     with active(session):
         return session._jsparkSession.sessionState().sqlParser().parseExpression(text)
 
@@ -141,7 +147,10 @@ def _column(session: SparkSession, tree: Any) -> Column:
 
 @lru_cache(maxsize=32)
 def java_class(jvm: Any, name: str) -> Any:
-    """A class of the JVM by its full name. Looked up once: Java is asked for each package on the way."""
+    """A class of the JVM by its full name, cached.
+
+    A lookup takes a call into the JVM for each package.
+    """
     found = jvm
     for part in name.split("."):
         found = getattr(found, part)
@@ -149,7 +158,7 @@ def java_class(jvm: Any, name: str) -> Any:
 
 
 def _check_bounded(calls: Any) -> None:
-    """Raises Refused where a function of :data:`BOUNDED` may be asked for too large a value."""
+    """Raises Refused if a call of a function in :data:`BOUNDED` may create too large a value."""
     for i in range(calls.size()):
         call = calls.apply(i)
         name = str(call.nameParts().head()).lower() if call is not None else ""
@@ -163,7 +172,10 @@ def _check_bounded(calls: Any) -> None:
 
 
 def _parts(names: Any) -> Iterator[tuple[str, ...]]:
-    """The parts of each name in a sequence of Scala's, in which other nodes are null."""
+    """The parts of each name in a Scala sequence.
+
+    Null elements, which are other nodes, are skipped.
+    """
     between = str(uuid4())
     for i in range(names.size()):
         parts = names.apply(i)
@@ -173,11 +185,11 @@ def _parts(names: Any) -> Iterator[tuple[str, ...]]:
 
 @frozen
 class _Nodes:
-    """Functions of Scala's that read all nodes of a tree in one call into the JVM: one call for each node takes longer
-    than Spark's parser.
+    """Scala functions that read all nodes of a tree in one call into the JVM.
 
-    ``classes``: the class of a node. The others are null for other nodes; ``functions``, ``columns`` and ``variables``
-    (names in the body of a lambda): the parts of the name; ``calls``: the node of a function; ``literals``: the value.
+    One call for each node would take longer than Spark's parser. ``classes``: the class of a node. ``functions``,
+    ``columns`` and ``variables`` (names in the body of a lambda): the parts of the name. ``calls``: the node of a
+    function. ``literals``: the value. All but ``classes`` return null for other nodes.
     """
 
     classes: Any

@@ -1,4 +1,7 @@
-"""``validate``: does the data hold what a schema change is about to promise? See docs/reference/validate.md."""
+"""``validate``: checks that a table's data allows a schema change.
+
+See docs/reference/validate.md.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.validate_report import Result
 
 
-NO_TABLE = "validate needs a table: start it on one (@cluster has no rows)"
+NO_TABLE = "validate needs a table: start it on a registered table, because @cluster has no rows"
 
 
 class Validate(Behavior):
-    """Checks every row of a table: not null, ranges, narrowing, sets, lengths, patterns, CHECK expressions, keys."""
+    """Checks every row of a table: nulls, ranges, types, sets, expressions, keys."""
 
     type_name = "validate"
     Arg = Argument
@@ -32,37 +35,41 @@ class Validate(Behavior):
     reports_only = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """Every partition; with ``since``, what its certificate does not cover of them."""
+        """All partitions; with ``since``, only the files that its certificate does not cover."""
         argument = _argument(arg)
         if argument.since is None:
             return super().partitions(table, arg, ctx)
         from distop_behaviors.validate.certificate import certificate_of
-        from distop_behaviors.validate.certification import check_covered, check_table, what_is_new
+        from distop_behaviors.validate.certification import check_same_checks, check_table, plan_new_files
 
         since = certificate_of(argument.since, table.name, ctx)
         check_table(since, table)
-        check_covered(since, argument)
-        return what_is_new(since, super().partitions(table, arg, ctx), table, ctx)
+        check_same_checks(since, argument)
+        return plan_new_files(since, super().partitions(table, arg, ctx), table, ctx)
 
     def jobs(
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
     ) -> Sequence[PartitionPlan]:
-        """One for each partition, and one for what is to be known of the whole table."""
+        """One job for each partition, and one for the checks of the whole table."""
         return table_checks.jobs(_argument(arg), partitions, names, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """The partition's result; raises JobFailed with it where a check is violated or errs."""
+        """The result of a partition.
+
+        Raises JobFailed with it if a check is violated or has an error.
+        """
         for _, outcome in self.run_batch(arg, [partition], ctx):
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
-        raise AssertionError("a batch of one partition gave no outcome")
+        raise AssertionError("a batch of one partition has returned no outcome")
 
     def run_batch(
         self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
-        """Every partition with its result, or with JobFailed. Raises InvalidArgument without a table,
-        and what is unexpected, for all that are left.
+        """Each partition with its result, or with JobFailed.
+
+        Raises InvalidArgument if there is no table, and unexpected errors, for all remaining partitions.
         """
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
@@ -77,7 +84,7 @@ class Validate(Behavior):
                 yield plan, Answer(result)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """The report; raises OperationFailed with it unless every check is valid."""
+        """The report. Raises OperationFailed with it unless all checks are valid."""
         argument = _argument(arg)
         if table is None and summary.verdict != "cancelled":
             raise OperationFailed(NO_TABLE)
@@ -91,7 +98,7 @@ class Validate(Behavior):
                 known = isinstance(row.result, dict) and "checks" in row.result
                 yield (
                     row.name,
-                    Answer.model_validate(row.result).root if known else row.error or "the job gave no result",
+                    Answer.model_validate(row.result).root if known else row.error or "the job returned no result",
                 )
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
@@ -111,14 +118,22 @@ def _results(
     from distop_behaviors.validate.key_job import KeyChecks
 
     narrow = [plan for plan in partitions if not is_wide(plan.name)]
-    rows = table_checks.of_rows(argument)
+    rows = table_checks.row_checks_only(argument)
     if rows is not None and narrow:
         for plan, result in Batch(rows, ctx).run(narrow):
-            yield plan, result if isinstance(result, Exception) else table_checks.spread(argument, result, wide=False)
+            yield (
+                plan,
+                result
+                if isinstance(result, Exception)
+                else table_checks.in_argument_order(argument, result, wide=False),
+            )
     for plan in partitions:
         if is_wide(plan.name):
             found = KeyChecks(argument, plan, ctx).run()
-            yield plan, found if isinstance(found, Exception) else table_checks.spread(argument, found, wide=True)
+            yield (
+                plan,
+                found if isinstance(found, Exception) else table_checks.in_argument_order(argument, found, wide=True),
+            )
 
 
 def _argument(arg: Any) -> Argument:

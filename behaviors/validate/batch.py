@@ -1,21 +1,30 @@
-"""One batch of partitions: statistics, then one fused pass over what they leave open, then samples."""
+"""One batch of partitions: statistics, then one scan of the undecided files for all checks, then samples."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
+from distop.protocol.texts import plural
 from distop.tables import readers_of
 from distop.tables.reading.file_facts import VOID, Unreadable, match, may_match
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import scan, spark_errors
-from distop_behaviors.validate.error_isolation import Isolated
-from distop_behaviors.validate.partition_checks import WHERE, Names, Part, Preparation, Tally, counted, undecided
-from distop_behaviors.validate.row_samples import Wish, fetch
+from distop_behaviors.validate.error_isolation import IsolatedScan
+from distop_behaviors.validate.partition_checks import (
+    WHERE,
+    Names,
+    Part,
+    Preparation,
+    Tally,
+    needs_closer_facts,
+    row_count,
+)
+from distop_behaviors.validate.row_samples import SampleRequest, fetch
 from distop_behaviors.validate.scan import Group
 from distop_behaviors.validate.typed_bounds import Unfit
 from distop_behaviors.validate.validate_report import Sample
-from distop_behaviors.validate.violation_columns import bad_pattern, chosen, condition, references
+from distop_behaviors.validate.violation_columns import column_references, pattern_error, violation_at, where_condition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,21 +39,27 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """The checks of one argument on some partitions of a table. Spark is not touched unless something needs it."""
+    """The checks of one argument on some partitions of a table.
+
+    Spark starts only if it is needed.
+    """
 
     def __init__(self, argument: Argument, ctx: JobContext) -> None:
         self._argument = argument
         self._ctx = ctx
 
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
-        """Each partition with its result, those that need no scan first. Raises what is unexpected."""
+        """Each partition with its result; partitions without a scan come first.
+
+        Raises unexpected errors.
+        """
         assert self._ctx.table is not None
         for reader, mine in readers_of(self._ctx.table, plans):
             yield from _Planned(self._argument, self._ctx, reader).run(mine)
 
 
 class _Planned:
-    """Partitions that were planned at one time."""
+    """Partitions that were planned from the same version of the table."""
 
     def __init__(self, argument: Argument, ctx: JobContext, reader: Reader) -> None:
         self._argument = argument
@@ -64,12 +79,12 @@ class _Planned:
         return scan.reading_session(self._ctx.spark, self._argument.statistics, facts)
 
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
-        """Each partition with its result, those that need no scan first."""
+        """Each partition with its result; partitions without a scan come first."""
+        names = self._names()  # Spark may start here, which has a status of its own
         self._status(self._reader.facts_from, sum(len(p.files) for p in plans))
-        names = self._names()
         slow: list[Part] = []
         for part in self._prepared(plans, names):
-            if self._files(part) or self._samples_wanted(part):
+            if self._files_to_scan(part) or self._samples_wanted(part):
                 slow.append(part)
             else:
                 yield self._result(part)
@@ -82,11 +97,11 @@ class _Planned:
 
     def _status(self, read: str, files: int) -> None:
         if read:
-            self._ctx.status(f"reading the {read} of {files} files")
+            self._ctx.status(f"reading the {read} of {plural(files, 'file')}")
 
     def _result(self, part: Part) -> tuple[PartitionPlan, Result | JobCancelled]:
         if self._ctx.is_cancelled(part.plan):
-            return part.plan, JobCancelled("the job was told to stop")
+            return part.plan, JobCancelled("the job was asked to stop")
         limit = self._argument.max_violations
         for tally in part.tallies:
             if limit is not None and tally.violations >= limit:
@@ -94,7 +109,10 @@ class _Planned:
         return part.plan, part.result()
 
     def _names(self) -> Names:
-        """The columns that the argument names; Spark's parser is asked only where an expression may be run."""
+        """The columns that the argument names.
+
+        Spark parses an expression only if it may be run.
+        """
         checks: list[tuple[str, ...]] = []
         failed: dict[int, str] = {}
         parse = self._argument.statistics != "only"
@@ -103,7 +121,7 @@ class _Planned:
             if check.check is not None and parse:
                 found = self._references(n, check.check, failed)
             if check.matches is not None and parse:
-                why = bad_pattern(self._session, check.matches.pattern)
+                why = pattern_error(self._session, check.matches.pattern)
                 if why is not None:
                     failed[n] = why
             checks.append(found)
@@ -114,7 +132,7 @@ class _Planned:
 
     def _references(self, n: int, text: str, failed: dict[int, str]) -> tuple[str, ...]:
         try:
-            return references(self._session, text)
+            return column_references(self._session, text)
         except Unfit as e:
             failed[n] = str(e)
         return ()
@@ -126,11 +144,14 @@ class _Planned:
         preparation = Preparation(self._argument, names, self._types, self._declared)
         preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
-        # Where nothing is closer, one is done before the next is begun: its result is on its way meanwhile.
-        return self._looked_at(list(parts), preparation, names) if self._reader.closer_facts_from else parts
+        # Without closer facts, each partition is done before the next one starts: its result is reported meanwhile.
+        return self._with_closer_facts(list(parts), preparation, names) if self._reader.closer_facts_from else parts
 
     def _facts(self, plans: Sequence[PartitionPlan], names: Names) -> list[list[FileFacts | Unreadable]]:
-        """What is known of the files of each partition: of all partitions in one go."""
+        """The facts of the files of each partition.
+
+        The files of all partitions are read together.
+        """
         files = [file for plan in plans for file in plan.files]
         wanted, again = names.wanted(), self._ctx.again
         read = iter(self._reader.facts(files, wanted, self._stop, again=again) if files else ())
@@ -148,21 +169,21 @@ class _Planned:
         part.fail(str(next(fact for fact in facts if isinstance(fact, Unreadable))))
         return part
 
-    def _looked_at(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
-        """The parts; where their facts left something open that closer ones may decide, these have been asked for."""
-        open_ = [undecided(part, self._argument) for part in parts]
-        wanted = [f for part, files in zip(parts, open_, strict=True) for f in part.facts if f.path in files]
+    def _with_closer_facts(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
+        """The parts, decided by closer facts where the first facts were not enough."""
+        undecided = [needs_closer_facts(part, self._argument) for part in parts]
+        wanted = [f for part, files in zip(parts, undecided, strict=True) for f in part.facts if f.path in files]
         found: dict[str, FileFacts] = {}
         if wanted:
             self._status(self._reader.closer_facts_from, len(wanted))
             found = self._reader.closer_facts(wanted, names.wanted(), self._stop)
-        for part, files in zip(parts, open_, strict=True):
+        for part, files in zip(parts, undecided, strict=True):
             if files & found.keys():
                 yield preparation.prepare(part.plan, [found.get(facts.path, facts) for facts in part.facts])
             else:
                 yield part
 
-    def _files(self, part: Part) -> list[PlannedFile]:
+    def _files_to_scan(self, part: Part) -> list[PlannedFile]:
         """The files of a partition that have to be scanned."""
         if part.settled:
             return []
@@ -178,7 +199,10 @@ class _Planned:
         return sampled and any(t.violations and t.error is None for t in part.tallies)
 
     def _grouped(self, parts: Sequence[Part], names: Names) -> list[list[Part]]:
-        """Parts whose columns have the same names and types can be read by one query."""
+        """The parts in groups of the same column names and types.
+
+        One query reads each group.
+        """
         groups: dict[Any, list[Part]] = {}
         for part in parts:
             key = (
@@ -190,7 +214,10 @@ class _Planned:
         return list(groups.values())
 
     def _path_columns(self, part: Part, names: Names) -> Mapping[str, str]:
-        """All partition columns with their types, if one of them is named."""
+        """All partition columns with their types, if the argument names one of them.
+
+        Otherwise none.
+        """
         named = {*names.where, *(n for check in names.checks for n in check)}
         return part.path_columns if any(may_match(n, part.path_columns) for n in named) else {}
 
@@ -203,24 +230,25 @@ class _Planned:
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target
-        return condition(self._session, check, target.path, target.kind, self._argument.null_is)
+        return violation_at(self._session, check, target.path, target.kind, self._argument.null_is)
 
     def _where(self) -> Column | None:
         text = self._argument.where
-        # Functions need a live Spark, and where statistics decided nothing has started it yet.
-        return chosen(self._session, text) if text is not None else None
+        # pyspark's functions need a running Spark, which nothing has started yet if statistics decided everything.
+        return where_condition(self._session, text) if text is not None else None
 
     def _stop(self) -> None:
         self._ctx.check_cancelled()
 
     def _scan(self, parts: list[Part], names: Names) -> None:
         if self._ctx.again:
-            self._look_at_data(parts)
-        files = {p.plan.partition: self._files(p) for p in parts}
+            self._mark_damaged_files(parts)
+        files = {p.plan.partition: self._files_to_scan(p) for p in parts}
         total = sum(map(len, files.values()))
         if not total:
             return
-        self._ctx.status(f"scanning {total} files")
+        session = self._reading(parts)  # Spark may start here, which has a status of its own
+        self._ctx.status(f"scanning {plural(total, 'file')}")
         first = parts[0]
         pending = [n for n in range(len(self._check_names)) if any(p.tallies[n].pending for p in parts)]
         checks = {}
@@ -232,14 +260,14 @@ class _Planned:
                 if spark_errors.is_unexpected(e):
                     raise
                 for part in parts:
-                    part.tallies[n].fail(spark_errors.sentence_of(e))
+                    part.tallies[n].fail(spark_errors.message_of(e))
         pending = list(checks)
         written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
         if self._argument.where is not None:
             written[WHERE] = self._argument.where
         uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
-        isolated = Isolated(
-            self._reading(parts),
+        isolated = IsolatedScan(
+            session,
             lambda some: self._group(first, names, some, uncounted),
             checks,
             self._where(),
@@ -261,22 +289,25 @@ class _Planned:
             else:
                 self._apply(part, files[part.plan.partition], counts)
 
-    def _look_at_data(self, parts: Sequence[Part]) -> None:
-        """Mark files with damaged data: one of them may have crashed the JVM."""
+    def _mark_damaged_files(self, parts: Sequence[Part]) -> None:
+        """Mark damaged files as unreadable before Spark reads them.
+
+        One of them may have crashed the JVM.
+        """
         for part in parts:
-            for path, _, _ in self._files(part):
+            for path, _, _ in self._files_to_scan(part):
                 self._stop()
                 try:
                     self._reader.check_data(path, part.columns, self._stop)
                 except Unreadable as e:
                     part.mark_unreadable(path, str(e))
                 except OSError:
-                    pass  # the scan says it, of what was planned
+                    pass  # the scan reports it
 
     def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
         if part.rows is None and not part.unreadable:
             rows = {f[0]: (counts[f[0]].rows if f[0] in counts else None) or 0 for f in files}
-            part.rows = sum(rows.values()) if self._argument.where is not None else counted(part.facts, rows)
+            part.rows = sum(rows.values()) if self._argument.where is not None else row_count(part.facts, rows)
         for n, tally in enumerate(part.tallies):
             if tally.error is not None:
                 continue
@@ -293,20 +324,20 @@ class _Planned:
             return sorted(parts, key=lambda part: part.plan.partition)
 
         everywhere = order(part for parts in groups for part in parts)
-        first = [self._first(n, everywhere) for n in range(len(self._check_names))]
+        first = [self._first_files(n, everywhere) for n in range(len(self._check_names))]
         for parts in map(order, groups):
-            wishes = [w for n, files in enumerate(first) if (w := self._wish(n, parts, files)) is not None]
-            if not wishes:
+            requests = [w for n, files in enumerate(first) if (w := self._sample_request(n, parts, files)) is not None]
+            if not requests:
                 continue
             self._stop()
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
-            rows = fetch(self._reading(parts), self._group(parts[0], names, ()), wishes, self._where())
-            # What was counted stands; the rows of a sample must be those that were counted.
+            rows = fetch(self._reading(parts), self._group(parts[0], names, ()), requests, self._where())
+            # A sample must be a row that was counted: not one of a file that was replaced after the count.
             owners = [owner[path] for path in dict.fromkeys(row.file for row in rows)]
             changed = self._reader.changed([file for _, file in owners], self._stop)
             for why in changed.values():
-                self._ctx.log.warning("no samples of it: %s", why)
+                self._ctx.log.warning("Cannot fetch samples from a changed file; the counts stay: %s", why)
             for row in rows:
                 if row.file in changed:
                     continue
@@ -314,8 +345,8 @@ class _Planned:
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
                 part.tallies[row.check].samples.append(sample)
 
-    def _first(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
-        """The first files that together hold as many violations of the check as are to be shown, with how many."""
+    def _first_files(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
+        """The first files that together hold enough violations for the check's samples, with their counts."""
         found: dict[str, int] = {}
         known = 0
         for part in parts:
@@ -326,20 +357,25 @@ class _Planned:
                     known += found[file[0]]
         return found
 
-    def _wish(self, n: int, parts: Sequence[Part], first: Mapping[str, int]) -> Wish | None:
-        """What is to be shown of the check from the files of these parts."""
+    def _sample_request(self, n: int, parts: Sequence[Part], first: Mapping[str, int]) -> SampleRequest | None:
+        """The request for the check's samples in the files of these parts.
+
+        None if it needs none from them.
+        """
         owners = {file: part for part in parts for file in part.plan.files if file[0] in first}
         if not owners:
             return None
         owner, known = next(iter(owners.values())), sum(first[file[0]] for file in owners)
-        return Wish(n, self._column(n, owner), tuple(owners), known, self._argument.sample, self._shown(n, owner))
+        return SampleRequest(
+            n, self._column(n, owner), tuple(owners), known, self._argument.sample, self._sample_columns(n, owner)
+        )
 
-    def _shown(self, n: int, part: Part) -> tuple[tuple[str, tuple[str, ...], Any], ...]:
+    def _sample_columns(self, n: int, part: Part) -> tuple[tuple[str, tuple[str, ...], Any], ...]:
         check, target = self._argument.checks[n], part.tallies[n].target
         if check.check is None:
             return ((check.column, target.path, target.kind),)
         shown: list[tuple[str, tuple[str, ...], Any]] = []
-        for name in references(self._session, check.check):
+        for name in column_references(self._session, check.check):
             own = match(name, part.plan.values)
             mine = match(name, part.columns)
             if own is not None:

@@ -1,8 +1,10 @@
-"""The certificate of a validation: what was proved, of which state of which table. Plain values.
+"""The certificate of a validation.
 
-Whoever changes the schema names the validation, and the executor reads the certificate from its history record. The
-digest tells a change by accident. That nobody else has written it, the signature of the record shows, where executors
-have a key (``certificate-key-file``).
+What it has proved for which version of a table. Plain values.
+
+An ``apply`` names the validation, and the executor reads the certificate from its history record. The digest detects
+accidental changes. The signature of the history record proves that an executor has written it, if executors have a key
+(``certificate-key-file``).
 """
 
 from __future__ import annotations
@@ -23,19 +25,22 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext
 
 MAX_BYTES = 448 * 1024
-"""Of a certificate with the report that it is in: both must fit where reports do, and it into an argument."""
+"""Maximum bytes of a report with its certificate: less than a report, or an argument that holds it, may have."""
 
 TYPES = ("validate",)
-"""Operation types whose reports have certificates: of any other, the caller may choose what is in its report."""
+"""Operation types whose reports have certificates. A caller may choose the report of any other type."""
 ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
-"""Checks that look at each row by itself: what held for some rows holds whatever comes beside them."""
+"""Checks of single rows: new rows do not change the result for the old ones."""
 
 _LATER = ("types", "files_digest")
 """Fields that certificates of the first releases do not have."""
 
 
 class Column(BaseModel):
-    """A column, or what is inside one, where the format gives it an id: this, and its type without what is in it."""
+    """A column, or a field in one, of a format with field ids.
+
+    Its id, and its type without inner fields.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +49,7 @@ class Column(BaseModel):
 
 
 class Certified(BaseModel):
-    """A check that no row violated, and how many files were decided by statistics, and by a scan."""
+    """A check without violations, with the numbers of files that statistics and a scan have decided."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,14 +61,16 @@ class Certified(BaseModel):
 
 
 class Certificate(BaseModel):
-    """``version``: the table's, as the plan had it. Of a format that keeps versions: ``uuid``, ``metadata`` (the file
-    that was planned from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside
-    them. Of others: ``files``, where the list of the files stands, below the shared directory, ``files_digest``, its
-    digest, and ``partition_types``; where a catalog declares the columns, ``types`` instead: those that it had for the
-    columns looked at, as JSON.
+    """What a validation has proved, for which checks, and for which version of which table.
 
-    ``rows``: how many were looked at, by this operation and by those ``since`` which it went on; null where they were
-    not counted.
+    ``version``: the planned version of the table. A format with versions also has ``uuid`` (the table's), ``metadata``
+    (the metadata file that was planned), ``schema_id``, and ``columns``: the checked columns and their inner fields, by
+    name. Other formats have ``files`` (the path of the list of files, below the shared directory), ``files_digest``
+    (its digest), and ``partition_types``; or, if a catalog declares the columns, ``types``: the types of the checked
+    columns, as JSON.
+
+    ``rows``: the number of validated rows, including those of the certificate of ``since``; null if they were not
+    counted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,33 +107,34 @@ class Certificate(BaseModel):
                 fits = False
             if not fits:
                 whose = f"the certificate of {data.get('operation')}"
-                text = f"{whose} was changed after it was issued: it does not fit its digest"
+                text = f"{whose} was changed after it was issued: its digest does not match"
                 raise PydanticCustomError("certificate", "{text}", {"text": text})
         return data
 
     @classmethod
     def issue(cls, **fields: Any) -> Certificate:
-        """One with these fields, and their digest."""
+        """A certificate with these fields and their digest."""
         draft = cls.model_construct(digest="", **fields).model_dump(mode="json")
         return cls.model_validate({**draft, "digest": digest_of(draft)})
 
     def size(self) -> int:
-        """Bytes of its JSON."""
+        """Its size in bytes of JSON."""
         return len(json.dumps(self.model_dump(mode="json")))
 
 
 def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
-    """The certificate of a validation of this table, from its history record. Raises InvalidArgument where it has none.
+    """The certificate of a validation of this table, from its history record.
 
-    History is not asked about another table: whoever may only use this one learns nothing of that.
+    Raises InvalidArgument if there is none. It does not read history records of other tables, which the caller may not
+    be allowed to see.
     """
     if operation.rpartition("/")[0].rpartition("/")[0] != table:
         raise InvalidArgument(
-            f"{shown(operation)} is no validation of the table {table!r}: name one, such as {table}/validate/7"
+            f"{shown(operation)} is not a validation of the table {table!r}: name one, such as {table}/validate/7"
         )
     record = ctx.history_record(operation)
     if not re.fullmatch(rf"[^/]+/({'|'.join(TYPES)})/[0-9]+", operation) or record.get("op") != operation:
-        raise InvalidArgument(f"{operation!r} is no validation: name one, such as table/validate/7")
+        raise InvalidArgument(f"{operation!r} is not a validation: name one, such as table/validate/7")
     report = record.get("report")
     found = report.get("certificate") if isinstance(report, dict) else None
     if record.get("state") != "success" or not isinstance(found, dict):
@@ -137,22 +145,26 @@ def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
     except ValidationError as error:
         raise InvalidArgument(f"the certificate of {operation} cannot be read: {error.errors()[0]['msg']}") from None
     if certificate.operation != operation:
-        raise InvalidArgument(f"the certificate in the history record of {operation} is of another operation")
+        raise InvalidArgument(
+            f"the history record of {operation} holds the certificate of {shown(certificate.operation)}"
+        )
     return certificate
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """The digest of a certificate's JSON, without the one that it has, and without empty fields of ``_LATER``: so one
-    that was issued before there were any keeps its own.
+    """The digest of a certificate's JSON, computed without its field ``digest``.
+
+    Empty fields of ``_LATER`` do not count, so that certificates of the first releases keep their digests.
     """
     rest = {name: value for name, value in data.items() if name != "digest" and (name not in _LATER or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"blake2b-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def named_in(expression: str, names: list[str]) -> list[str]:
-    """Those of the names that an expression may mean, and perhaps some that it does not: a column that it looks at is
-    written in it, whatever its case, and between backticks if it is no plain word.
+def columns_in_expression(expression: str, names: list[str]) -> list[str]:
+    """The names that an expression may use as columns, and perhaps some that it does not use.
+
+    An expression contains each of its columns, in any case, and between backticks if it is not a plain word.
     """
     text = folded(expression.replace("``", "`"))
     found = []

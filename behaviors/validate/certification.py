@@ -1,4 +1,4 @@
-"""Certificates at work: issuing one for a validation that ended valid, and planning what came since one."""
+"""Issues certificates for valid tables, and plans only what is new since a certificate."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from distop_behaviors.validate.certificate import (
     Certified,
     Column,
     certificate_of,
+    columns_in_expression,
     digest_of,
-    named_in,
 )
 
 if TYPE_CHECKING:
@@ -41,22 +41,24 @@ if TYPE_CHECKING:
 
     File = tuple[str, int, int]
     Entry = tuple[Any, ...]
-    """A file in a list: its path, size and time, and its partition where that may be another one some day."""
+    """A file in a list: its path, size and time; and its partition, if a file may move to another partition."""
 
 NOTHING_NEW = "nothing-new"
-"""The name of the one partition, without files, of a table to which nothing came, of a format that keeps versions."""
+"""The name of the only partition, without files, if a table of a format with versions has no new files."""
 _FOLDER = "certificates"
 _LIST_BYTES = 1 << 30
-"""Of a list of files at most."""
+"""Maximum bytes of a list of files."""
 KEPT_LISTS = 256
 _written: dict[str, tuple[tuple[str, ...], str]] = {}
-"""The lists of files that this process has written, as they then were, with their digests. A network's file system may
-show one for a while that is gone: then a certificate names it, and going on from that says what to do.
+"""Lists that this process has written: by location, the file's identity and the list's digest.
+
+A network file system may still show a removed list for a while. A certificate may then name it; validating ``since``
+that certificate fails with an error that says what to do.
 """
 
 
 class Uncertified(Exception):
-    """Why what is valid has no certificate."""
+    """The reason why a valid report has no certificate."""
 
 
 # --------------------------------------------------------------------- issuing
@@ -71,15 +73,16 @@ def certify(
     *,
     by_executors: bool = True,
 ) -> None:
-    """Give a report that is valid its certificate, or the reason why it has none. ``by_executors``: they ran all jobs;
-    what an actor returns is no proof.
+    """Add the certificate to a valid report, or the reason why there is none.
+
+    ``by_executors``: executors ran all jobs. What an actor returns is not a proof.
     """
     try:
         if not by_executors:
-            raise Uncertified("some of its jobs were returned by actors, and no executor has looked at their rows")
+            raise Uncertified("actors returned some of its jobs, so no executor has read the rows of these")
         report.certificate = _certificate(argument, report, table, summary, ctx)
     except Uncertified as error:
-        ctx.log.info("there is no certificate: %s", error)
+        ctx.log.info("Issued no certificate for a valid table: %s", error)
         report.uncertified = str(error)
 
 
@@ -87,9 +90,9 @@ def _certificate(
     argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext
 ) -> Certificate:
     if not summary.whole or len(report.checks) != len(argument.checks):
-        raise Uncertified("only some of the table's partitions were looked at")
+        raise Uncertified("only some of the table's partitions were validated")
     if not summary.version:
-        raise Uncertified("its plan tells no version of the table")
+        raise Uncertified("its plan has no version of the table")
     before: int | None = 0
     if argument.since is not None:
         try:
@@ -120,46 +123,46 @@ def _certificate(
     )
     size = certificate.size() + len(report.model_dump_json())
     if size > MAX_BYTES:
-        raise Uncertified(f"the report would have {size} bytes with it, more than {MAX_BYTES}")
+        raise Uncertified(f"the report with its certificate has {size} bytes, but at most {MAX_BYTES} are allowed")
     return certificate
 
 
 def _of_table(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    """What tells the state of the table that was planned from later ones."""
+    """The certificate's fields that identify the planned version of the table."""
     try:
         reader = reader_of(table, [*islice(summary.partitions(), 1)])
         version = reader.version
     except (InvalidArgument, TableUnavailable) as error:
-        raise Uncertified(f"what was planned from cannot be read any more: {error}") from error
+        raise Uncertified(f"the planned version of the table cannot be read any more: {error}") from error
     if version is None:
         return _of_files(argument, table, reader, summary, ctx)
     return {
         "uuid": version.table_id,
         "metadata": version.metadata_file,
         "schema_id": version.schema_id,
-        "columns": columns_below(version, looked_at(argument, version.names())),
+        "columns": columns_below(version, checked_columns(argument, version.names())),
     }
 
 
 def columns_below(version: TableVersion, tops: Collection[str]) -> dict[str, Column]:
-    """These top-level columns with all that is inside them, by their dotted names."""
+    """These top-level columns and all fields inside them, by their dotted names."""
     return {name: Column(id=field.id, type=field.type) for name, field in version.fields(tops).items()}
 
 
-def looked_at(argument: Argument, names: Sequence[str]) -> set[str]:
-    """The top-level columns that the checks and ``where`` look at, and perhaps some more."""
+def checked_columns(argument: Argument, names: Sequence[str]) -> set[str]:
+    """The top-level columns that the checks and ``where`` use, and perhaps some more."""
     found: set[str] = set()
     for check in argument.checks:
-        found.update(_looked_at_by(check, names))
+        found.update(_columns_of_check(check, names))
     if argument.where is not None:
-        found.update(named_in(argument.where, list(names)))
+        found.update(columns_in_expression(argument.where, list(names)))
     return found
 
 
-def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
+def _columns_of_check(check: Check, names: Sequence[str]) -> list[str]:
     if not check.column:
         text = json.dumps(check.as_given(), ensure_ascii=False) if check.check is None else check.check
-        return named_in(text, list(names))
+        return columns_in_expression(text, list(names))
     try:
         found = match(check.column, names) or match(split_path(check.column)[0], names)
     except Ambiguous as error:
@@ -168,7 +171,10 @@ def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
 
 
 def _columns_of(reader: Reader) -> dict[str, Any] | None:
-    """The columns that a catalog declares, with those of partitions; None where files alone have them."""
+    """The columns that a catalog declares, with partition columns.
+
+    None if no catalog declares them.
+    """
     found = reader.columns()
     return None if found is None else {**found, **reader.partition_columns()}
 
@@ -179,169 +185,185 @@ def _of_files(
     columns = _columns_of(reader)
     try:
         if argument.since is None:
-            digest = keep_files(summary.version, lambda: _listed(summary.partitions(), reader), ctx)
+            digest = write_file_list(summary.version, lambda: _file_entries(summary.partitions(), reader), ctx)
         else:
             since = certificate_of(argument.since, table.name, ctx)
-            digest = _carried_over(since, table, reader, summary, ctx)
+            digest = _checked_file_list(since, table, reader, summary, ctx)
     except (OSError, InvalidArgument) as error:
-        raise Uncertified(f"the list of its files cannot be kept: {error}") from error
-    of_files = {"files": _list_of(table.name, summary.version), "files_digest": digest}
+        raise Uncertified(f"the list of its files cannot be stored: {error}") from error
+    of_files = {"files": _file_list_path(table.name, summary.version), "files_digest": digest}
     if columns is None:
         return {**of_files, "partition_types": registered_types(table)}
-    named = looked_at(argument, list(columns))
+    named = checked_columns(argument, list(columns))
     return {**of_files, "types": {name: columns[name] for name in columns if name in named}}
 
 
-def _carried_over(since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext) -> str:
-    """The digest of the list that planning has kept. Of what is not new the plan says nothing, and whoever may write
-    into the shared directory may have replaced the list: each of its files has to be one of ``since``, or of the plan.
-    Raises InvalidArgument, and OSError.
+def _checked_file_list(
+    since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext
+) -> str:
+    """The digest of the list that planning has written, after checking each of its files.
+
+    The plan holds only new files, and others may write into the shared directory and replace the list. So each file of
+    the list must be in the certificate ``since`` or in the plan. Raises InvalidArgument and OSError.
     """
     files, digest = _read_list(table.name, summary.version, ctx)
-    unknown = set(files).difference(kept_files(since, ctx), _listed(summary.partitions(), reader))
+    unknown = set(files).difference(certified_files(since, ctx), _file_entries(summary.partitions(), reader))
     if unknown:
         raise InvalidArgument(
-            f"it names {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated now"
+            f"it names {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated by this "
+            "operation"
         )
     return digest
 
 
-def _listed(partitions: Iterable[PartitionPlan], reader: Reader) -> list[Entry]:
-    """The files of a plan as their list has them; each with its partition, where that may be another one some day."""
+def _file_entries(partitions: Iterable[PartitionPlan], reader: Reader) -> list[Entry]:
+    """The files of a plan as entries of a list.
+
+    With their partitions, if a file may move to another partition.
+    """
     found: dict[Entry, str] = {}
     for partition in partitions:
         for file in partition.files:
-            # Each once: a job may be over several partitions.
+            # A file may be in two jobs: its partition's, and the one that covers several partitions.
             if file not in found or not is_wide(partition.name):
                 found[file] = partition.name
     return [(*file, name) for file, name in found.items()] if reader.moves else list(found)
 
 
-def _list_of(table: str, version: str) -> str:
-    """Where the list of the files of a table's version stands, below the shared directory.
+def _file_list_path(table: str, version: str) -> str:
+    """The path of the list of files of a table's version, below the shared directory.
 
-    A plan names the version: it reaches no list of another table. Raises InvalidArgument.
+    The version comes from a plan, so it must not lead to the list of another table. Raises InvalidArgument.
     """
     if "/" in version:
-        raise InvalidArgument(f"{shown(version)} is no version of the table {table!r}")
+        raise InvalidArgument(f"{shown(version)} is not a version of the table {table!r}")
     return f"{_FOLDER}/{folder(table)}/{version}.json"
 
 
-def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> str:
-    """Write the list of a table's files to where certificates of this version say; its digest. Twice is once: ``files``
-    is not asked for what this process has written, and nobody since. Raises what that raises, and OSError.
+def write_file_list(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> str:
+    """Write the list of a table's files for certificates of this version, and return its digest.
+
+    Idempotent: does not call ``files`` if this process has written the list and nothing has replaced it since. Raises
+    what ``files`` raises, and OSError.
     """
     shared = _shared(ctx)
-    name = _list_of(OperationRef.parse(ctx.operation).table, version)
+    name = _file_list_path(OperationRef.parse(ctx.operation).table, version)
     location = shared.below(name).location
-    if location in _written and _written[location][0] == _standing(location):
+    if location in _written and _written[location][0] == _identity_of(location):
         return _written[location][1]
     listed = sorted(list(file) for file in files())
     digest = digest_of({"files": listed})
     write(shared, name, json.dumps({"version": version, "files": listed, "digest": digest}).encode())
-    # Of files alone the version tells what is in the list. Partitions' names depend on the argument as well: a job over
-    # several has one of its own.
-    if all(len(file) == 3 for file in listed) and (found := _standing(location)) is not None:
+    # The version determines a list of files alone. Partition names also depend on the argument: a job over several
+    # partitions has a name of its own.
+    if all(len(file) == 3 for file in listed) and (found := _identity_of(location)) is not None:
         if len(_written) >= KEPT_LISTS:
             _written.clear()
         _written[location] = found, digest
     return digest
 
 
-def _standing(location: str) -> tuple[str, ...] | None:
-    """What tells a list on a disk from one that replaces it; None of any other: of a URL its name is all there is."""
+def _identity_of(location: str) -> tuple[str, ...] | None:
+    """The identity of a list's file, which changes if it is replaced.
+
+    None for a URL, which has only a name.
+    """
     found = identity(location)
     return found if local_path(location) is not None and found != gone(location) else None
 
 
-def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
-    """The files of a certificate. Raises InvalidArgument where its list is gone, or is not the one of its digest."""
-    if "/" in certificate.version or certificate.files != _list_of(certificate.table, certificate.version):
+def certified_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
+    """The files of a certificate.
+
+    Raises InvalidArgument if its list is gone or its digest does not match.
+    """
+    if "/" in certificate.version or certificate.files != _file_list_path(certificate.table, certificate.version):
         raise InvalidArgument(
-            f"the certificate of {certificate.operation} names {certificate.files!r}, which is no list of files of its "
-            "version: validate the whole table"
+            f"the certificate of {certificate.operation} names {certificate.files!r}, which is not the list of files "
+            "of its version: validate the whole table"
         )
     if certificate.files_digest is None:
         raise InvalidArgument(
-            f"the certificate of {certificate.operation} was issued by an earlier release of distop, without a digest "
-            "of its list of files: validate the whole table"
+            f"the certificate of {certificate.operation} is from an earlier release of distop and has no digest of its "
+            "list of files: validate the whole table"
         )
     try:
         files, digest = _read_list(certificate.table, certificate.version, ctx)
     except OSError as error:
         raise InvalidArgument(
-            f"the list of files {certificate.files}, which the certificate of {certificate.operation} names, cannot be "
-            f"read ({error}): validate the whole table"
+            f"cannot read the list of files {certificate.files} of the certificate of {certificate.operation} "
+            f"({error}): validate the whole table"
         ) from error
     if digest != certificate.files_digest:
         raise InvalidArgument(
-            f"the list of files {certificate.files} is not the one of the certificate of {certificate.operation}: "
-            "validate the whole table"
+            f"the list of files {certificate.files} was changed: its digest does not match the certificate of "
+            f"{certificate.operation}: validate the whole table"
         )
     return files
 
 
 def _shared(ctx: JobContext) -> Place:
     if ctx.shared is None:
-        raise FileNotFoundError("there is no shared directory: give the executors a --shared-dir")
+        raise FileNotFoundError("there is no shared directory: start the executors with --shared-dir")
     return ctx.shared
 
 
 def _read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], str]:
-    """The files of the list of a version, and the digest that they have. Raises InvalidArgument where it is no list of
-    files of this version, and OSError.
+    """The files in the list of a version, and their digest.
+
+    Raises InvalidArgument if it is not a list of files of this version, and OSError.
     """
-    name = _list_of(table, version)
+    name = _file_list_path(table, version)
     text = read_regular(_shared(ctx), name, _LIST_BYTES)
     if len(text) > _LIST_BYTES:
         raise InvalidArgument(f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table")
     try:
-        told = json.loads(text)
-        if told["version"] == version:
-            digest = digest_of({"files": told["files"]})
-            return [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in told["files"]], digest
+        content = json.loads(text)
+        if content["version"] == version:
+            digest = digest_of({"files": content["files"]})
+            return [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in content["files"]], digest
     except (ValueError, LookupError, TypeError) as error:
-        raise InvalidArgument(f"the list of files {name} cannot be read ({error}): validate the whole table") from error
-    raise InvalidArgument(f"the list of files {name} is one of another version: validate the whole table")
+        raise InvalidArgument(f"cannot read the list of files {name} ({error}): validate the whole table") from error
+    raise InvalidArgument(f"the list of files {name} belongs to another version: validate the whole table")
 
 
 # ----------------------------------------------------------------------- since
 
 
-def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, ctx: JobContext) -> Planned:
-    """What the certificate does not cover of a plan of its whole table.
+def plan_new_files(certificate: Certificate, planned: Planned, table: TableRecord, ctx: JobContext) -> Planned:
+    """The part of a plan of the whole table that the certificate does not cover.
 
-    Raises InvalidArgument where its columns are not the table's any more, or what it names is gone.
+    Raises InvalidArgument if the table's columns have changed since, or if a file that the certificate names is gone.
     """
     reader = reader_of(table.extended(planned.options), planned.partitions)
     version = reader.version
     if (version is not None) != (certificate.uuid is not None):
         raise InvalidArgument(
-            f"the table {table.name!r} is of another format than when {certificate.operation} was run: validate it as "
-            "a whole"
+            f"the format of the table {table.name!r} has changed since {certificate.operation}: validate the whole "
+            "table"
         )
     if version is None:
         check_types(certificate, _columns_of(reader) or {})
-        before = frozenset(kept_files(certificate, ctx))
+        before = frozenset(certified_files(certificate, ctx))
         try:
-            keep_files(planned.version, lambda: _listed(planned.partitions, reader), ctx)
+            write_file_list(planned.version, lambda: _file_entries(planned.partitions, reader), ctx)
         except (OSError, UnsafePath) as error:
-            ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
-        return _only(planned, lambda file, name: ((*file, name) if reader.moves else file) not in before)
+            ctx.log.warning("Cannot store the list of files; this validation will have no certificate: %s", error)
+        return _filtered(planned, lambda file, name: ((*file, name) if reader.moves else file) not in before)
     check_columns(certificate, version)
     new = version.new_files(certificate.version, ctx.check_cancelled)
     if new is None:
         ctx.log.info("Cannot determine which files are new since the certificate; validating all files")
         return planned
     paths = {path for path, _, _ in new}
-    left = _only(planned, lambda file, _: file[0] in paths)
+    left = _filtered(planned, lambda file, _: file[0] in paths)
     if left.partitions:
         return left
     nothing = replace(planned.partitions[0], partition=0, name=NOTHING_NEW, bytes=0, files=(), values={})
     return replace(planned, partitions=[nothing])
 
 
-def _only(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
+def _filtered(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
     left: list[PartitionPlan] = []
     for partition in planned.partitions:
         files = tuple(file for file in partition.files if wanted(file, partition.name))
@@ -351,62 +373,62 @@ def _only(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
     return replace(planned, partitions=left)
 
 
-def check_covered(certificate: Certificate, argument: Argument) -> None:
-    """Raises InvalidArgument for other checks than those of a certificate, or checks that cannot go on from one."""
+def check_same_checks(certificate: Certificate, argument: Argument) -> None:
+    """Raises InvalidArgument for checks that the certificate does not have or that cannot continue from one."""
     whose = f"the certificate of {certificate.operation}"
     if argument.where != certificate.where:
-        raise InvalidArgument(f"'where' is not the one of {whose}")
+        raise InvalidArgument(f"'where' differs from {whose}: use the same, or leave 'since' out")
     certified = [c.check for c in certificate.checks]
     for check, name in zip(argument.checks, argument.names(), strict=True):
         if check.kind not in ROW_KINDS:
-            raise InvalidArgument(f"{name}: {check.kind!r} is about all rows together: leave 'since' out")
+            raise InvalidArgument(f"{name}: {check.kind!r} depends on all rows of the table: leave 'since' out")
         if check.as_given() not in certified:
-            raise InvalidArgument(f"{name}: {whose} has no such check")
+            raise InvalidArgument(f"{name}: {whose} does not have this check: leave 'since' out")
         if check.kind == "check" and argument.null_is != certificate.null_is:
-            raise InvalidArgument(f"'null_is' is not the one of {whose}")
+            raise InvalidArgument(f"'null_is' differs from {whose}: use the same, or leave 'since' out")
 
 
 def check_table(certificate: Certificate, table: TableRecord) -> None:
-    """Raises InvalidArgument unless the certificate is one of this table, as it is registered."""
+    """Raises InvalidArgument unless the certificate belongs to this table with its current registration."""
     if certificate.table != table.name:
-        raise InvalidArgument(f"the certificate of {certificate.operation} is one of the table {certificate.table!r}")
+        raise InvalidArgument(
+            f"the certificate of {certificate.operation} belongs to the table {certificate.table!r}, not {table.name!r}"
+        )
     types = registered_types(table)
     if (certificate.format, certificate.location, certificate.partition_types) != (table.format, table.location, types):
         raise InvalidArgument(
-            f"the table {table.name!r} is registered otherwise than when {certificate.operation} was run: validate it "
-            "as a whole"
+            f"the format, location or partition columns of the table {table.name!r} were registered anew since "
+            f"{certificate.operation}: validate the whole table"
         )
 
 
 def check_types(certificate: Certificate, columns: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument where a catalog has other columns by now than those that a certificate names."""
-    whose = f"since {certificate.operation}"
+    """Raises InvalidArgument if the catalog's columns differ from the columns of the certificate."""
+    since = f"since {certificate.operation}: validate the whole table"
     for name, kind in certificate.types.items():
         if name not in columns:
-            raise InvalidArgument(f"the column {name!r} was dropped or renamed {whose}: validate anew")
+            raise InvalidArgument(f"the column {name!r} was dropped or renamed {since}")
         if of_json(columns[name]) != of_json(kind):
-            raise InvalidArgument(f"the type of {name!r} was changed {whose}: validate anew")
+            raise InvalidArgument(f"the type of {name!r} was changed {since}")
 
 
 def check_columns(certificate: Certificate, version: TableVersion) -> None:
-    """Raises InvalidArgument where the table is another one by now, or the certificate's columns are."""
-    whose = f"since {certificate.operation}"
+    """Raises InvalidArgument if the table was replaced, or its columns differ from the certificate's."""
+    since = f"since {certificate.operation}: validate the whole table"
     if version.table_id != certificate.uuid:
-        raise InvalidArgument(f"the table {certificate.table!r} was replaced by another one {whose}: validate it anew")
+        raise InvalidArgument(f"the table {certificate.table!r} was replaced by another table {since}")
     tops = {name for name in certificate.columns if not any(name.startswith(f"{c}.") for c in certificate.columns)}
     now = version.fields(tops)
     for name, column in certificate.columns.items():
         found = now.get(name)
         if found is not None and found.id == column.id:
             if found.type != column.type:
-                raise InvalidArgument(
-                    f"the type of {name!r} was changed from {column.type} to {found.type} {whose}: validate anew"
-                )
+                raise InvalidArgument(f"the type of {name!r} was changed from {column.type} to {found.type} {since}")
             continue
         new_name = version.name_of(column.id)
         if new_name is not None:
-            raise InvalidArgument(f"the column {name!r} was renamed to {new_name!r} {whose}: validate anew")
-        other = " and another one has its name" if found is not None else ""
-        raise InvalidArgument(f"the column {name!r} was dropped{other} {whose}: validate anew")
+            raise InvalidArgument(f"the column {name!r} was renamed to {new_name!r} {since}")
+        other = " and another column was created with its name" if found is not None else ""
+        raise InvalidArgument(f"the column {name!r} was dropped{other} {since}")
     if added := now.keys() - certificate.columns.keys():
-        raise InvalidArgument(f"the field {min(added)!r} was added to a checked column {whose}: validate anew")
+        raise InvalidArgument(f"the field {min(added)!r} was added to a checked column {since}")

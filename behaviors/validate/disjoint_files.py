@@ -1,7 +1,7 @@
-"""Which files of a table cannot have a key in common, by the ranges of their values. Pure.
+"""Groups of files that cannot share a key, by the value ranges in their statistics. Pure.
 
-Bounds need not be values of the column for that: all of a file's values lie between them, and that suffices. What they
-do not tell of (NaN) lies anywhere. NULLs are in no range, and a key with one is none.
+A file's bounds need not be values of the column: all values lie between them, and that suffices. A value that bounds
+leave out (NaN) may be anywhere. A key with a NULL does not count as a key, so NULLs do not matter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.validate.statistics import bounded
+from distop_behaviors.validate.statistics import has_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import FileFacts
 
 _ORDERED = ("int", "uint", "bool", "decimal", "date", "timestamp", "float", "string", "binary")
-"""Kinds of leaves whose values are equal where their physical values are."""
-EVEN = 1.25
-"""So many times its share may be in a bin: beyond that the shuffle keeps the cores busier."""
+"""Kinds of leaves whose values are equal if and only if their physical values are equal."""
+MAX_IMBALANCE = 1.25
+"""The largest bin may hold this many times the average. Beyond that, a shuffle uses the cores better."""
 
 Range = tuple[Any, Any]
 
 
-def spread(
+def disjoint_bins(
     files: Sequence[FileFacts],
     columns: Sequence[Sequence[Range | None]],
     size_of: Callable[[FileFacts], int],
     bins: int,
     most: int,
 ) -> list[list[FileFacts]]:
-    """The files in ``bins`` even bins of at most ``most`` bytes, such that no key is in two of them; ``columns``: the
-    ranges of each of the key's columns. Empty where that cannot be: all of it is shuffled then, since a plan for some
-    of the files beside one for the others costs more than it saves.
+    """Distribute the files over ``bins`` even bins of at most ``most`` bytes, so that no key is in two bins.
+
+    ``columns``: for each column of the key, the ranges of the files. Empty if there is no such distribution: then all
+    files are shuffled, because a second plan for some of the files costs more than it saves.
     """
-    found = components(files, columns)
+    found = disjoint_groups(files, columns)
     sized = sorted(((sum(map(size_of, some)), n) for n, some in enumerate(found)), reverse=True)
     fair = sum(size for size, _ in sized) / bins
-    if len(found) < bins or fair > most or sized[0][0] > EVEN * fair:
+    if len(found) < bins or fair > most or sized[0][0] > MAX_IMBALANCE * fair:
         return []
-    # The largest first, each to where the least is.
+    # The largest group first, each into the bin that holds the least.
     heap = [(0, n) for n in range(bins)]
     held: list[list[FileFacts]] = [[] for _ in range(bins)]
     for size, n in sized:
@@ -50,11 +51,11 @@ def spread(
     return held
 
 
-def ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[Range | None]:
-    """Between which values each file has those of a column (None: anywhere), in one unit for all of them."""
+def value_ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[Range | None]:
+    """The range of a column's values in each file (None: unknown), in one unit for all files."""
     leaves = [f.leaves.get(path) for f in files]
     first = leaves[0] if leaves else None
-    # In structs the bounds of a leaf say nothing of a NULL above it; values of another type may be equal by a cast.
+    # Bounds inside a struct do not cover a NULL of the struct; a cast may make values of different types equal.
     if first is None or first.kind not in _ORDERED or len(path) != 1:
         return [None] * len(files)
     unit = (first.kind, first.type, first.bits, first.scale)
@@ -66,17 +67,17 @@ def ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[Range | No
 def _range(facts: FileFacts, path: tuple[str, ...]) -> Range | None:
     leaf = facts.leaves[path]
     chunks = [chunk for chunk in facts.chunks.get(path, ()) if chunk.nulls != chunk.rows]
-    if not chunks or not all(bounded(chunk, leaf) for chunk in chunks):
+    if not chunks or not all(has_bounds(chunk, leaf) for chunk in chunks):
         return None
     if leaf.kind == "float" and any(chunk.nans != 0 for chunk in chunks):
         return None
     return min(chunk.low for chunk in chunks), max(chunk.high for chunk in chunks)
 
 
-def components(files: Sequence[FileFacts], columns: Sequence[Sequence[Range | None]]) -> list[list[FileFacts]]:
-    """The files in groups, such that no two of different groups can have a row with the same key.
+def disjoint_groups(files: Sequence[FileFacts], columns: Sequence[Sequence[Range | None]]) -> list[list[FileFacts]]:
+    """The files in groups: rows with the same key are always in the same group.
 
-    A group is split by one column after the other into what does not overlap in it, as long as that splits any.
+    Each column in turn splits a group where its ranges do not overlap, until no column splits any group.
     """
     found = [list(range(len(files)))]
     while True:
@@ -92,7 +93,7 @@ def _split(group: list[int], column: Sequence[Range | None]) -> list[list[int]]:
         return [group]
     placed = [(r, n) for n in group if (r := column[n]) is not None]
     if len(placed) != len(group):
-        return [group]  # one that may be anywhere goes with all of them
+        return [group]  # a file without a range may share a key with any other
     placed.sort(key=lambda one: (one[0][0], one[1]))
     parts: list[list[int]] = []
     end: Any = None

@@ -1,9 +1,11 @@
-"""Runs the fused pass, and where it breaks, finds the file, the check or the partition that broke it.
+"""Runs the scan, and if it fails, finds the file, check or partition that causes the failure.
 
-What errs gets the verdict ``error``; all others keep the verdicts that they would have alone. Trouble of Spark itself
-is raised: it says nothing about the data.
+The cause gets the verdict ``error``; all others keep the verdicts that they have without it. Errors of Spark itself are
+raised, because they say nothing about the data.
 
-A store that refuses all files to Spark is no verdict on them: another executor may have access.
+Detects that the store refuses all files to Spark.
+
+Another executor may have access, so no check fails.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
+from distop.protocol.texts import plural
 from distop.tables.reading import row_counts, store_errors
 from distop.tables.reading.file_facts import Gone
 from distop_behaviors.validate import scan, spark_errors
 from distop_behaviors.validate.partition_checks import WHERE
-from distop_behaviors.validate.validate_report import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.scan import Counts, Group, Scanned
 
 
-class Isolated:
-    """One group of partitions. ``group_of`` makes the group of some of the files; ``written`` holds the expressions
-    as the argument has them, by check and for :data:`WHERE`; ``check_stop`` raises once the job has to stop.
+class IsolatedScan:
+    """The scan of one group of partitions, in which errors are isolated.
+
+    ``group_of`` creates the group of some of the files. ``written`` holds the expressions of the argument, by check and
+    for :data:`WHERE`. ``check_stop`` raises once the job must stop.
     """
 
     def __init__(
@@ -49,15 +53,18 @@ class Isolated:
         self._written = dict(written)
         self._check_stop = check_stop
         self._single_check = False
-        """Whether this is one of several checks of the same rows, each counted by itself."""
+        """True if this counts one of several checks of the same rows, each in a separate query."""
         self._store_readable = False
-        """Whether the store is known to give at least one file."""
+        """True if Spark is known to have read at least one file of the store."""
         self.changed = False
-        """A file is not what was planned, or cannot be read: the whole table may be gone."""
+        """True if a file differs from the plan or cannot be read: the whole table may be gone."""
 
     def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
-        """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
-        that err are marked in ``parts``, and have no counts.
+        """The counts by file.
+
+        Failing partitions and checks are marked in ``parts`` and have no counts.
+
+        ``files``: the files to read of each partition, by the partition's ordinal.
         """
         files = {ordinal: list(some) for ordinal, some in files.items()}
         left = [p for p in parts if not p.settled]
@@ -69,16 +76,16 @@ class Isolated:
             group = self._group_of([f for p in left for f in files[p.plan.partition]])
             try:
                 if not analysed:
-                    # First of all: Spark's complaints about what is made of them would quote what nobody wrote.
+                    # Before all else: later errors would quote the expressions that are built from these.
                     analysed = True
-                    if self._blame_expressions(left, group):
+                    if self._mark_refused_expressions(left, group):
                         left = [p for p in left if not p.settled]
                         continue
                 if attempts:
                     scanned = scan.count_attempts(self._session, group, checks, self._where)
                     self._mark_throwing(left, files, scanned.counts)
                 else:
-                    # An expression may ask for the time.
+                    # An expression may depend on the time.
                     lasting = not self._written
                     scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
                 self._mark_unread(left, files, group, scanned)
@@ -94,9 +101,9 @@ class Isolated:
                     raise
                 if not self._store_readable:
                     self._store_readable = check_store(self._session, group, e, self._check_stop)
-                found = self._blame(e, left, files, group, checks)
+                found = self._mark_cause(e, left, files, group, checks)
                 if not found and attempts:
-                    return self._halves(e, left, files)
+                    return self._divide(e, left, files)
                 attempts = attempts or not found
                 left = [p for p in left if not p.settled]
                 for part in left:
@@ -104,7 +111,7 @@ class Isolated:
                     files[ordinal] = [file for file in files[ordinal] if file[0] not in part.unreadable]
         return {}
 
-    def _blame(
+    def _mark_cause(
         self,
         error: Exception,
         parts: Sequence[Part],
@@ -112,7 +119,10 @@ class Isolated:
         group: Group,
         checks: Mapping[int, Column],
     ) -> bool:
-        """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
+        """Mark the cause if the error, the files or Spark's analyser reveal it.
+
+        Returns False if none does.
+        """
         found = False
         broken = group.reader.broken_file(error, group.files)
         of_parts = [file for part in parts for file in files[part.plan.partition]]
@@ -133,24 +143,24 @@ class Isolated:
         except Exception as e:
             if spark_errors.is_unexpected(e):
                 raise
-            return False  # no condition's fault: the files cannot be read together
-        return self._blame_conditions(parts, group, checks)
+            return False  # no condition is the cause: the files cannot be read together
+        return self._mark_refused_conditions(parts, group, checks)
 
-    def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
+    def _mark_refused_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
         found = False
         for n, column in checks.items():
-            why = scan.analysed(self._session, group, column)
+            why = scan.condition_error(self._session, group, column)
             if why is not None:
                 found = True
                 for part in parts:
                     part.tallies[n].fail(why)
         return found
 
-    def _blame_expressions(self, parts: Sequence[Part], group: Group) -> bool:
-        """Mark what Spark refuses of the expressions as they were written."""
+    def _mark_refused_expressions(self, parts: Sequence[Part], group: Group) -> bool:
+        """Mark the expressions of the argument that Spark does not accept."""
         found = False
         for n, text in self._written.items():
-            why = scan.refused(self._session, group, text)
+            why = scan.expression_error(self._session, group, text)
             if why is None:
                 continue
             found = True
@@ -166,13 +176,13 @@ class Isolated:
     ) -> None:
         """Mark files of which Spark did not read all rows.
 
-        If the total does not match the facts, each file is counted by a separate query, because ``where`` may skip
-        rows, and because facts do not count the rows that some deletes remove.
+        If the total does not match the facts, each file is counted by a separate query: ``where`` may skip rows, and
+        facts do not count the rows that some delete files remove.
         """
-        if strange := scanned.counts.keys() - {file[0] for file in group.files}:
-            # Its rows would count for none of the files that they were asked of.
+        if unplanned := scanned.counts.keys() - {file[0] for file in group.files}:
+            # Its rows would be missing in the counts of the planned files.
             for part in parts:
-                part.fail(f"Spark has read the file {min(strange)}, which was not planned")
+                part.fail(f"Spark has read the file {min(unplanned)}, which is not in the plan")
             return
         facts = []
         for part in parts:
@@ -204,16 +214,16 @@ class Isolated:
                     continue
                 if found.where_threw:
                     reason = reasons.setdefault(WHERE, self._reason(file, None))
-                    part.fail(f"where: throws on {counted(found.where_threw, 'row')} of the file {file[0]}: {reason}")
+                    part.fail(f"where: fails on {plural(found.where_threw, 'row')} of the file {file[0]}: {reason}")
                 for n, threw in found.threw.items():
                     if threw and part.tallies[n].error is None:
                         if n not in reasons:
                             reasons[n] = self._reason(file, n)
-                        text = f"throws on {counted(threw, 'row')} of the file {file[0]}: {reasons[n]}"
+                        text = f"fails on {plural(threw, 'row')} of the file {file[0]}: {reasons[n]}"
                         part.tallies[n].fail(text)
 
     def _reason(self, file: PlannedFile, check: int | None) -> str:
-        """What Spark says when the check runs on this file alone."""
+        """Spark's error message when the check runs on this file alone."""
         group = self._group_of([file])
         try:
             if check is None:
@@ -223,13 +233,13 @@ class Isolated:
         except Exception as e:
             if spark_errors.is_unexpected(e):
                 raise
-            return spark_errors.sentence_of(e)
-        return "an error"
+            return spark_errors.message_of(e)
+        return "an error without a message"
 
-    def _halves(
+    def _divide(
         self, error: Exception, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
     ) -> dict[str, Counts]:
-        """Run each check alone, then split the partitions, until the culprit is alone."""
+        """Run each check alone, then split the partitions in halves, until the cause is isolated."""
         checks = [n for n in self._checks if any(p.tallies[n].error is None and p.tallies[n].pending for p in parts)]
         if len(checks) > 1:
             return self._count_each_check(error, checks, parts, files)
@@ -250,24 +260,24 @@ class Isolated:
             self._check_stop()
             written = {of: text for of, text in self._written.items() if of in (n, WHERE)}
             check = {n: self._checks[n]}
-            one = Isolated(self._session, self._group_of, check, self._where, written, self._check_stop)
+            one = IsolatedScan(self._session, self._group_of, check, self._where, written, self._check_stop)
             one._single_check, one._store_readable = True, True
             for path, counts in one.count(parts, files).items():
                 kept = merged.setdefault(path, counts)
                 kept.violations.update(counts.violations)
             self.changed = self.changed or one.changed
         for part in parts if self._where is not None else ():
-            # It is unknown how many rows the condition selects there.
+            # The number of rows that the condition selects in it is unknown.
             if all(part.tallies[n].error is not None for n in checks):
-                text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.sentence_of(error)}"
+                text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.message_of(error)}"
                 for file in files[part.plan.partition]:
                     part.mark_unreadable(file[0], text)
         return merged
 
     def _mark_unchecked(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
         """Mark one partition whose last check, or whose ``where``, still fails alone."""
-        text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.sentence_of(error)}"
-        # What statistics decided stays decided.
+        text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.message_of(error)}"
+        # Checks that statistics have decided keep their verdicts.
         if self._single_check:
             for n in self._checks:
                 if part.tallies[n].pending:
@@ -279,10 +289,10 @@ class Isolated:
 
 
 def check_store(session: SparkSession, group: scan.Group, error: Exception, stop: Callable[[], None]) -> bool:
-    """Whether a file of the group can be read, after an error for which the store may be the cause; False: it is not.
+    """Probe a few files of a group after an error that the store may have caused.
 
-    A few files are probed, so that not every file has to be read alone. Raises TableUnavailable where the store refuses
-    them all for one cause, what is unexpected, and what ``stop`` raises.
+    Returns True if one of them can be read, and False if the store is not the cause. Raises TableUnavailable if the
+    store refuses all of them for the same cause, unexpected errors, and what ``stop`` raises.
     """
     cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 else None
     if cause is None:
@@ -298,6 +308,6 @@ def check_store(session: SparkSession, group: scan.Group, error: Exception, stop
                 continue
         return True
     raise TableUnavailable(
-        f"Spark cannot read any of these files (files: {len(group.files)}) from this executor: {cause} "
-        f"({spark_errors.sentence_of(error)})"
+        f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} "
+        f"({spark_errors.message_of(error)})"
     )

@@ -1,4 +1,7 @@
-"""The job of the whole table: are keys unique, and are values those of another table?"""
+"""The job for checks of the whole table.
+
+Unique keys, and references to another table.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
+from distop.protocol.texts import plural
 from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import Ambiguous, Unreadable
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import error_isolation, key_queries, scan, spark_errors
-from distop_behaviors.validate.partition_checks import counted
+from distop_behaviors.validate.partition_checks import row_count
 from distop_behaviors.validate.referenced_table import Side
 from distop_behaviors.validate.table_checks import TABLE
 from distop_behaviors.validate.typed_bounds import Unfit
 from distop_behaviors.validate.validate_report import CheckResult, Result, Sample, error_text, worst
-from distop_behaviors.validate.violation_columns import chosen, references, where_true
+from distop_behaviors.validate.violation_columns import column_references, where_condition, where_true
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,17 +33,17 @@ if TYPE_CHECKING:
 
 
 PARTS = 2
-"""For each core, of files that have no key in common."""
+"""Groups of files without a common key, for each core."""
 MOST_PARTS = 32
-"""Each is a branch of the query's plan."""
+"""Maximum number of such groups: each is a branch of the query's plan."""
 
 
-class _Errs(Exception):
-    """The check errs; the text says why."""
+class _CheckError(Exception):
+    """The check gets the verdict ``error``. The text says why."""
 
 
 class KeyChecks:
-    """The checks of one argument that are about the table as a whole, on the job that has all its files."""
+    """The checks of the whole table of one argument, on the job that has all files."""
 
     def __init__(self, argument: Argument, plan: PartitionPlan, ctx: JobContext) -> None:
         assert ctx.table is not None
@@ -49,12 +53,15 @@ class KeyChecks:
         self._table = ctx.table
         self._beside = {other.table.name: other for other in plan.beside}
         self._absent: list[str] = []
-        """Columns that ``where`` names and no file has."""
+        """Columns that ``where`` names but no file has."""
 
     def run(self) -> Result | JobCancelled:
-        """The result of these checks alone, in their order. Raises TableUnavailable, and what is unexpected."""
+        """The result of these checks, in their order.
+
+        Raises TableUnavailable and unexpected errors.
+        """
         if self._ctx.is_cancelled(self._plan):
-            return JobCancelled("the job was told to stop")
+            return JobCancelled("the job was asked to stop")
         checks = [check for check in self._argument.checks if check.wide]
         missing: list[str] | None = None
         rows: int | None = 0
@@ -63,10 +70,10 @@ class KeyChecks:
             missing = self._absent
             found = [self._result(check, side) for check in checks]
             rows = self._rows(side)
-        except (Unreadable, _Errs) as e:
-            found = [self._erred(check, str(e)) for check in checks]
+        except (Unreadable, _CheckError) as e:
+            found = [self._error_result(check, str(e)) for check in checks]
         if self._ctx.is_cancelled(self._plan):
-            return JobCancelled("the job was told to stop")
+            return JobCancelled("the job was asked to stop")
         return Result(worst(check.verdict for check in found), rows, found, missing)
 
     @property
@@ -80,34 +87,34 @@ class KeyChecks:
     def _stop(self) -> None:
         self._ctx.check_cancelled()
         if self._ctx.is_cancelled(self._plan):
-            raise JobCancelled("the job was told to stop")
+            raise JobCancelled("the job was asked to stop")
 
     def _side(self) -> Side:
-        """The table itself. Raises Unreadable, and _Errs where ``where`` is wrong."""
-        self._ctx.status(f"reading the metadata of {len(self._plan.files)} files")
+        """The table itself. Raises Unreadable, and _CheckError if ``where`` is wrong."""
+        self._ctx.status(f"reading the metadata of {plural(len(self._plan.files), 'file')}")
         wanted = [column for check in self._argument.checks if check.wide for column in check.key]
         side = Side(self._table, self._plan, wanted, self._stop, lambda: self._ctx.spark)
         for column in wanted:
-            with contextlib.suppress(Unfit, Ambiguous):  # each check says it of its own
+            with contextlib.suppress(Unfit, Ambiguous):  # each check reports it itself
                 side.find(column)
         text = self._argument.where
         if text is None or self._argument.statistics == "only":
             return side
         try:
-            for name in references(self._session, text):
+            for name in column_references(self._session, text):
                 if side.find(name) is None:
                     self._absent.append(name)
         except (Unfit, Ambiguous) as e:
-            raise _Errs(f"where: {e}") from e
+            raise _CheckError(f"where: {e}") from e
         if side.facts:
-            why = scan.refused(self._session, side.group(side.facts, self._absent), text)
+            why = scan.expression_error(self._session, side.group(side.facts, self._absent), text)
             if why is not None:
-                raise _Errs(f"where: {why}")
+                raise _CheckError(f"where: {why}")
         return side
 
     def _rows(self, side: Side) -> int | None:
-        """The rows of the table, where they are known without being counted."""
-        return counted(side.facts, {}) if self._argument.where is None else None
+        """The number of rows, if it is known without counting."""
+        return row_count(side.facts, {}) if self._argument.where is None else None
 
     def _new(self, check: Check) -> CheckResult:
         result = CheckResult(scope="table" if self._plan.name == TABLE else "chosen")
@@ -116,7 +123,7 @@ class KeyChecks:
             result.against = {"table": other.table.name, "version": other.version}
         return result
 
-    def _erred(self, check: Check, text: str) -> CheckResult:
+    def _error_result(self, check: Check, text: str) -> CheckResult:
         result = self._new(check)
         result.verdict, result.exact, result.error = "error", False, error_text(text)
         return result
@@ -126,11 +133,11 @@ class KeyChecks:
         self._stop()
         try:
             if check.references is not None:
-                self._refer(check, side, result)
+                self._check_references(check, side, result)
             else:
-                self._be_unique(check, side, result)
-        except (Unfit, Ambiguous, Unreadable, _Errs) as e:
-            return self._erred(check, str(e))
+                self._check_unique(check, side, result)
+        except (Unfit, Ambiguous, Unreadable, _CheckError) as e:
+            return self._error_result(check, str(e))
         limit = self._argument.max_violations
         if limit is not None and result.violations >= limit:
             result.violations, result.exact = limit, False
@@ -139,18 +146,24 @@ class KeyChecks:
         return result
 
     def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[Target]:
-        """Where the columns are. Raises _Errs where one is nowhere, Unfit, and Ambiguous."""
+        """The columns' paths and types.
+
+        Raises _CheckError if no file has a column, Unfit, and Ambiguous.
+        """
         targets = []
         for name in names:
             target = side.find(name)
             if target is None:
-                raise _Errs(f"the column {name!r} is in none of {whose}")
+                raise _CheckError(f"none of {whose} has the column {name!r}")
             targets.append(target)
         return targets
 
-    def _open(self, side: Side, targets: Sequence[Target], result: CheckResult, *, fewest: int) -> list[FileFacts]:
-        """The files that must be read; none where it is settled. ``fewest``: so many rows with a key it would take for
-        one of them to violate the check.
+    def _files_to_read(
+        self, side: Side, targets: Sequence[Target], result: CheckResult, *, fewest: int
+    ) -> list[FileFacts]:
+        """The files that must be read; none if statistics decide the check.
+
+        ``fewest``: the number of rows with a key that the check needs to be violated.
         """
         mode = self._argument.statistics
         files = side.facts if mode == "never" else side.with_keys(targets)
@@ -164,38 +177,40 @@ class KeyChecks:
             return []
         result.files_scanned = len(files)
         if self._ctx.again:
-            # The JVM may have died of one of them.
+            # One of the files may have crashed the JVM.
             for facts in files:
                 self._stop()
                 side.reader.check_data(facts.path, {target.path[0] for target in targets}, self._stop)
         return list(files)
 
-    def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:
+    def _check_unique(self, check: Check, side: Side, result: CheckResult) -> None:
         targets = self._targets(side, check.key)
         key_queries.check_comparable("unique", check.key, [t.kind for t in targets])
-        files = self._open(side, targets, result, fewest=2)
+        files = self._files_to_read(side, targets, result, fewest=2)
         if not files:
             return
-        self._ctx.status(f"looking for equal keys in {len(files)} files")
         try:
-            # The rows first: columns need a live Spark, and this may be the first that asks for one.
+            # The session first: columns need a running Spark, and this may start it, which has a status of its own.
             session = self._reader(files)
+            self._ctx.status(f"looking for duplicate keys in {plural(len(files), 'file')}")
             parts = self._parts(session, side, files, targets)
-            key = key_queries.key_of(targets)
-            found = key_queries.repeated(parts, key, side.size(files))
+            key = key_queries.key_columns(targets)
+            found = key_queries.count_duplicates(parts, key, side.size(files))
             result.violations = found.violations
             self._check_read(found, (side, files))
             if found.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
-                rows = self._picked(session, side, files)
-                shown = key_queries.sharing(rows, key, side.reader, found.examples, self._argument.sample, targets)
+                rows = self._selected_rows(session, side, files)
+                shown = key_queries.sample_duplicates(
+                    rows, key, side.reader, found.examples, self._argument.sample, targets
+                )
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
-            raise self._explained(e, (side, files)) from e
+            raise self._cause_of(e, (side, files)) from e
         side.check_unchanged(files)
 
-    def _refer(self, check: Check, side: Side, result: CheckResult) -> None:
+    def _check_references(self, check: Check, side: Side, result: CheckResult) -> None:
         assert check.references is not None
         other = self._beside[check.references.table]
         there = self._other(other, check.references.theirs())
@@ -203,31 +218,31 @@ class KeyChecks:
         partners = self._targets(there, check.references.theirs(), f"the files of the table {other.table.name!r}")
         key_queries.check_comparable("references", check.key, [t.kind for t in targets])
         kinds = [
-            key_queries.common(a, x.kind, b, y.kind)
+            key_queries.common_type(a, x.kind, b, y.kind)
             for a, x, b, y in zip(check.key, targets, check.references.theirs(), partners, strict=True)
         ]
-        files = self._open(side, targets, result, fewest=1)
+        files = self._files_to_read(side, targets, result, fewest=1)
         if not files:
             return
-        self._ctx.status(f"looking for the keys of {len(files)} files in {other.table.name}")
         able = there.facts if self._argument.statistics == "never" else there.with_keys(partners)
         try:
             session = self._reader([*files, *able])
-            rows, key = self._picked(session, side, files), key_queries.key_of(targets, kinds)
+            self._ctx.status(f"looking up the keys of {plural(len(files), 'file')} in {other.table.name}")
+            rows, key = self._selected_rows(session, side, files), key_queries.key_columns(targets, kinds)
             known = there.rows(session, able) if able else None
-            others = key_queries.Partners(known, key_queries.key_of(partners, kinds), there.size(able))
+            others = key_queries.ReferencedRows(known, key_queries.key_columns(partners, kinds), there.size(able))
             size = side.size(files)
-            found = key_queries.alone(rows, key, others, size)
+            found = key_queries.count_orphans(rows, key, others, size)
             result.violations = found.violations
             self._check_read(found, (side, files), (there, able))
             if result.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
                 limit = self._argument.sample
-                shown = key_queries.lonely(rows, key, others, size, side.reader, limit, targets)
+                shown = key_queries.sample_orphans(rows, key, others, size, side.reader, limit, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
-            raise self._explained(e, (side, files), (there, able)) from e
+            raise self._cause_of(e, (side, files), (there, able)) from e
         side.check_unchanged(files)
         there.check_unchanged(able)
 
@@ -235,24 +250,24 @@ class KeyChecks:
         try:
             return Side(other.table, other, columns, self._stop, lambda: self._ctx.spark)
         except Unreadable as e:
-            raise _Errs(f"the table {other.table.name!r}: {e}") from e
+            raise _CheckError(f"the table {other.table.name!r}: {e}") from e
 
     def _parts(
         self, session: SparkSession, side: Side, files: Sequence[FileFacts], targets: Sequence[Target]
     ) -> list[DataFrame]:
-        """The rows of these files; in parts, where statistics tell that these have no key in common."""
+        """The rows of these files: several frames if statistics prove that these have no common key, else one."""
         parts: list[list[FileFacts]] = []
         if self._argument.statistics != "never":
             size, cores = side.size(files), session.sparkContext.defaultParallelism
             wanted = min(max(cores * PARTS, size // key_queries.PART_BYTES), MOST_PARTS)
-            # With more cores than that the shuffle keeps more of them busy.
+            # With more cores than groups, a shuffle uses more of them.
             parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
-        return [self._picked(session, side, part) for part in parts or [list(files)]]
+        return [self._selected_rows(session, side, part) for part in parts or [list(files)]]
 
     def _check_read(self, found: key_queries.Found, *read: tuple[Side, Sequence[FileFacts]]) -> None:
-        """Raises Unreadable where Spark did not read all rows of these files.
+        """Raises Unreadable if Spark did not read all rows of these files.
 
-        A condition that skips rows and a join with an empty side also read fewer rows. So if the total does not match,
+        A condition that skips rows and a join with an empty table also read fewer rows. So if the total does not match,
         each file is counted by a separate query.
         """
         session = self._session
@@ -261,17 +276,17 @@ class KeyChecks:
             return
         for side, files in read:
             if files:
-                side.check_unchanged(files)  # else a file that was replaced is told to be damaged
+                side.check_unchanged(files)  # otherwise a replaced file would be reported as damaged
                 wrong = scan.misread_files(session, side.group(files, self._absent), files)
                 for why in wrong.values():
                     raise Unreadable(why)
 
-    def _picked(self, session: SparkSession, side: Side, files: Sequence[FileFacts]) -> DataFrame:
+    def _selected_rows(self, session: SparkSession, side: Side, files: Sequence[FileFacts]) -> DataFrame:
         rows = side.rows(session, files, self._absent)
         text = self._argument.where
-        return where_true(rows, chosen(session, text)) if text is not None else rows
+        return where_true(rows, where_condition(session, text)) if text is not None else rows
 
-    def _samples(self, check: Check, side: Side, rows: Sequence[key_queries.Shown]) -> list[Sample]:
+    def _samples(self, check: Check, side: Side, rows: Sequence[key_queries.SampleRow]) -> list[Sample]:
         return [
             Sample(
                 partition=side.reader.partition_of(row.file) or self._plan.name,
@@ -282,9 +297,12 @@ class KeyChecks:
             for row in rows
         ]
 
-    def _explained(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
-        """What to raise of an error of a query: why the check errs, or the error itself where it says nothing of the
-        data. Raises Unreadable where a file is not as it was planned.
+    def _cause_of(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
+        """The exception to raise for an error of a query.
+
+        _CheckError, or the error itself if the data is not the cause.
+
+        Raises Unreadable if a file differs from the plan.
         """
         self._stop()
         if isinstance(error, Unreadable):
@@ -297,5 +315,5 @@ class KeyChecks:
             side.check_present(self._session, files)
             broken = side.reader.broken_file(error, group.files)
             if broken is not None:
-                return _Errs(f"the file {broken} cannot be read: {spark_errors.why_unreadable(error)}")
-        return _Errs(f"the rows cannot be read: {spark_errors.sentence_of(error)}")
+                return _CheckError(f"the file {broken} cannot be read: {spark_errors.why_unreadable(error)}")
+        return _CheckError(f"Spark cannot read the rows: {spark_errors.message_of(error)}")

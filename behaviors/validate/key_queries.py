@@ -1,6 +1,7 @@
-"""The queries about keys: rows that share one, and rows whose key is not in another table.
+"""Queries about keys: rows with a duplicate key, and rows whose key is missing in another table.
 
-Keys compare as Spark groups by them: NaN equals NaN, -0.0 equals 0.0, texts by their bytes. A key with a NULL is none.
+Keys compare as in Spark's GROUP BY: NaN equals NaN, -0.0 equals 0.0, and texts compare by bytes. A key with a NULL does
+not count as a key.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.frozen import frozen
 from distop.tables.reading.file_facts import ddl, widest
 from distop_behaviors.reading.check_session import SETTINGS
-from distop_behaviors.validate.row_samples import plain, shown_as
+from distop_behaviors.validate.row_samples import json_value, sample_column
 from distop_behaviors.validate.typed_bounds import RANGES, Unfit
 from distop_behaviors.validate.violation_columns import column_at
 
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.partition_checks import Target
 
 PART_BYTES = 64 * 1024 * 1024
-"""Of files, for each part of a shuffle: the session's own few parts would each hold too many keys of a large table."""
+"""Bytes of files for each shuffle partition. The session's own few partitions are too large for a large table."""
 MOST_PARTS = 2_000
 BROADCAST_BYTES = 10 * 1024 * 1024
-"""Spark's own limit: the keys of a table up to which they are sent to where the rows are."""
+"""Maximum bytes of a table whose keys Spark broadcasts (Spark's default)."""
 EXAMPLES = 16
-"""So many of the keys that several rows have are looked up for samples, at most."""
+"""Maximum number of duplicate keys whose rows are fetched as samples."""
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
-"""Decimal digits of whole numbers by their bits."""
+"""Decimal digits of whole numbers, by their bits."""
 
 
 @frozen
 class Found:
     """Rows that violate a key check, and how to find some of them.
 
-    ``violations``: number of rows. ``examples``: what :func:`sharing` finds some of them by. ``frame``: the query that
-    was run.
+    ``violations``: number of rows. ``examples``: hashes of some duplicate keys, for :func:`sample_duplicates`.
+    ``frame``: the query that has run.
     """
 
     violations: int
@@ -49,8 +50,8 @@ class Found:
 
 
 @frozen
-class Shown:
-    """A row: its file as it was planned, its position there, and the key's values in order."""
+class SampleRow:
+    """A violating row: its planned file, its position in it, and the values of the key."""
 
     file: str
     index: int
@@ -58,10 +59,10 @@ class Shown:
 
 
 def check_comparable(what: str, names: Sequence[str], kinds: Sequence[SparkType]) -> None:
-    """Raises Unfit where values of one of these types do not compare."""
+    """Raises Unfit if values of one of these types cannot be compared."""
     for name, kind in zip(names, kinds, strict=True):
         if _has_map(kind):
-            raise Unfit(f"{what} applies to columns whose values compare, and {name!r} is {ddl(kind)}")
+            raise Unfit(f"{what} applies to columns whose values can be compared, but {name!r} is {ddl(kind)}")
 
 
 def _has_map(kind: SparkType) -> bool:
@@ -72,9 +73,12 @@ def _has_map(kind: SparkType) -> bool:
     return kind[0] == "map" or any(_has_map(inner) for inner in kind[1:])
 
 
-def common(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
-    """The type in which values of both columns are compared, without loss. Raises Unfit where there is none."""
-    # Spark casts structs by the places of their fields, whatever these are called.
+def common_type(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
+    """The type in which the values of both columns compare without loss.
+
+    Raises Unfit if there is none.
+    """
+    # Spark casts structs by the positions of their fields, not by their names.
     found = widest(kind, other) if isinstance(kind, str) or kind == other else None
     if found is None and isinstance(kind, str) and isinstance(other, str):
         numbers = [_as_decimal(k) for k in (kind, other)]
@@ -83,7 +87,7 @@ def common(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
     if "void" in (kind, other):
         found = other if kind == "void" else kind
     if found is None:
-        raise Unfit(f"{name!r} is {ddl(kind)}, which does not compare with {to!r}, which is {ddl(other)}")
+        raise Unfit(f"the columns cannot be compared: {name!r} is {ddl(kind)} and {to!r} is {ddl(other)}")
     return found
 
 
@@ -93,8 +97,8 @@ def _as_decimal(kind: str) -> str | None:
     return kind if kind.startswith("decimal") else None
 
 
-def key_of(targets: Sequence[Target], kinds: Sequence[SparkType] | None = None) -> list[Column]:
-    """The key's columns, as values of ``kinds`` where these are given."""
+def key_columns(targets: Sequence[Target], kinds: Sequence[SparkType] | None = None) -> list[Column]:
+    """The columns of the key, cast to ``kinds`` if given."""
     columns = [column_at(target.path) for target in targets]
     if kinds is None:
         return columns
@@ -109,7 +113,10 @@ def _named(key: Sequence[Column], prefix: str) -> list[Column]:
 
 
 def _keyed(rows: DataFrame, key: Sequence[Column], prefix: str = "k", *more: Column) -> DataFrame:
-    """The rows whose key has no NULL: the key as ``k0``, ``k1``…, and ``more``."""
+    """The rows whose key has no NULL.
+
+    The key as ``k0``, ``k1`` …, and the columns ``more``.
+    """
     whole = reduce(lambda a, b: a & b, (column.isNotNull() for column in key))
     return rows.where(whole).select(*_named(key, prefix), *more)
 
@@ -118,26 +125,28 @@ def _names(key: Sequence[Column], prefix: str = "k") -> list[str]:
     return [f"{prefix}{n}" for n in range(len(key))]
 
 
-def hashed(columns: Sequence[Column]) -> Column:
-    """A number of the key, the same for equal ones; others may share it."""
+def key_hash(columns: Sequence[Column]) -> Column:
+    """A hash of the key: equal keys have the same hash, and different keys may share one."""
     from pyspark.sql import functions as F
 
     return F.xxhash64(*columns)
 
 
 def _spread(rows: DataFrame, names: Sequence[str], size: int) -> DataFrame:
-    """The rows in as many parts by their key as ``size`` bytes of files call for, where the session's do not do."""
+    """The rows repartitioned by key, if ``size`` bytes of files need more partitions than the session has."""
     parts = min(size // PART_BYTES, MOST_PARTS)
     return rows.repartition(parts, *names) if parts > int(SETTINGS["spark.sql.shuffle.partitions"]) else rows
 
 
-def repeated(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Found:
-    """How many rows there are beyond the first of each key, in files of so many bytes. ``rows``: all of them; or in
-    several parts, no two of which have a key in common, each of which is then one Spark task's. Raises what Spark
-    raises.
+def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Found:
+    """The rows beyond the first one of each key, in files of ``size`` bytes.
 
-    The keys themselves are grouped, not their hashes: that is exact at once. By hash it took as long for a number and a
-    tenth less for a text of 40 characters, and would need a second look at the rows wherever keys repeat.
+    Raises what Spark raises.
+
+    ``rows``: one frame with all rows; or several frames without a common key, each of which one Spark task groups.
+
+    It groups by the keys, not by their hashes, so that one query is exact. Hashes were not faster for a number and a
+    tenth faster for a text of 40 characters, but need a second query if keys repeat.
     """
     from pyspark.sql import functions as F
 
@@ -149,42 +158,45 @@ def repeated(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Fou
     if len(rows) == 1:
         found = groups(_spread(_keyed(rows[0], key), names, size))
     else:
-        # What is in one part is grouped without a shuffle.
+        # A frame with one partition is grouped without a shuffle.
         found = reduce(lambda a, b: a.union(b), (groups(_keyed(part, key).coalesce(1)) for part in rows))
-    # Of what repeats, some keys by a part of their hashes: so they are known without a second look.
+    # The same query also returns the hashes of some duplicate keys, chosen by their low bits.
     some = (f"min(h) FILTER (WHERE pmod(h, {EXAMPLES}) = {n})" for n in range(EXAMPLES))
-    number = hashed([F.col(name) for name in names]).alias("h")
+    number = key_hash([F.col(name) for name in names]).alias("h")
     frame = found.select("n", number).selectExpr("sum(n - 1)", *some)
     ((violations, *found_numbers),) = frame.collect()
     return Found(violations or 0, frame, tuple(sorted(number for number in found_numbers if number is not None)))
 
 
 def _place(rows: DataFrame, reader: Reader) -> tuple[Column, Column]:
-    """Where a row is: its file, and its position there."""
+    """The location of a row: its file, and its position in the file."""
     return reader.file_column(rows).alias("file"), reader.position_column(rows).alias("row")
 
 
-def sharing(
+def sample_duplicates(
     rows: DataFrame,
     key: Sequence[Column],
     reader: Reader,
     examples: Sequence[int],
     limit: int,
     targets: Sequence[Target],
-) -> list[Shown]:
-    """Rows that share a key, of some keys the first and the last by file and position. Raises what Spark raises."""
+) -> list[SampleRow]:
+    """Rows with duplicate keys: for some keys the first and the last row.
+
+    Raises what Spark raises.
+    """
     from pyspark.sql import functions as F
 
     names = _names(key)
     place = F.struct(*_place(rows, reader)).alias("place")
-    some = _keyed(rows.where(hashed(key).isin(list(examples))), key, "k", place)
+    some = _keyed(rows.where(key_hash(key).isin(list(examples))), key, "k", place)
     ends = some.groupBy(*names).agg(
         F.count(F.lit(1)).alias("n"), F.min("place").alias("first"), F.max("place").alias("last")
     )
-    values = [shown_as((name,), target.kind) for name, target in zip(names, targets, strict=True)]
+    values = [sample_column((name,), target.kind) for name, target in zip(names, targets, strict=True)]
     found = ends.where("n > 1").orderBy("first").limit(max(limit // 2, 1)).select("first", "last", *values).collect()
     shown = [
-        Shown(reader.planned_path(at["file"]), at["row"], tuple(map(plain, value)))
+        SampleRow(reader.planned_path(at["file"]), at["row"], tuple(map(json_value, value)))
         for first, last, *value in found
         for at in (first, last)
     ]
@@ -192,15 +204,17 @@ def sharing(
 
 
 @frozen
-class Partners:
-    """The other table's rows (None: there are none), the key's columns there, and the bytes of its files."""
+class ReferencedRows:
+    """The referenced table: its rows (None: no rows), its key columns, and the bytes of its files."""
 
     rows: DataFrame | None
     key: Sequence[Column]
     size: int
 
 
-def _without_partner(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int, *more: Column) -> DataFrame:
+def _without_partner(
+    rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int, *more: Column
+) -> DataFrame:
     from pyspark.sql import functions as F
 
     mine = _keyed(rows, key, "k", *more)
@@ -213,8 +227,8 @@ def _without_partner(rows: DataFrame, key: Sequence[Column], partners: Partners,
     return mine.join(theirs, pairs, "left_anti")
 
 
-def alone(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int) -> Found:
-    """Rows whose key no row of the other table has, in files of ``size`` bytes.
+def count_orphans(rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int) -> Found:
+    """The rows whose key is missing in the other table, in files of ``size`` bytes.
 
     Raises what Spark raises.
     """
@@ -223,22 +237,25 @@ def alone(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int)
     return Found(violations, frame)
 
 
-def lonely(
+def sample_orphans(
     rows: DataFrame,
     key: Sequence[Column],
-    partners: Partners,
+    partners: ReferencedRows,
     size: int,
     reader: Reader,
     limit: int,
     targets: Sequence[Target],
-) -> list[Shown]:
-    """The first of those rows, by file and position. Raises what Spark raises."""
+) -> list[SampleRow]:
+    """The first rows whose key is missing in the other table.
+
+    Raises what Spark raises.
+    """
     place = _place(rows, reader)
-    # As they were written, not as they were compared.
-    values = [shown_as(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]
+    # The original values, not the values cast for the comparison.
+    values = [sample_column(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]
     found = _without_partner(rows, key, partners, size, *place, *values).orderBy("file", "row").limit(limit)
     names = [f"v{n}" for n in range(len(targets))]
     return [
-        Shown(reader.planned_path(row["file"]), row["row"], tuple(plain(row[name]) for name in names))
+        SampleRow(reader.planned_path(row["file"]), row["row"], tuple(json_value(row[name]) for name in names))
         for row in found.collect()
     ]

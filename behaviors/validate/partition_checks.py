@@ -1,4 +1,4 @@
-"""One partition: which columns its checks need, what statistics decide of it, and what is left to scan. Pure."""
+"""One partition: the columns of its checks, what statistics decide, and which files are left to scan. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from distop.tables.reading.file_facts import (
     widest,
 )
 from distop_behaviors.validate import statistics
-from distop_behaviors.validate.typed_bounds import Unfit, canonical, path_value
+from distop_behaviors.validate.typed_bounds import Unfit, canonical, check_path_value
 from distop_behaviors.validate.validate_report import CheckResult, Result, Sample, Verdict, error_text, worst
-from distop_behaviors.validate.violation_columns import fit
+from distop_behaviors.validate.violation_columns import check_applicable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 
 
 WHERE = -1
-"""Stands for ``where`` among the numbers of checks."""
+"""The number of ``where`` among the numbers of checks."""
 
 
 @frozen
 class Names:
-    """The columns that the argument names: by each check, and by ``where``. Of ``check`` they are known only where
-    its expression has been parsed; ``failed`` says of which checks (or of :data:`WHERE`) it could not be.
+    """The column names in the argument: of each check, and of ``where``.
+
+    The names of an expression are known only after it was parsed. ``failed``: the error by check (or :data:`WHERE`) if
+    it could not be parsed.
     """
 
     checks: tuple[tuple[str, ...], ...]
@@ -48,14 +50,17 @@ class Names:
     failed: Mapping[int, str] = field(default_factory=dict)
 
     def wanted(self) -> frozenset[str]:
-        """Top-level columns whose statistics may decide something (``facts.folded``)."""
+        """The top-level columns whose statistics may decide a check, normalized by ``facts.folded``."""
         first = {split_path(name)[0] for names in self.checks for name in names}
         return frozenset(folded(n) for n in first | {name for names in self.checks for name in names})
 
 
 @dataclass(slots=True)
 class Target:
-    """Where a check looks in this partition: the column's path and type (of ``check``: none)."""
+    """The path and type of a check's column in this partition.
+
+    A ``check`` expression has none.
+    """
 
     path: tuple[str, ...] = ()
     kind: SparkType = VOID
@@ -63,19 +68,22 @@ class Target:
 
 @dataclass(slots=True)
 class Tally:
-    """One check in one partition, while it is being decided. ``pending``: files that only a scan can decide."""
+    """The state of one check in one partition.
+
+    ``pending``: files that only a scan can decide.
+    """
 
     violations: int = 0
     exact: bool = True
     at_least: int = 0
-    """Violations that statistics prove in the pending files; a scan finds the exact number."""
+    """Violations that statistics prove in the pending files. A scan finds the exact number."""
     unreadable: bool = False
-    """Whether a pending file could not be read. ``error`` has the cause; proved violations still count."""
+    """True if a pending file cannot be read. ``error`` holds the cause; proved violations still count."""
     by_statistics: int = 0
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
     nearer: set[str] = field(default_factory=set)
-    """Files that statistics left open, and of which closer facts may tell more."""
+    """Files that statistics did not decide, but closer facts may decide."""
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
@@ -85,16 +93,13 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
 
     def fail(self, text: str) -> None:
-        """Mark the check as failed with an error; the first reason is kept."""
+        """Give the check the verdict ``error``. The first reason is kept."""
         self.unreadable = False
         self.error = self.error or error_text(text)
         self.pending.clear()
 
     def mark_unreadable(self, text: str) -> None:
-        """Mark a pending file as unreadable.
-
-        Violations that the statistics prove still count.
-        """
+        """Mark a pending file as unreadable. Violations that statistics prove still count."""
         if self.error is None:
             self.fail(text)
             self.unreadable, self.exact = True, False
@@ -123,11 +128,12 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
-    expressions name and none of them has; ``missing``: those of them that ``where`` names, None where the files
-    could not be read; ``rows``: None as long as they have not been counted (those of ``where``, or of files that
-    do not tell); ``path_columns``: the types of its
-    partition columns, of text where the value is none of the declared type.
+    """The state of one partition during a validation.
+
+    ``columns``: the needed columns with their types, merged over all files. ``absent``: columns that expressions name
+    but no file has. ``missing``: those that ``where`` names; None if the files could not be read. ``rows``: None until
+    they are counted (rows of ``where``, or of files whose facts have no row count). ``path_columns``: the types of the
+    partition columns; string if the value is not of the declared type.
     """
 
     plan: PartitionPlan
@@ -139,10 +145,10 @@ class Part:
     rows: int | None = 0
     path_columns: Mapping[str, str] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
-    """Its files that cannot be read."""
+    """Files that cannot be read."""
 
     def fail(self, text: str) -> None:
-        """Nothing can be said of this partition."""
+        """Give all checks of this partition the verdict ``error``."""
         self.rows = 0
         for tally in self.tallies:
             tally.fail(text)
@@ -150,7 +156,7 @@ class Part:
     def mark_unreadable(self, path: str, text: str) -> None:
         """Mark one file as unreadable.
 
-        Checks that the statistics have decided for this file keep their verdicts.
+        Checks that statistics have decided for it keep their verdicts.
         """
         self.unreadable.add(path)
         for tally in self.tallies:
@@ -161,14 +167,14 @@ class Part:
 
     @property
     def erred(self) -> bool:
-        """Whether no check has a verdict for this partition."""
+        """True if all checks have the verdict ``error`` for this partition."""
         return all(t.error is not None and not (t.unreadable and t.violations) for t in self.tallies)
 
     @property
     def settled(self) -> bool:
-        """Whether a scan can add nothing.
+        """True if no scan is needed.
 
-        Nothing is pending, and the number of rows is known or cannot be known any more.
+        No file is pending, and the number of rows is known or cannot be found.
         """
         erred = all(t.error is not None for t in self.tallies)
         return erred or not (any(t.pending for t in self.tallies) or (self.rows is None and not self.unreadable))
@@ -179,28 +185,35 @@ class Part:
         return Result(verdict=verdict, rows=self.rows, checks=checks, missing=self.missing)
 
 
-def counted(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
-    """The rows of these files; ``found``: those that were counted. None where some must be."""
+def row_count(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
+    """The number of rows in these files, or None if it is unknown.
+
+    ``found``: rows by file that a scan has counted.
+    """
     rows = [f.left if f.left is not None else found.get(f.path) for f in facts]
     return None if None in rows else sum(n or 0 for n in rows)
 
 
-def undecided(part: Part, argument: Argument) -> set[str]:
-    """The files whose closer facts may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
+def needs_closer_facts(part: Part, argument: Argument) -> set[str]:
+    """The files whose closer facts may avoid a scan, or decide more with ``only``.
+
+    Files that are scanned in any case are not among them.
+    """
     if argument.statistics == "never" or (argument.statistics == "auto" and argument.where is not None):
         return set()
-    open_ = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
+    undecided = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
     if argument.statistics == "auto":
-        open_ -= {facts.path for facts in part.facts if facts.left is None}
+        undecided -= {facts.path for facts in part.facts if facts.left is None}
         for tally in part.tallies:
-            open_ -= tally.pending - tally.nearer
-    # Those of a column that no scan reads: facts alone can tell.
-    return open_.union(*(tally.nearer for tally in part.tallies if tally.error is not None))
+            undecided -= tally.pending - tally.nearer
+    # Files of a column that a scan cannot read: only facts can decide them.
+    return undecided.union(*(tally.nearer for tally in part.tallies if tally.error is not None))
 
 
 class Columns:
-    """The columns of a partition's files together, and of its path. ``declared``: those that the table's catalog has,
-    which are then all that there are.
+    """The columns of a partition: of its files, merged, and of its path.
+
+    ``declared``: the columns of the table's catalog. If given, the partition has no others.
     """
 
     def __init__(
@@ -216,7 +229,7 @@ class Columns:
         for name, value in values.items():
             try:
                 if value is not None and self.of_path[name] != "string":
-                    path_value(name, value, self.of_path[name])
+                    check_path_value(name, value, self.of_path[name])
             except Unfit as e:
                 self._unfit[name] = e
                 self.of_path[name] = "string"
@@ -224,14 +237,17 @@ class Columns:
         self._merged: dict[str, tuple[str, SparkType, str | None] | None] = {}
 
     def in_path(self, name: str) -> str | None:
-        """The partition column of this name. Raises Ambiguous, and Unfit where its value is none of its type."""
+        """The partition column of this name.
+
+        Raises Ambiguous, and Unfit if its value is not of its type.
+        """
         own = match(name, self.of_path)
         if own in self._unfit:
             raise self._unfit[own]
         return own
 
     def find(self, name: str) -> tuple[str, SparkType, str | None] | None:
-        """(name, type, problem) of a top-level column of the files; None where none has it. Raises Ambiguous."""
+        """(name, type, problem) of a top-level column of the files; None if no file has it. Raises Ambiguous."""
         if name not in self._merged:
             self._merged[name] = self._merge(name)
         return self._merged[name]
@@ -246,7 +262,7 @@ class Columns:
         for facts in self._facts:
             own = match(mine, facts.columns)
             if own is not None and not holds(kind, facts.columns[own]):
-                text = f"the column {own!r} is {_say(facts.columns[own])} in the file {facts.path}, and {ddl(kind)} in"
+                text = f"the column {own!r} is {_say(facts.columns[own])} in the file {facts.path}, but {ddl(kind)} in"
                 return mine, kind, f"{text} the catalog"
         return mine, kind, None
 
@@ -268,8 +284,8 @@ class Columns:
             both = widest(found[1], kind)
             if both is None:
                 text = (
-                    f"the column {mine!r} is {_say(kind)} in the file {facts.path}, which does not go with "
-                    f"{_say(found[1])} in {first}"
+                    f"the column {mine!r} is {_say(kind)} in the file {facts.path}, but {_say(found[1])} in {first}: "
+                    "no type holds both"
                 )
                 return found[0], found[1], text
             found = (found[0], both, found[2])
@@ -277,12 +293,15 @@ class Columns:
 
 
 def _say(kind: SparkType) -> str:
-    return "of a type that Spark does not read" if problem(kind) else ddl(kind)
+    return "of a type that Spark cannot read" if problem(kind) else ddl(kind)
 
 
 @frozen
 class _Resolved:
-    """Where the checks look in files of one schema (kept, so that it stays the same object)."""
+    """The columns of the checks in files of one schema.
+
+    It keeps the schema: comparisons are by identity.
+    """
 
     schema: Mapping[str, SparkType]
     columns: Mapping[str, SparkType]
@@ -291,13 +310,15 @@ class _Resolved:
     where_missing: Sequence[str]
     absent: tuple[str, ...]
     passed: frozenset[int]
-    """The checks that each file of the schema passes, by its statistics."""
+    """The checks that every file of the schema passes by its statistics."""
 
 
 class Preparation:
-    """Prepares the partitions of a table for one argument. Columns are resolved once for the partitions whose files
-    share a schema, which are nearly all, unless a partition column is named or something is wrong. ``types`` are those
-    of partition columns, ``declared`` those of the others where a catalog has them.
+    """Prepares the partitions of a table for the checks of one argument.
+
+    Columns are resolved once for all partitions whose files share a schema (nearly all), unless the argument names a
+    partition column or a check fails. ``types``: the types of the partition columns. ``declared``: the types of the
+    other columns, if a catalog declares them.
     """
 
     def __init__(
@@ -317,21 +338,24 @@ class Preparation:
         """By the identity of a schema."""
 
     def look_over(self, files: Iterable[FileFacts]) -> None:
-        """Of files that share a schema, and will be prepared: what they pass together is decided once, not for each."""
+        """Merge the statistics of files that share a schema, to decide once which checks all of them pass."""
         if self._declared is not None or self._argument.statistics == "never":
             return
         sharing: dict[int, list[FileFacts]] = {}
         for facts in files:
             sharing.setdefault(id(facts.columns), []).append(facts)
         self._hulls = {
-            schema: statistics.hull(those)
+            schema: statistics.merged_facts(those)
             for schema, those in sharing.items()
             if len(those) > 1
             and all(f.leaves is those[0].leaves and not f.contradiction and f.rows is not None for f in those)
         }
 
     def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
-        """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
+        """Resolve the columns of a partition, and decide by statistics what they prove.
+
+        Needs no scan.
+        """
         argument = self._argument
         part = Part(plan, facts, [Tally() for _ in argument.checks])
         columns = Columns(facts, plan.values, self._types, self._declared)
@@ -361,7 +385,7 @@ class Preparation:
                 tally.by_statistics += len(facts)
             elif tally.error is None:
                 _decide(part, tally, check, argument, columns, shared=schema is not None and self._declared is None)
-        part.rows = counted(facts, {}) if argument.where is None else None
+        part.rows = row_count(facts, {}) if argument.where is None else None
         return part
 
     def _passed(self, schema: Mapping[str, SparkType], tallies: Sequence[Tally]) -> frozenset[int]:
@@ -373,7 +397,10 @@ class Preparation:
         return frozenset(n for n, decision in decided.items() if decision.verdict == "pass")
 
     def _schema(self, plan: PartitionPlan, facts: Sequence[FileFacts]) -> Mapping[str, SparkType] | None:
-        """What all of the files share, where all that is named is in them."""
+        """The schema that all files share.
+
+        None if they differ, or if the argument names a partition column.
+        """
         if not facts or any(f.columns is not facts[0].columns for f in facts):
             return None
         return None if any(folded(name) in self._named for name in plan.values) else facts[0].columns
@@ -393,7 +420,7 @@ class Preparation:
 
 
 def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
-    """The columns that ``where`` names and this partition has not."""
+    """The columns that ``where`` names but this partition does not have."""
     if WHERE in names.failed:
         part.fail(f"where: {names.failed[WHERE]}")
         return []
@@ -408,7 +435,10 @@ def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
 
 
 def _need(part: Part, columns: Columns, name: str) -> bool:
-    """Note that a top-level column is needed; False where there is none. Raises Unfit where it cannot be read."""
+    """Add a top-level column to the needed ones; False if no file has it.
+
+    Raises Unfit if it cannot be read.
+    """
     if columns.in_path(name) is not None:
         return True
     found = columns.find(name)
@@ -429,19 +459,19 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, nam
         own = columns.in_path(text)
         if own is not None:
             tally.target = Target((own,), columns.of_path[own])
-            fit(check, tally.target.kind)
+            check_applicable(check, tally.target.kind)
             return
         found = columns.find(text) or columns.find(split_path(text)[0])
         path = resolve(text, {found[0]: found[1]}) if found is not None else None
         if found is None or path is None:
             if found is not None and problem(found[1]) and columns.declared is not None:
-                raise Unfit(found[2] or "")  # a field of what cannot be read
+                raise Unfit(found[2] or "")  # a field of a column that cannot be read
             tally.missing.append(text)
             return
         kind = type_at(path, {found[0]: found[1]})
         if found[2] is not None and (check.kind != "not_null" or mode == "never"):
             raise Unfit(found[2])
-        fit(check, kind)
+        check_applicable(check, kind)
         tally.target = Target(path, kind)
         if found[2] is None:
             part.columns[found[0]] = found[1]
@@ -450,8 +480,9 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, nam
 
 
 def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: Columns, *, shared: bool) -> None:
-    """``shared``: the files have one schema and the check names no partition column, so that its target is its path in
-    each of them.
+    """Decide a check by statistics for each file of a partition.
+
+    ``shared``: the files share a schema and the check names no partition column, so its path is the same in each file.
     """
     own = match(check.column, columns.of_path) if check.column and not shared else None
     path = tally.target.path if shared else ()
@@ -465,7 +496,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         else:
             decision = statistics.decide(check, facts, path)
         if argument.where is not None:
-            decision = statistics.masked(decision)
+            decision = statistics.for_some_rows(decision)
         _count(tally, facts.path, decision, argument)
         if facts.path in tally.pending and statistics.nearer(check, facts, tally.target.path):
             tally.nearer.add(facts.path)
@@ -488,7 +519,7 @@ def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:
 
 
 def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Argument) -> None:
-    if statistics.sure(decision):
+    if statistics.is_final(decision):
         tally.by_statistics += 1
         if decision.violations:
             tally.violations += decision.violations
@@ -498,15 +529,16 @@ def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Arg
     tally.at_least += decision.violations
     enough = argument.max_violations is not None and decision.violations >= argument.max_violations
     if decision.violations and (argument.statistics == "only" or enough):
-        # Not exact: the file stays pending, and is scanned where that is allowed.
+        # Not exact: the file stays pending, and is scanned if the argument allows it.
         tally.violations += decision.violations
         tally.at_least -= decision.violations
         tally.exact = False
 
 
 def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.Decision:
-    """By the column that the catalog means, whatever else a file has of this name. What stands in the rows of a file
-    that does not have it is known of columns alone that can be read: of others it may be a default.
+    """Decide by the column that the catalog declares, even if a file has others of this name.
+
+    A readable column that a file does not have is NULL in its rows. A column that cannot be read may have a default.
     """
     if facts.contradiction or facts.rows is None:
         return statistics.UNKNOWN
@@ -520,7 +552,7 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
 
 
 def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.Decision:
-    """Decide from the one value that a partition column has; no data is read."""
+    """Decide by the value of a partition column. Reads no data."""
     if check.kind == "not_null":
         if value is not None:
             return statistics.PASS

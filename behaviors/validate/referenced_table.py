@@ -1,4 +1,4 @@
-"""One of the tables that a check of keys looks at: its files, where the key's columns are, and its rows in Spark."""
+"""One table of a key check: its files, its key columns, and its rows in Spark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distop.tables import check_reachable, reader_of
 from distop.tables.reading.file_facts import Unreadable, folded, match, resolve, split_path, type_at
 from distop_behaviors.validate import disjoint_files, scan
 from distop_behaviors.validate.partition_checks import Columns, Target
-from distop_behaviors.validate.typed_bounds import Unfit, family, path_value
+from distop_behaviors.validate.typed_bounds import Unfit, check_path_value, family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import FileFacts, PlannedFile, SparkType
 
 MOST_BYTES = 256 * 1024 * 1024
-"""Of files, whose keys one Spark task groups."""
+"""Maximum bytes of files whose keys one Spark task groups."""
 
 
 class Side:
-    """All files of a table, or of some of its partitions, as they were planned (``planned``). ``wanted``: the columns
-    that are named, in any case; ``spark`` gives the session. Raises Unreadable where one of the files cannot be read,
-    TableUnavailable where the table is not there, and what ``stop`` raises.
+    """The planned files of a table or of some of its partitions (``planned``), with their facts.
+
+    ``wanted``: the named columns, in any case. ``spark``: returns the session. Raises Unreadable if a file cannot be
+    read, TableUnavailable if the table cannot be reached, and what ``stop`` raises.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Side:
         except Unreadable:
             self._check_reachable()
             raise
-        # A table without files has columns all the same.
+        # A table without files still has columns: the reader gives facts that belong to no file.
         self.facts = [one for one in facts if one.path in self._files]
         of_path = self.reader.partition_columns()
         self._columns = Columns(facts, dict.fromkeys(of_path), of_path, self.reader.declared)
@@ -67,8 +68,11 @@ class Side:
         check_reachable(self._table, self._spark)
 
     def find(self, text: str) -> Target | None:
-        """Where a column is, which is read from then on; None where none of the files has it. Raises Ambiguous, and
-        Unfit where it cannot be read.
+        """The path and type of a column, which is then read with the rows.
+
+        None if no file has it.
+
+        Raises Ambiguous, and Unfit if it cannot be read.
         """
         own = self._columns.in_path(text)
         if own is not None:
@@ -86,13 +90,13 @@ class Side:
         return Target(path, type_at(path, {found[0]: found[1]}))
 
     def _check_values(self, column: str, kind: str) -> None:
-        """Raises Unfit where a partition's value is none of the declared type."""
+        """Raises Unfit if a partition value is not of the declared type."""
         if column not in self._wrong:
             self._wrong[column] = None
             for value in dict.fromkeys(self.reader.values(path).get(column) for path in self._files):
                 try:
                     if value is not None:
-                        path_value(column, value, kind)
+                        check_path_value(column, value, kind)
                 except Unfit as e:
                     self._wrong[column] = e
                     break
@@ -101,44 +105,48 @@ class Side:
             raise wrong
 
     def with_keys(self, targets: Sequence[Target]) -> list[FileFacts]:
-        """The files in which a row may have a value in all of these columns: statistics tell of which none has."""
+        """The files in which a row may have a value in all of these columns, by their statistics."""
         return [facts for facts in self.facts if all(self._may_hold(facts, target) for target in targets)]
 
     def _may_hold(self, facts: FileFacts, target: Target) -> bool:
         if match(target.path[0], self._columns.of_path) is not None:
             return self.reader.values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
-        # Of a catalog's columns those that have a default are not read at all.
+        # A file without the column holds NULL: distop refuses catalog columns with a default.
         if mine is None or facts.left == 0:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
 
     def parts(self, files: Sequence[FileFacts], targets: Sequence[Target], bins: int) -> list[list[FileFacts]]:
-        """The files in so many even parts, no two of which have a key of these columns in common; empty where their
-        ranges do not tell, or the parts would be too large for one Spark task each.
+        """The files in ``bins`` even groups without a common key.
+
+        Empty if the ranges of the files do not prove that, or if a group would be too large for one Spark task.
         """
         if len(files) < bins:
             return []
         columns = [self._ranges(files, target) for target in targets]
-        return disjoint_files.spread(files, columns, lambda facts: self._files[facts.path][1], bins, MOST_BYTES)
+        return disjoint_files.disjoint_bins(files, columns, lambda facts: self._files[facts.path][1], bins, MOST_BYTES)
 
     def _ranges(self, files: Sequence[FileFacts], target: Target) -> list[disjoint_files.Range | None]:
         own = match(target.path[0], self._columns.of_path)
         if own is None:
-            return disjoint_files.ranges(files, target.path)
+            return disjoint_files.value_ranges(files, target.path)
         if target.kind != "string" and family(target.kind) != "whole":
-            return [None] * len(files)  # other texts may be the same value
+            return [None] * len(files)  # different texts may be the same value
         read = str if target.kind == "string" else int
         values = [self.reader.values(facts.path)[own] for facts in files]
         return [None if value is None else (read(value), read(value)) for value in values]
 
     def size(self, files: Sequence[FileFacts]) -> int:
-        """The bytes of these files."""
+        """The size of these files in bytes."""
         return sum(self._files[facts.path][1] for facts in files)
 
     def rows(self, session: SparkSession, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> DataFrame:
-        """The rows of these files, with the columns that were found. Raises what Spark raises, Gone and Unreadable."""
+        """The rows of these files with the found columns.
+
+        Raises what Spark raises, Gone and Unreadable.
+        """
         return scan.relation(session, self.group(files, absent))
 
     def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.Group:
@@ -149,11 +157,11 @@ class Side:
         return scan.Group(planned, columns, self.reader, tuple(absent), of_path)
 
     def check_unchanged(self, files: Sequence[FileFacts]) -> None:
-        """Raises Unreadable where a file is not as it was planned, TableUnavailable where the table is not there."""
+        """Raises Unreadable if a file differs from the plan, TableUnavailable if the table cannot be reached."""
         self._raise_first(self.reader.changed(self._planned(files), self._stop))
 
     def check_present(self, session: SparkSession, files: Sequence[FileFacts]) -> None:
-        """As :meth:`check_unchanged`, after an error, which may be due to a file that is gone."""
+        """Like :meth:`check_unchanged`, after an error that a missing file may have caused."""
         self._raise_first(self.reader.not_present(session, self._planned(files), self._stop))
 
     def _planned(self, files: Sequence[FileFacts]) -> list[PlannedFile]:

@@ -1,4 +1,7 @@
-"""The second, small pass: fetches a few violating rows with their file, row index and values."""
+"""Fetches samples after the scan.
+
+A few violating rows with file, row index and values.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FEW = 1_000
-"""So many violating rows are fetched at once for all checks; a check that has more gets a query with a limit."""
+"""Checks with up to this many violations share one query. A check with more gets its own query with a limit."""
 
 _AS_IS = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "string")
 
 
 @frozen
-class Wish:
-    """Samples of one check from one group's files, taken in order: ``known`` rows violate it in them, and fewer than
-    ``limit`` in all of them but the last.
+class SampleRequest:
+    """A request for samples of one check from a group's files, in order.
 
-    ``shown``: the columns to show, as (name, path, type); no path: none of the files has it.
+    ``known``: the number of violating rows in these files. All files but the last together have fewer than ``limit``.
+    ``shown``: the columns to show, as (name, path, type); an empty path if no file has the column.
     """
 
     check: int
@@ -54,10 +57,13 @@ class Row:
     values: dict[str, Any]
 
 
-def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None) -> list[Row]:
-    """The rows, the first of each wish among them. Raises what is unexpected."""
-    few = [w for w in wishes if w.known <= FEW]
-    many = [w for w in wishes if w.known > FEW]
+def fetch(session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None) -> list[Row]:
+    """The requested rows.
+
+    Raises unexpected errors; an error of one check only costs its samples.
+    """
+    few = [w for w in requests if w.known <= FEW]
+    many = [w for w in requests if w.known > FEW]
     rows: list[Row] = []
     if few:
         try:
@@ -65,70 +71,72 @@ def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Co
         except Exception as e:
             if spark_errors.is_unexpected(e):
                 raise
-            # A check may throw in a file that was chosen for another one.
+            # A check may fail on a file that was chosen for another check.
             many = [*few, *many]
-    for wish in many:
-        *before, last = wish.files
+    for request in many:
+        *before, last = request.files
         try:
-            # Spark begins with the largest file, and a limit is reached there.
-            first = _query(session, group, [replace(wish, files=tuple(before))], where, None) if before else []
-            left = wish.limit - len(first)
+            # Spark reads the largest file first, and a query with a limit would take all rows from it.
+            first = _query(session, group, [replace(request, files=tuple(before))], where, None) if before else []
+            left = request.limit - len(first)
             rows += first
             if left > 0:
-                rows += _query(session, group, [replace(wish, files=(last,), limit=left)], where, left)
+                rows += _query(session, group, [replace(request, files=(last,), limit=left)], where, left)
         except Exception as e:
             if spark_errors.is_unexpected(e):
                 raise
-            _log.warning("no samples of check %d: %s", wish.check, spark_errors.sentence_of(e))
+            _log.warning(
+                "Cannot fetch samples of check %d; its counts stay: %s", request.check, spark_errors.message_of(e)
+            )
     return rows
 
 
 def _query(
-    session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None, limit: int | None
+    session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None, limit: int | None
 ) -> list[Row]:
     from pyspark.sql import functions as F
 
-    files = tuple(dict.fromkeys(f for w in wishes for f in w.files))
-    frame = scan.relation(session, scan.of_files(group, files), keep=False)
-    violated = any_of([w.column for w in wishes])
+    files = tuple(dict.fromkeys(f for w in requests for f in w.files))
+    frame = scan.relation(session, scan.restricted_to(group, files), keep=False)
+    violated = any_of([w.column for w in requests])
     frame = where_true(where_true(frame, where) if where is not None else frame, violated)
-    shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
+    shown = {path: kind for w in requests for _, path, kind in w.shown if path}
     position = {path: i for i, path in enumerate(shown)}
     frame = frame.select(
         group.reader.file_column(frame).alias("file"),
         group.reader.position_column(frame).alias("row"),
-        *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
-        *(shown_as(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
+        *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in requests),
+        *(sample_column(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
     )
     rows = frame.limit(limit).collect() if limit is not None else frame.collect()
     order = {f[0]: i for i, f in enumerate(files)}
     placed = ((group.reader.planned_path(r["file"]), r) for r in rows)
     found = sorted(placed, key=lambda x: (order.get(x[0], 0), x[1]["row"]))
     out = []
-    for wish in wishes:
-        mine = {f[0] for f in wish.files}
-        hits = [(file, row) for file, row in found if row[f"c{wish.check}"] and file in mine]
-        for file, row in hits[: wish.limit]:
-            values = {name: plain(row[f"v{position[path]}"]) if path else None for name, path, _ in wish.shown}
-            out.append(Row(wish.check, file, row["row"], values))
+    for request in requests:
+        mine = {f[0] for f in request.files}
+        hits = [(file, row) for file, row in found if row[f"c{request.check}"] and file in mine]
+        for file, row in hits[: request.limit]:
+            values = {name: json_value(row[f"v{position[path]}"]) if path else None for name, path, _ in request.shown}
+            out.append(Row(request.check, file, row["row"], values))
     return out
 
 
-def shown_as(path: tuple[str, ...], kind: Any) -> Column:
-    """The value at a path in a form that a sample shows, cut where it is long."""
+def sample_column(path: tuple[str, ...], kind: Any) -> Column:
+    """The value at a path in the form that a sample shows. A long value is cut."""
     from pyspark.sql import functions as F
 
     column = column_at(path)
     if isinstance(kind, str) and kind in _AS_IS:
-        # Only the beginning of a long text is fetched.
+        # Fetch only the start of a long text.
         return F.substring(column, 1, MAX_TEXT + 1) if kind == "string" else column
     if kind == "binary":
         return F.hex(F.substring(column, 1, MAX_TEXT // 2 + 1))
     return column.cast("string")
 
 
-def plain(value: Any) -> Any:
-    """JSON's own values; NaN and infinities as text."""
+def json_value(value: Any) -> Any:
+    """The value for JSON: a long text is cut, NaN and infinities become text."""
     if isinstance(value, str):
         return shorten(value, MAX_TEXT)
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,13 +1,15 @@
-"""The fused pass: one Spark query counts the violations of all checks in every file of a group.
+"""The scan: one Spark query counts the violations of all checks in every file of a group.
 
-A group's files share one schema. Rows that violate nothing are filtered out before they are aggregated, so that the
-aggregation by file costs next to nothing, and the query is no slower than a hand-written count over the table.
+The files of a group share one schema. Rows without a violation are filtered out before the aggregation, so that the
+aggregation by file is cheap, and the query is as fast as a hand-written count over the table.
 
-Counts by file in one stage: what each task has counted is fetched as it is, and added up here.
+Counts by file in one Spark stage.
 
-Spark adds up in a second stage, for which it plans a query anew whenever it runs. Here there is nothing to plan: a row
-for each file that a task met is all that comes, and a file is in as many tasks as it has splits. So the first stage is
-kept as Spark has planned it, and run again.
+Fetches the partial counts of the tasks, and adds them up here.
+
+Spark adds partial counts up in a second stage, for which it plans the query anew at each run. The partial counts are
+few: one row for each file and task, and a file is in as many tasks as it has splits. So the plan of the first stage is
+cached and run again.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop.runtime.java import active
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import ddl, may_match, quote
 from distop_behaviors.reading.check_session import session_of
-from distop_behaviors.reading.spark_expressions import parsed
-from distop_behaviors.validate.spark_errors import is_internal, is_unexpected, sentence_of
-from distop_behaviors.validate.violation_columns import attempted, unpushed, where_true
+from distop_behaviors.reading.spark_expressions import parse_expression
+from distop_behaviors.validate.spark_errors import is_internal, is_unexpected, message_of
+from distop_behaviors.validate.violation_columns import not_pushed_down, try_eval, where_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,16 +41,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_relations: Kept[DataFrame] = Kept(8)
-_counting: Kept[_Counting] = Kept(8)
-_judged: Kept[str | None] = Kept(256)
+_relations: LruCache[DataFrame] = LruCache(8)
+_counting: LruCache[_Counting] = LruCache(8)
+_judged: LruCache[str | None] = LruCache(256)
 
 
 @frozen
 class Group:
-    """Files to be read with one schema, by ``reader``. ``columns`` are those that the checks need, with their types;
-    ``missing`` those that none of the files has; ``partition_columns`` are in none of them, and have one value in each.
-    ``all_rows``: those without a violation are counted, too: nothing else tells how many there are.
+    """Files that ``reader`` reads with one schema.
+
+    ``columns``: the needed columns with their types. ``missing``: needed columns that no file has.
+    ``partition_columns``: columns of the path, with one value for each file. ``all_rows``: also count rows without a
+    violation, because the facts have no row count.
     """
 
     files: tuple[PlannedFile, ...]
@@ -61,8 +65,10 @@ class Group:
 
 @dataclass(slots=True)
 class Counts:
-    """One file: its rows, or those that ``where`` picks (None: not counted), violations by check; and, where rows were
-    tried one by one, how many threw (``where_threw``: on the condition itself).
+    """The counts of one file.
+
+    ``rows``: its rows, or the rows that ``where`` selects (None: not counted). ``violations``: by check. ``threw``: by
+    check, the rows on which evaluating it threw, if that was tried; ``where_threw``: the same for ``where``.
     """
 
     rows: int | None = None
@@ -73,10 +79,10 @@ class Counts:
 
 @frozen
 class Scanned:
-    """What a scan counted by file, and how many rows it read.
+    """The counts of a scan by file, and the number of rows that it read.
 
-    Files without violations may be missing in ``counts``. ``read`` is None where that number is not known, or where
-    ``where`` skipped rows.
+    ``counts`` may lack files without violations. ``read`` is None if that number is unknown, or if ``where`` skipped
+    rows.
     """
 
     counts: dict[str, Counts]
@@ -87,8 +93,8 @@ class Scanned:
 class _Counting:
     """A cached query that counts violations.
 
-    ``rows``: the row counters, where Spark has planned the query for good. ``held``: the objects that the query uses;
-    they are kept alive so that no other object gets their ids.
+    ``planned``: the query is a finished plan that Spark runs again. ``rows``: its row counters. ``held``: the objects
+    that the query uses; they are kept alive, because their ids are cache keys.
     """
 
     query: DataFrame
@@ -96,19 +102,19 @@ class _Counting:
     rows: RowsRead | None
     held: Any
     running: threading.Lock = field(default_factory=threading.Lock)
-    """Held during a run: the counters belong to one run at a time."""
+    """Held during a run: the row counters serve one run at a time."""
 
 
 def reading_session(spark: SparkSession, statistics: str, files: Iterable[FileFacts]) -> SparkSession:
     """The session that reads these files.
 
-    It skips no rows by statistics if ``statistics`` is ``never``, or if the facts of a file contradict themselves.
+    It does not skip rows by statistics if ``statistics`` is ``never``, or if the facts of a file are contradictory.
     """
     return session_of(spark, pushdown=statistics != "never" and not any(facts.contradiction for facts in files))
 
 
-def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
-    """The group with these files alone."""
+def restricted_to(group: Group, files: Sequence[PlannedFile]) -> Group:
+    """The group restricted to these files."""
     return replace(group, files=tuple(files))
 
 
@@ -117,7 +123,10 @@ def _schema(group: Group) -> str:
 
 
 def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
-    """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
+    """The rows of the group, cached with Spark's file listing.
+
+    The cache key holds each file's size and time.
+    """
     from pyspark.sql import functions as F
 
     reader = group.reader
@@ -128,9 +137,7 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The first of those names that Spark may take for one column: it adds no second one, and finds the first by each
-    of them.
-    """
+    """The names without those that Spark treats as equal to an earlier one (it ignores case)."""
     found: list[str] = []
     for name in names:
         if not may_match(name, found):
@@ -139,7 +146,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _values(group: Group) -> tuple[tuple[str | None, ...], ...]:
-    """The values of the partition columns in each file: the same file may be in another partition some day."""
+    """The values of the partition columns by file, if a file may move to another partition (for the cache key)."""
     if not group.partition_columns or not group.reader.moves:
         return ()
     names = list(group.partition_columns)
@@ -154,9 +161,9 @@ def _read(session: SparkSession, group: Group, staged: str) -> DataFrame:
 def count(
     session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
 ) -> Scanned:
-    """Violations by file and check.
+    """Count the violations by file and check. Raises what Spark raises.
 
-    Raises what Spark raises. ``lasting``: no condition depends on the time, or on anything else outside of the row.
+    ``lasting``: no condition depends on the time, or on anything else outside the row, so the plan can be reused.
 
     A query takes dozens of calls into the JVM, two analyses and a plan, so the last queries and their conditions are
     cached.
@@ -188,9 +195,12 @@ def count(
 
 
 def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
-    """Run a counting query: its rows, and how many rows it read."""
+    """Run a counting query.
+
+    Returns its result rows, and the number of rows that it read.
+    """
     if not counting.planned:
-        # Selected from: a query that was run once would find what it shuffled then.
+        # A new query each time: a query that has run would reuse its old shuffle files.
         query = counting.query.select("*")
         return query.collect(), row_counts.of_frame(query)
     if counting.rows is None:
@@ -201,7 +211,7 @@ def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
 
 
 def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
-    """How many rows Spark finds in each file of a group, without reading a column.
+    """The number of rows that Spark finds in each file of a group, without reading a column.
 
     Raises what Spark raises.
     """
@@ -212,10 +222,10 @@ def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
 def misread_files(
     session: SparkSession, group: Group, files: Sequence[FileFacts], found: Mapping[str, int] | None = None
 ) -> dict[str, str]:
-    """Files of a group of which Spark does not find all rows, each with an error message.
+    """The files of a group in which Spark does not find all rows, each with an error message.
 
-    ``found``: rows by file, if they are known; else a separate query counts them. Where it is not known how many rows
-    are deleted, that query counts these as well. Raises what Spark raises.
+    ``found``: the rows by file, if known; otherwise a separate query counts them, and also the deleted rows if their
+    number is unknown. Raises what Spark raises.
     """
     reader = group.reader
     files = [facts for facts in files if facts.rows is not None]
@@ -228,11 +238,14 @@ def misread_files(
 
 
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
-    """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
+    """The query as a reusable plan of one stage; None if that fails.
+
+    The query itself then reports the error.
+    """
     try:
-        return of_tasks(session, query)
+        return partial_counts(session, query)
     except Exception:
-        _log.warning("a count is planned anew whenever it is run", exc_info=True)
+        _log.warning("Cannot reuse the plan of a count; Spark plans it anew at each run", exc_info=True)
         return None
 
 
@@ -245,20 +258,20 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
-        # No filter for the reader of files: it would look up pages and dictionaries in what the facts have left open
-        # already, and may skip a row on which a check throws.
-        frame = frame.where(unpushed(*checks))
+        # Not pushed down to the file reader: the statistics have left these files undecided, so checking pages and
+        # dictionaries would cost time; and it could skip a row on which a check throws.
+        frame = frame.where(not_pushed_down(*checks))
     return frame.groupBy(group.reader.counting_column(frame)).agg(*totals)
 
 
 def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> Scanned:
-    """Like :func:`count`, but a row on which a check throws does not fail the query."""
+    """Like :func:`count`, but a row on which a check throws is counted and does not fail the query."""
     from pyspark.sql import functions as F
 
     frame = relation(session, group)
     path = group.reader.file_column(frame).alias("file")
-    tried = [attempted(column).alias(f"c{n}") for n, column in checks.items()]
-    picked = F.lit(True) if where is None else attempted(where)
+    tried = [try_eval(column).alias(f"c{n}") for n, column in checks.items()]
+    picked = F.lit(True) if where is None else try_eval(where)
     frame = frame.select(path, picked.alias("w"), *tried)
     chosen = F.lit(True) if where is None else F.coalesce(F.col("w.v"), F.lit(False))
     totals = [F.count_if(chosen), F.count_if(F.col("w").isNull())]
@@ -275,9 +288,10 @@ def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Col
     return Scanned(out, row_counts.of_frame(query))
 
 
-def refused(session: SparkSession, group: Group, text: str) -> str | None:
-    """Why an expression is no condition on this group's columns, or None where it is one: that depends on their names
-    and types alone, and is remembered for the next batch.
+def expression_error(session: SparkSession, group: Group, text: str) -> str | None:
+    """Why an expression is not a valid condition on this group's columns, or None if it is valid.
+
+    The result depends only on the columns' names and types, so it is cached for the next batch.
     """
     key = (session, _schema(group), group.missing, text)
     return _judged.get(key, lambda: _refusal(session, relation(session, group), text))
@@ -287,53 +301,53 @@ def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
     from pyspark.errors import AnalysisException
 
     try:
-        frame.where(parsed(session, text).column)._jdf.queryExecution().analyzed()
+        frame.where(parse_expression(session, text).column)._jdf.queryExecution().analyzed()
     except AnalysisException as e:
         kind, given = e.getCondition() or "", e.getMessageParameters() or {}
         if kind == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
             found = given.get("type", "").strip('"')
-            # A column that these files do not have is NULL in them.
+            # A column that these files do not have is NULL, and so is the expression.
             return None if found == "VOID" else f"the expression is of type {found.lower()}, not boolean"
-        return sentence_of(e)
+        return message_of(e)
     except Exception as e:
         if is_unexpected(e):
             raise
-        return sentence_of(e)
+        return message_of(e)
     return None
 
 
-def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
-    """Why Spark refuses this condition on this group's columns, or None where it accepts it."""
+def condition_error(session: SparkSession, group: Group, column: Column) -> str | None:
+    """Why Spark does not accept this condition on this group's columns, or None if it does."""
     from pyspark.errors import AnalysisException
 
     frame = relation(session, group)
     try:
         # The expression is planned as well, to find what the optimizer fails on. An error of the expression itself (a
         # constant that cannot be cast) is reported when the rows are counted.
-        frame.where(unpushed(column))._jdf.queryExecution().executedPlan()
+        frame.where(not_pushed_down(column))._jdf.queryExecution().executedPlan()
     except AnalysisException as e:
-        return sentence_of(e)
+        return message_of(e)
     except Exception as e:
         if is_unexpected(e):
             raise
-        return sentence_of(e) if is_internal(e) else None
+        return message_of(e) if is_internal(e) else None
     return None
 
 
 _AGGREGATION = "HashAggregate"
 
 
-def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
-    """The partial counts that each task makes, to be added up by key, and the plan.
+def partial_counts(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
+    """The partial counts of each task, which the caller adds up by key, and their plan.
 
-    They are computed anew whenever they are collected. None where Spark plans the query in another way, or reads more
-    than the files for it. Raises what Spark raises.
+    Each ``collect()`` computes them anew. None if Spark plans the query in another way, or reads more than files for
+    it. Raises what Spark raises.
 
-    Functions that read the clock keep the answer of now: such a query must not be kept.
+    Functions that read the clock keep the time of planning, so such a query must not be cached.
     """
     from pyspark.sql.classic.dataframe import DataFrame as Classic
 
-    # Before Spark has put a shuffle between what its tasks count and what adds that up.
+    # This plan has no shuffle yet between the partial and the final aggregation.
     whole = query._jdf.queryExecution().sparkPlan()
     if str(whole.nodeName()) != _AGGREGATION:
         return None
@@ -341,9 +355,9 @@ def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] |
     if str(partial.nodeName()) != _AGGREGATION:
         return None
     if partial.output().length() != len(query.columns):
-        return None  # what is always 0, or counted twice, is not made, and comes back in what adds them up
+        return None  # Spark has optimized a constant or duplicate count away, and adds it in the final aggregation
     if partial.collectLeaves().length() != 1:
-        return None  # what else is read beside the files would be read before each run
+        return None  # a second source would be read before each run
     jvm: Any = session._jvm
     jsession: Any = session._jsparkSession
     with active(session):

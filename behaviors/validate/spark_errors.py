@@ -1,7 +1,7 @@
-"""What an error of Spark is about: the data, one file, or Spark itself.
+"""Classifies errors of Spark: is the cause the data, one file, or Spark itself?
 
-It is told by classes, by conditions, and by what Spark writes before it quotes anything: the text of an error holds
-values of the data, which may be any words.
+It uses classes, error conditions, and the fixed text at the start of a message. The rest of a message may quote values
+of the data, so it proves nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from distop.runtime import secret_settings
-from distop.runtime.java import thrown
+from distop.runtime.java import java_exceptions
 from distop.tables.reading.file_facts import Unreadable
 from distop.tables.reading.spark_paths import READING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
 _ENCODING = re.compile(r"Unsupported encoding: (\w+)")
 _PLACE = re.compile(r" (?:at|of|in) (?:file |path )?[a-z0-9]+:/\S+")
-"""The file's path in a message that already names the file."""
+"""The path of a file in a message: removed where the error names the file itself."""
 
 _GONE = frozenset(
     {
@@ -44,32 +44,38 @@ _GONE_TASK = re.compile(
     r"(?:ExecutorLostFailure|TaskKilled|FetchFailed|TaskResultLost|Resubmitted|java\.lang\.OutOfMemoryError)\b"
     r"|(?!Task ))"
 )
-"""A task that ended by no exception of its own, and a stage that none of its tasks ended."""
+"""A task that ended without an exception of its own, or a stage that failed without a failed task."""
 _STOPPED = re.compile(
     r"Job \d+ cancelled|Job cancelled because SparkContext was shut down|SparkContext (?:was|has been) (?:shut|stopped)"
     r"|Cannot call methods on a stopped SparkContext"
 )
-"""How Spark's own sentences begin."""
+"""The start of Spark's own messages about a stopped job or context."""
 _OF_TASK = re.compile(
     r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
     r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: "
 )
-"""What Spark puts before the exception of a task, where it is no cause of its own."""
+"""The text that Spark puts before the exception of a task, if that is not a separate cause."""
 _STACK_OVERFLOW = "java.lang.StackOverflowError"
 _READ = 10_000
-"""Characters of an exception's message that are looked at: it may quote a value of a row, of any length."""
+"""Maximum characters of an exception's message to examine: it may quote a value of any length."""
 MAX_SENTENCE = 600
 """Maximum characters of Spark's error message, which may quote a whole expression."""
 _DISK = "No space left on device"
 
 
 def _beginning(text: str) -> str:
-    """What is looked at of a message, without secret values: one across the cut would not be known again."""
+    """The start of a message without secrets.
+
+    They are removed first: a secret that is cut is not recognized.
+    """
     return secret_settings.redact(text)[:_READ]
 
 
 def is_unexpected(error: Exception) -> bool:
-    """Spark itself is in trouble: nothing is known of the data, and another attempt may do better."""
+    """True if Spark itself fails.
+
+    The error says nothing about the data, and another attempt may succeed.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -78,7 +84,7 @@ def is_unexpected(error: Exception) -> bool:
     if not isinstance(error, PySparkException | Py4JJavaError):
         return True
     try:
-        return any(map(_is_gone, thrown(error)))
+        return any(map(_is_gone, java_exceptions(error)))
     except (Py4JError, OSError):
         return True  # the JVM no longer answers
 
@@ -88,7 +94,7 @@ def _is_gone(thrown: Any) -> bool:
     if name in _GONE or (name.startswith("java.io.") and text.rstrip(")").endswith(_DISK)):
         return True
     if name == "scala.MatchError" and text.startswith("java.lang.OutOfMemoryError"):
-        return True  # Spark 4.1 reports a lack of memory so while it reads a file
+        return True  # Spark 4.1 reports lack of memory in this way while it reads a file
     condition = _condition(thrown)
     if condition is not None:
         return condition in _GONE_CONDITIONS
@@ -98,7 +104,7 @@ def _is_gone(thrown: Any) -> bool:
 
 
 def _condition(thrown: Any) -> str | None:
-    """Spark's name for the error, without its subclass; None where it has none."""
+    """Spark's error condition without its subclass, or None."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 
@@ -110,12 +116,12 @@ def _condition(thrown: Any) -> str | None:
 
 
 def is_internal(error: Exception) -> bool:
-    """Whether Spark failed on a bug or limit of its own, such as a stack overflow.
+    """True if Spark failed on a bug or limit of its own, such as a stack overflow.
 
-    The data is not the cause, and Spark may succeed with other expressions. Call this only where :func:`is_unexpected`
-    is false.
+    The data is not the cause, and Spark may succeed with other expressions. Call this only if :func:`is_unexpected` is
+    false.
     """
-    first = next(thrown(error), None)
+    first = next(java_exceptions(error), None)
     if first is None:
         return False
     condition = _condition(first)
@@ -123,7 +129,7 @@ def is_internal(error: Exception) -> bool:
 
 
 def _is_of_java(thrown: Any) -> bool:
-    """Whether this is an error of Java or of the code compiler, not one of Spark's."""
+    """True if the error comes from Java or from the code compiler, not from Spark."""
     name = str(thrown.getClass().getName())
     return name.startswith(("java.lang.", "scala.", "org.codehaus.", "com.google.common.util.concurrent."))
 
@@ -134,16 +140,16 @@ def why_unreadable(error: Exception) -> str:
 
     causes: list[tuple[str, str]] = []
     with suppress(Py4JError, OSError):
-        causes = [(str(t.getClass().getName()), str(t.getMessage() or "")) for t in thrown(error)]
-    return explained(causes) or sentence_of(error)
+        causes = [(str(t.getClass().getName()), str(t.getMessage() or "")) for t in java_exceptions(error)]
+    return explain_causes(causes) or message_of(error)
 
 
-def explained(causes: Sequence[tuple[str, str]]) -> str:
+def explain_causes(causes: Sequence[tuple[str, str]]) -> str:
     """Why a file cannot be read, from the (class, message) pairs of the exceptions.
 
-    "" where they only say that a file cannot be read.
+    "" if they only say that a file cannot be read.
     """
-    # What follows in further lines, a schema mostly, is announced at the end of the first.
+    # Further lines (a schema, mostly) are dropped, and so is the ':' or '{' that announces them.
     causes = [
         (name, text.strip().split("\n")[0].rstrip(" {:"))
         for name, text in ((name, _beginning(text)) for name, text in causes)
@@ -151,29 +157,29 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
-            return "its name has a ':', which Hadoop cannot read in a file name: rename it"
+            return "its name contains ':', which Hadoop does not allow: rename it"
         if missing := _CODEC.search(text):
             return f"Spark has no codec {missing[2]} (the class {missing[1]})"
         if encoding := _ENCODING.search(text):
-            return f"Spark does not read the encoding {encoding[1]}"
+            return f"Spark cannot read the encoding {encoding[1]}"
         if name.endswith("CryptoRuntimeException"):
             return f"it is encrypted: {text}"
         if name.endswith("AnalysisException"):
-            return f"Spark does not read its schema: {text}"
-    told = [(name, text) for name, text in causes if text]
-    if not told and not causes:
+            return f"Spark cannot read its schema: {text}"
+    messages = [(name, text) for name, text in causes if text]
+    if not messages and not causes:
         return ""
-    # The first message has the place, the last one the cause.
-    name, text = told[0] if told else causes[-1]
-    said = [name.rpartition(".")[2]]
-    if told:
-        said.append(_PLACE.sub("", text))
-        if told[-1][1] not in text:
-            said.append(told[-1][1])
-    return f"it is damaged, or in a form that Spark cannot read ({': '.join(said)})"
+    # The first message names the place in the file, the last one the cause.
+    name, text = messages[0] if messages else causes[-1]
+    details = [name.rpartition(".")[2]]
+    if messages:
+        details.append(_PLACE.sub("", text))
+        if messages[-1][1] not in text:
+            details.append(messages[-1][1])
+    return f"it is damaged, or in a form that Spark cannot read ({': '.join(details)})"
 
 
-def sentence_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Spark's error message without the plan, the query text and the stack.
 
     It has at most :data:`MAX_SENTENCE` characters.
@@ -182,13 +188,13 @@ def sentence_of(error: Exception) -> str:
 
     text = _beginning(str(error)).strip()
     if isinstance(error, Py4JJavaError):
-        # Of Java's own exceptions PySpark makes none of its own: their sentence stands behind the call's.
+        # PySpark does not convert Java's own exceptions: their message follows the description of the call.
         with suppress(Py4JError, OSError):
             text = _of_java(error.java_exception)
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
     line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
-    if line == _STACK_OVERFLOW:  # in a task: of the expression's own depth the driver fails before
-        return f"a regular expression that repeats a group, as (a|b)*, meets too long a text ({line}): use [ab]*"
+    if line == _STACK_OVERFLOW:  # in a task: a too deeply nested expression fails in the driver
+        return f"a regular expression that repeats a group, such as (a|b)*, fails on a long text ({line}): use [ab]*"
     return secret_settings.shortened(line.partition("SQLSTATE: ")[0].rstrip(), MAX_SENTENCE)
 
 

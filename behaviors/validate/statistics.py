@@ -1,8 +1,9 @@
-"""The lattice: what a file's statistics prove about a check. Pure.
+"""What a file's statistics prove about a check. Pure.
 
-PASS: no row violates it. VIOLATED: exactly, or at least, so many rows do. UNKNOWN: scan. Nothing is guessed: bounds
-need not be tight to prove that all rows pass or that all fail; only "some row fails" needs bounds that are values of
-the column, which those of texts (cut off by many writers) and those that were rounded are not known to be.
+PASS: no row violates the check. VIOLATED: exactly, or at least, this many rows violate it. UNKNOWN: the file must be
+scanned. Nothing is guessed. That all rows pass, or that all fail, follows from any bounds. That some row fails follows
+only from tight bounds, which are values of the column; bounds of texts (many writers cut them) and rounded bounds are
+not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop.tables.reading.file_facts import Ambiguous, Chunk, decimal_of, resolve
-from distop_behaviors.validate.typed_bounds import Unfit, canonical, family, limits, member, of
+from distop_behaviors.validate.typed_bounds import Unfit, bound_for, canonical, family, limits, set_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Decision:
-    """``verdict`` pass, violated or unknown; ``violations`` exactly, or at least that many."""
+    """``verdict``: pass, violated or unknown.
+
+    ``violations``: the number, or a lower bound if not ``exact``.
+    """
 
     verdict: str
     violations: int = 0
@@ -34,34 +38,36 @@ PASS = Decision("pass")
 UNKNOWN = Decision("unknown")
 
 _CALENDAR_CHANGED = -141_427
-"""1582-10-15 in days: what old releases of Spark wrote before is of the Julian calendar, and is read as another day."""
+"""1582-10-15 in days. Old releases of Spark wrote earlier dates in the Julian calendar; they read as other days."""
 _ZONES_SETTLED = -2_208_988_800
-"""1900-01-01 in seconds: so it is with times before, by their zone."""
+"""1900-01-01 in seconds. Earlier timestamps of old releases read as other times, depending on the time zone."""
 
 _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
-"""Up to here every whole number is one of the type."""
+"""Up to this limit, the type holds every whole number exactly."""
 
 
 def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
-    """What statistics prove about a check of one column, for the rows of one file, without ``where``. ``path``: where
-    the column is in it, if that is known.
+    """What the statistics of one file prove about a check of one column, without ``where``.
+
+    ``path``: the path of the column in the file, if it is known.
     """
     if facts.contradiction or facts.rows is None:
         return UNKNOWN
     if facts.left == 0:
         return PASS
     decision = _decide(check, facts, path)
-    if facts.closer is not None and not sure(decision):
+    if facts.closer is not None and not is_final(decision):
         nearer = _decide(check, facts.closer, path)
-        if sure(nearer) or nearer.violations > decision.violations:
+        if is_final(nearer) or nearer.violations > decision.violations:
             decision = nearer
-    # The rows that violate it may be those that were deleted.
-    return decision if facts.deleted == 0 else masked(decision)
+    # The violating rows may be deleted rows.
+    return decision if facts.deleted == 0 else for_some_rows(decision)
 
 
-def hull(files: Sequence[FileFacts]) -> FileFacts:
-    """One file as if it held the rows of all of these, which share a schema: a check that it passes each of them
-    passes. The reverse does not hold, and what it violates says nothing of any of them.
+def merged_facts(files: Sequence[FileFacts]) -> FileFacts:
+    """The facts of one imaginary file with the rows of all these files, which share a schema.
+
+    If it passes a check, each of the files passes it. The reverse does not hold, and its violations prove nothing.
     """
     chunks = {}
     for path in files[0].chunks:
@@ -73,7 +79,10 @@ def hull(files: Sequence[FileFacts]) -> FileFacts:
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
-    """All rows of these; bounds only where each that has a value has bounds, in order (a NaN is in none)."""
+    """One chunk with all rows of these.
+
+    It has bounds only if each chunk with a value has them in order (no NaN).
+    """
     rows = sum(chunk.rows for chunk in chunks)
     nulls, nans = _sum(chunk.nulls for chunk in chunks), _sum(chunk.nans for chunk in chunks)
     valued = [chunk for chunk in chunks if chunk.nulls != chunk.rows]
@@ -91,13 +100,16 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return total
 
 
-def sure(decision: Decision) -> bool:
-    """Nothing is left to be looked at."""
+def is_final(decision: Decision) -> bool:
+    """True if the decision is final: the file needs no scan."""
     return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
 
 
 def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """Closer facts may tell what is still open: they have bounds that are tight, and name all columns of the file."""
+    """True if closer facts may decide the check.
+
+    They have tight bounds, and name all columns of the file.
+    """
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks
@@ -118,32 +130,38 @@ def _decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None) -> Dec
     if leaf is None or chunks is None:
         return UNKNOWN
     if check.kind == "not_null":
-        return PASS if not leaf.optional else total([_not_null(c, leaf) for c in chunks])
+        return PASS if not leaf.optional else combined([_not_null(c, leaf) for c in chunks])
     if all(c.nulls == c.rows for c in chunks) and leaf.type:
         return PASS
     if not leaf.type or check.kind in ("length", "matches"):
         return UNKNOWN
     try:
         if check.in_set is not None:
-            return total([_in_set(check.in_set.values, leaf, c) for c in chunks])
+            return combined([_in_set(check.in_set.values, leaf, c) for c in chunks])
         interval = _interval(check, leaf)
     except Unfit:
         return UNKNOWN
-    return UNKNOWN if interval is None else total([_within(c, leaf, *interval) for c in chunks])
+    return UNKNOWN if interval is None else combined([_within(c, leaf, *interval) for c in chunks])
 
 
 def missing(check: Check, facts: FileFacts) -> Decision:
-    """Of a check of one column: the file does not have it, so that it is NULL in all rows."""
+    """The decision for a column that the file does not have: it is NULL in all rows."""
     return Decision("violated", facts.rows) if check.kind == "not_null" and facts.rows else PASS
 
 
-def masked(decision: Decision) -> Decision:
-    """With ``where``: what holds for all rows holds for some of them; nothing else is known."""
+def for_some_rows(decision: Decision) -> Decision:
+    """The decision for some of the rows (``where``, deletes).
+
+    Only a pass for all rows remains proved.
+    """
     return decision if decision.verdict == "pass" else UNKNOWN
 
 
-def total(decisions: Sequence[Decision]) -> Decision:
-    """Several row groups together. One that is not known makes the sum a lower bound."""
+def combined(decisions: Sequence[Decision]) -> Decision:
+    """The decision for several row groups together.
+
+    An unknown one makes the sum a lower bound.
+    """
     if all(d is PASS for d in decisions):
         return PASS
     violations = sum(d.violations for d in decisions)
@@ -161,12 +179,15 @@ def _not_null(chunk: Chunk, leaf: Leaf) -> Decision:
 
 
 def _nulls(chunk: Chunk, leaf: Leaf) -> int | None:
-    """None within structs: writers differ in whether a null of the enclosing struct counts as one of the leaf."""
+    """The number of NULLs; None in structs, because writers count a NULL of the struct differently."""
     return chunk.nulls if len(leaf.path) == 1 or not leaf.optional else None
 
 
 def _interval(check: Check, leaf: Leaf) -> tuple[Any, Any] | None:
-    """The allowed interval in the unit of the column's statistics; None at an end: open. None: not decidable."""
+    """The allowed interval in the unit of the statistics (None at an end: unbounded).
+
+    None if undecidable.
+    """
     if check.range is not None:
         low = None if check.range.min is None else _unit(check.range.min, leaf, up=True)
         high = None if check.range.max is None else _unit(check.range.max, leaf, up=False)
@@ -177,7 +198,7 @@ def _interval(check: Check, leaf: Leaf) -> tuple[Any, Any] | None:
 
 
 def _unit(value: Any, leaf: Leaf, *, up: bool) -> Any:
-    bound = of(value, leaf.type, up=up).value
+    bound = bound_for(value, leaf.type, up=up).value
     if leaf.kind == "timestamp" and leaf.scale == 3:
         return -(-bound // 1000) if up else bound // 1000
     return bound.encode() if leaf.kind == "string" else bound
@@ -190,7 +211,7 @@ def _narrowing(leaf: Leaf, target: str) -> tuple[Any, Any] | None:
         return None
     bounds = limits(target)
     if family(target) == "float" and leaf.kind == "int":
-        # Beyond the limit some whole numbers fit and some do not; _within reports no violation for a kept promise.
+        # Beyond the limit some whole numbers fit and some do not, so _within proves nothing there.
         return _Soft(-_DOUBLE_WHOLE[target]), _Soft(_DOUBLE_WHOLE[target])
     if bounds is None:
         return None
@@ -202,7 +223,7 @@ def _narrowing(leaf: Leaf, target: str) -> tuple[Any, Any] | None:
 
 
 class _Soft(int):
-    """A bound within which all is well and beyond which nothing is known."""
+    """A bound within which every value passes, and beyond which nothing is known."""
 
 
 def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
@@ -210,9 +231,9 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
         return PASS
     if low is None and high is None:
         return PASS
-    if not bounded(chunk, leaf):
+    if not has_bounds(chunk, leaf):
         return UNKNOWN
-    # NaN is above every bound, and statistics leave it out.
+    # NaN is greater than every bound, and the bounds of statistics leave it out.
     nans = chunk.nans if leaf.kind == "float" else 0
     above_low = low is None or chunk.low >= low
     below_high = high is None or chunk.high <= high
@@ -236,9 +257,9 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
 def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     if chunk.nulls == chunk.rows:
         return PASS
-    if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not bounded(chunk, leaf):
+    if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not has_bounds(chunk, leaf):
         return UNKNOWN
-    members = {b.value for b in (member(v, leaf.type) for v in values) if b is not None}
+    members = {b.value for b in (set_member(v, leaf.type) for v in values) if b is not None}
     if chunk.low == chunk.high and chunk.low in members:
         return PASS
     disjoint = not any(chunk.low <= m <= chunk.high for m in members)
@@ -250,8 +271,8 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     return UNKNOWN
 
 
-def bounded(chunk: Chunk, leaf: Leaf) -> bool:
-    """The bounds are there, in order (a NaN among them is not), and mean what a reader makes of them."""
+def has_bounds(chunk: Chunk, leaf: Leaf) -> bool:
+    """True if the chunk has bounds, in order (a NaN is not), that mean the values a reader returns."""
     if leaf.kind == "other" or chunk.low is None or chunk.high is None:
         return False
     if leaf.kind == "date" and chunk.low < _CALENDAR_CHANGED:
@@ -265,7 +286,10 @@ def bounded(chunk: Chunk, leaf: Leaf) -> bool:
 
 
 def _limits(leaf: Leaf) -> tuple[int, int] | None:
-    """The smallest and the largest value that the file's type has; readers make others of those beyond."""
+    """The smallest and the largest value of the file's type.
+
+    Readers change values beyond them.
+    """
     if leaf.kind == "uint":
         return 0, (1 << leaf.bits) - 1
     return limits(leaf.type) if leaf.kind in ("int", "decimal") else None

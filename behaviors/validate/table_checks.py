@@ -1,7 +1,9 @@
-"""Checks of the whole table (unique, references): one job more, beside those of the partitions.
+"""Checks of the whole table (unique, references).
 
-Its name begins with ``@``, as no partition's does, and it has the files of all partitions. So it is claimed, tried
-again, cancelled and reported as any other job. Where a start names partitions, it is about their rows alone.
+One additional job beside the jobs of the partitions.
+
+Its name starts with ``@``, which no partition's name does, and it has the files of all partitions. So it is claimed,
+retried, cancelled and reported like any other job. If a start names partitions, it checks only their rows.
 """
 
 from __future__ import annotations
@@ -21,26 +23,28 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.validate_report import Result
 
 TABLE = f"{WIDE}table"
-"""The job over all partitions of the table."""
+"""The name of the job over all partitions of the table."""
 CHOSEN = f"{WIDE}chosen"
-"""The one over those that a start named."""
+"""The name of the job over the partitions that a start named."""
 
 
 def jobs(
     argument: Argument, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
 ) -> Sequence[PartitionPlan]:
-    """The jobs of an operation, by the names that its start or rerun asks for: one for each partition, unless all
-    checks are of the whole table, and last the one for these.
+    """The jobs for the partitions that a start or rerun names.
 
-    Raises InvalidArgument for names that are none, TableUnavailable and InvalidArgument for another table that cannot
-    be planned.
+    One for each, and last the one of the whole table.
+
+    If all checks are about the whole table, there is only the last one. Raises InvalidArgument for unknown names;
+    TableUnavailable and InvalidArgument if a referenced table cannot be planned.
     """
     if not any(check.wide for check in argument.checks):
         return select(partitions, names)
     named = None if names is None else [name for name in names if name != TABLE]
     if named is not None and CHOSEN in named:
         raise InvalidArgument(
-            f"the job {CHOSEN!r} was about the partitions that another start named: start it anew, with their names"
+            f"the job {CHOSEN!r} cannot be rerun: it covers the partitions that its start named; start a new operation "
+            "with their names"
         )
     chosen = select(partitions, named)
     whole = names is None or TABLE in names or len(chosen) == len(partitions)
@@ -50,7 +54,7 @@ def jobs(
 
 
 def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
-    """The tables that are referred to, each once, as they are now."""
+    """The referenced tables, each once, planned as they are now."""
     from distop.tables import plan_table
 
     names = dict.fromkeys(check.references.table for check in argument.checks if check.references is not None)
@@ -62,16 +66,19 @@ def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
     return tuple(found)
 
 
-def of_rows(argument: Argument) -> Argument | None:
-    """The argument with those checks alone that each partition decides for itself; None where there is none."""
+def row_checks_only(argument: Argument) -> Argument | None:
+    """The argument with only the checks that each partition decides for itself.
+
+    None if there are none.
+    """
     checks = [check for check in argument.checks if not check.wide]
     if len(checks) == len(argument.checks):
         return argument
     return argument.model_copy(update={"checks": checks}) if checks else None
 
 
-def spread(argument: Argument, result: Result, *, wide: bool) -> Result:
-    """A result of some checks (``wide``, or the others) with a place for each of the argument's."""
+def in_argument_order(argument: Argument, result: Result, *, wide: bool) -> Result:
+    """The result of some checks (``wide`` or not), with a default result for each other check of the argument."""
     if len(result.checks) == len(argument.checks):
         return result
     found = iter(result.checks)

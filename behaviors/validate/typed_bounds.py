@@ -1,7 +1,7 @@
-"""Turns a bound or value of the argument into what compares with a column of some type, exactly.
+"""Converts a bound or value of the argument to the unit of a column's type, exactly.
 
 Whole numbers, decimals, dates and times become integers in the column's own unit (unscaled, days, micro- or
-milliseconds), so a bound between two values of the column is rounded inwards and nothing is lost.
+milliseconds). A bound between two values of the column is rounded inwards, which changes no result.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from distop.tables.reading.file_facts import decimal_of
 RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 MAX_DECIMAL = 10**38 - 1
 _LARGEST = 1_000
-"""Digits of a number, and its exponent: far beyond any type of a column."""
+"""Maximum digits and maximum exponent of a number: far beyond any column type."""
 _LONGEST = 200
-"""Characters of a number in a path: a folder's name has at most 255."""
+"""Maximum characters of a number in a path: a folder's name has at most 255."""
 
 _ALIASES = {
     "byte": "tinyint",
@@ -37,12 +37,15 @@ _TIME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{
 
 
 class Unfit(Exception):
-    """The bound does not fit the column's type; the text says so."""
+    """A check or a bound does not fit the column's type. The text says why."""
 
 
 @lru_cache(256)
 def canonical(kind: str) -> str:
-    """Spark's type name in one spelling: ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
+    """Spark's type name in one spelling.
+
+    ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``.
+    """
     text = re.sub(r"\s+", "", kind.lower())
     if text.startswith(("decimal", "dec", "numeric")):
         precision, scale = decimal_of(text)
@@ -51,7 +54,7 @@ def canonical(kind: str) -> str:
 
 
 def family(kind: str) -> str:
-    """whole, decimal, float, date, timestamp, string, or the type itself where bounds mean nothing."""
+    """whole, decimal, float, date, timestamp, string; or the type itself if bounds do not apply to it."""
     if kind in RANGES:
         return "whole"
     if kind.startswith("decimal"):
@@ -65,35 +68,43 @@ def family(kind: str) -> str:
 
 @frozen
 class Bound:
-    """A bound in a column's unit: an integer with ``scale`` decimal places, a float, or text."""
+    """A bound in a column's unit.
+
+    An integer with ``scale`` decimal places, a float, or text.
+    """
 
     value: Any
     scale: int = 0
 
 
-def exact(value: Any) -> Fraction:
-    """A number, or text that is one, as it is written (a JSON number as the double that it is).
+def exact_number(value: Any) -> Fraction:
+    """The exact value of a number, or of a text that is a number.
 
-    Raises Unfit, also for text of more than 1,000 characters, or with an exponent beyond ±1,000: exact arithmetic with
-    it would take hours, in which no other thread of the process runs.
+    A JSON number counts as its double.
+
+    Raises Unfit, also for text of more than 1,000 characters or an exponent beyond ±1,000: exact arithmetic with such a
+    number takes hours, and blocks all other threads of the process.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Unfit(f"{value!r} is no number")
+        raise Unfit(f"{value!r} is not a number")
     if isinstance(value, str) and len(value) > _LARGEST:
-        raise Unfit(f"a number of {len(value)} characters is refused: at most {_LARGEST} are exact")
+        raise Unfit(f"a number of {len(value)} characters is too long: at most {_LARGEST} are allowed")
     try:
         if not isinstance(value, str):
             return Fraction(value)
         number = Decimal(value)
         if number.is_finite() and abs(number.adjusted()) > _LARGEST:
-            raise Unfit(f"{value!r} is refused: exponents are exact up to ±{_LARGEST}")
+            raise Unfit(f"the exponent of {value!r} is out of range: at most ±{_LARGEST} is allowed")
         return Fraction(number)
     except (InvalidOperation, ValueError, OverflowError):
-        raise Unfit(f"{value!r} is no number") from None
+        raise Unfit(f"{value!r} is not a number") from None
 
 
-def of(value: Any, kind: str, *, up: bool) -> Bound:
-    """See :func:`_of`, which is asked once for each bound and type (1, 1.0 and true are different values)."""
+def bound_for(value: Any, kind: str, *, up: bool) -> Bound:
+    """:func:`_of`, cached.
+
+    The value's type is part of the cache key: 1, 1.0 and true are different values.
+    """
     return _of(value, type(value).__name__, kind, up)
 
 
@@ -116,25 +127,31 @@ def _of(value: Any, _kind_of_value: str, kind: str, up: bool) -> Bound:
         return Bound(_round(_seconds(value) * 10**6, up), 6)
     if group == "string":
         if not isinstance(value, str):
-            raise Unfit(f"the column holds text, and {value!r} is none: write it in quotes")
+            raise Unfit(f"the column holds text, but {value!r} is not text: write it in quotes")
         return Bound(value)
-    raise Unfit(f"a column of type {kind} has no order that bounds apply to")
+    raise Unfit(f"bounds do not apply to a column of type {kind}: its values have no order")
 
 
 def _decimal(value: Any) -> Fraction:
-    """A JSON number such as 0.1 is meant as it is written, in columns that hold such numbers exactly."""
-    return exact(repr(value) if isinstance(value, float) else value)
+    """The value as it is written.
+
+    0.1 is one tenth, because whole and decimal columns hold numbers exactly.
+    """
+    return exact_number(repr(value) if isinstance(value, float) else value)
 
 
-def member(value: Any, kind: str) -> Bound | None:
-    """A value of ``in_set`` for a column of this type; None where the column cannot hold it. Raises Unfit."""
+def set_member(value: Any, kind: str) -> Bound | None:
+    """A value of ``in_set`` for a column of this type.
+
+    None if the column cannot hold it. Raises Unfit.
+    """
     if kind == "boolean":
         if not isinstance(value, bool):
-            raise Unfit(f"the column holds true or false, and {value!r} is neither")
+            raise Unfit(f"the column holds true or false, but {value!r} is neither")
         return Bound(value)
     if isinstance(value, bool):
-        raise Unfit(f"{value!r} is no value of a column of type {kind}")
-    low, high = of(value, kind, up=True), of(value, kind, up=False)
+        raise Unfit(f"{value!r} is not a value of a column of type {kind}")
+    low, high = bound_for(value, kind, up=True), bound_for(value, kind, up=False)
     return low if low == high else None
 
 
@@ -147,13 +164,13 @@ _MOMENT = re.compile(
 )
 
 
-def path_value(column: str, text: str, kind: str) -> None:
-    """Raises Unfit where a partition's value in a path is none of the type that it is declared as, without loss.
+def check_path_value(column: str, text: str, kind: str) -> None:
+    """Raises Unfit if a partition value in a path is not an exact value of the declared type.
 
-    Spark's reader wraps whole numbers that are too large there, and takes 1.2 for 0.12 in a decimal(9,2).
+    Spark's reader would wrap a whole number that is too large, and read 1.2 as 0.12 in a decimal(9,2).
     """
     if not _is_value(text, kind):
-        raise Unfit(f"the value {text!r} of the partition column {column!r} is no {kind}")
+        raise Unfit(f"the value {text!r} of the partition column {column!r} is not a valid {kind}")
 
 
 def _is_value(text: str, kind: str) -> bool:
@@ -181,7 +198,10 @@ def _is_value(text: str, kind: str) -> bool:
 
 
 def limits(kind: str) -> tuple[int, int] | None:
-    """The smallest and the largest whole number (decimals: unscaled) of a type; None where it has none."""
+    """The smallest and the largest whole number (decimals: unscaled) of a type.
+
+    None for other types.
+    """
     if kind in RANGES:
         bits = RANGES[kind]
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
@@ -202,11 +222,11 @@ def _double(value: Any, up: bool) -> float:
         try:
             number = float(value)
         except ValueError:
-            raise Unfit(f"{value!r} is no number") from None
+            raise Unfit(f"{value!r} is not a number") from None
         if math.isnan(number):
-            raise Unfit("NaN is above every bound and cannot be one")
+            raise Unfit("NaN cannot be a bound: it is greater than every value")
         return number
-    wanted = exact(value)
+    wanted = exact_number(value)
     try:
         number = float(value)
     except OverflowError:
@@ -219,9 +239,9 @@ def _double(value: Any, up: bool) -> float:
 
 
 def _seconds(value: Any) -> Fraction:
-    """Seconds since the epoch of a date or time; without a zone it is UTC."""
+    """Seconds since the epoch of a date or time. Without a time zone it is UTC."""
     if not isinstance(value, str):
-        raise Unfit(f"{value!r} is no date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'")
+        raise Unfit(f"{value!r} is not a date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'")
     found = _TIME.fullmatch(value.strip())
     try:
         if found is None:
@@ -230,7 +250,7 @@ def _seconds(value: Any) -> Fraction:
         date.fromisoformat(day)
         moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{zone or '+00:00'}")
     except ValueError:
-        raise Unfit(f"{value!r} is no date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'") from None
+        raise Unfit(f"{value!r} is not a date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'") from None
     whole = moment - _EPOCH
     seconds = Fraction(whole.days * 86_400 + whole.seconds)
     return seconds + (Fraction(int(fraction), 10 ** len(fraction)) if fraction else 0)

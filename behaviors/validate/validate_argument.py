@@ -1,7 +1,9 @@
-"""The argument of ``validate`` (a contract): pydantic models, and the JSON Schema that clients check against.
+"""The argument of ``validate`` (a contract).
 
-The schema is written so that a client's single best error names the very property that is wrong; the models
-hold the same rules for whoever comes without a client.
+It has pydantic models, and the JSON Schema that clients check against.
+
+A client reports one error, so the schema is written to name the property that is wrong. The models check the same rules
+for callers that do not use a client.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat,
 from pydantic_core import PydanticCustomError
 
 from distop.behavior import out_of_order
+from distop.protocol.texts import did_you_mean
 from distop_behaviors.reading.row_functions import ROW_FUNCTIONS
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 WIDE_KINDS = ("unique", "references")
-"""What one job decides for the whole table."""
+"""Checks that one job decides for the whole table."""
 KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches", *WIDE_KINDS)
 MAX_KEY = 32
 """Columns of a key."""
@@ -30,12 +33,12 @@ MAX_CHECKS = 200
 MAX_SAMPLE = 1_000
 
 Column = Annotated[str, Field(min_length=1)]
-# The schema refuses at submission what can be told there. The rest has the verdict `error` of its check alone.
+# The schema refuses at submission what it can detect. Other mistakes give only this check the verdict `error`.
 Expression = Annotated[str, Field(min_length=1, json_schema_extra={"x-row-expression": sorted(ROW_FUNCTIONS)})]
 
 
 def _whole(value: Any) -> Any:
-    """JSON knows one kind of number: 2.0 is a whole one, as the published schema has it."""
+    """2.0 as 2: JSON has one kind of number, and the published schema accepts 2.0 as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -54,7 +57,10 @@ _PLAIN = (
 
 
 def _any_case(*words: str) -> str:
-    """A pattern for one of the words in upper or lower case, without flags, which JSON Schema has not."""
+    """A pattern for one of the words in upper or lower case.
+
+    JSON Schema has no flags for patterns.
+    """
     return "|".join("".join(f"[{c.upper()}{c}]" if c.isalpha() else c for c in word) for word in words)
 
 
@@ -75,19 +81,23 @@ def _up_to(places: int) -> str:
 
 _SIZES = "|".join(rf"{digits}\s*(,\s*({_up_to(digits)})\s*)?" for digits in range(1, 39))
 SCHEMA_PATTERN = TYPE_PATTERN.replace(_WITH_PLACES, rf"(\(\s*({_SIZES})\))?")
-"""The pattern in the schema, by which also a decimal of more places than digits is refused at the start. Each number of
-digits has its own alternative: a pattern that is matched in linear time cannot look ahead.
+"""The pattern in the schema: it also refuses a decimal with more decimal places than digits.
+
+Each number of digits has its own alternative, because a pattern that is matched in linear time cannot look ahead.
 """
 _TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
 
 
 def _wrong(text: str) -> PydanticCustomError:
-    """What is wrong with the argument, worded as it is shown (a ValueError would be given a prefix)."""
+    """An error of the argument, shown as it is worded here (pydantic prefixes a ValueError)."""
     return PydanticCustomError("argument", "{text}", {"text": text})
 
 
 def _without_null(schema: Any) -> None:
-    """Optional fields are left out or given; null is not a third way to say either."""
+    """Remove null from optional fields of the schema.
+
+    A caller leaves a field out instead.
+    """
     for field in schema.get("properties", {}).values():
         if field.get("default", 0) is None:
             field.pop("default")
@@ -114,7 +124,7 @@ class _Bounded(_Model):
         if getattr(self, "min", None) is None and getattr(self, "max", None) is None:
             raise _wrong("give min, max, or both")
         low, high = getattr(self, "min", None), getattr(self, "max", None)
-        # No row could be between the two, whatever the column is. How other texts compare is known when the column is.
+        # No value lies between the two, whatever the column's type. How other texts compare depends on that type.
         if out_of_order(low, high):
             raise _wrong(f"min ({json.dumps(low)}) is greater than max ({json.dumps(high)})")
         return self
@@ -123,7 +133,7 @@ class _Bounded(_Model):
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
         schema["minProperties"] = 2
-        schema["x-ordered"] = ["min", "max"]  # so that a start is refused, not the planning
+        schema["x-ordered"] = ["min", "max"]  # so that the start is refused, before planning
         return schema
 
 
@@ -136,7 +146,10 @@ class Range(_Bounded):
 
 
 class Fits(_Model):
-    """A cast to the type and back gives an equal value."""
+    """A cast to the type and back gives an equal value.
+
+    The column can be narrowed to it.
+    """
 
     column: Column
     type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": SCHEMA_PATTERN})]
@@ -145,7 +158,7 @@ class Fits(_Model):
     def _is_a_type(self) -> Fits:
         if not _TYPE.fullmatch(self.type):
             raise _wrong(f"{self.type!r} is not {_TYPE_IS}")
-        # Of a decimal: the precision, then the scale.
+        # In a decimal: the precision, then the scale.
         digits = [int(d) for d in re.findall(r"[0-9]+", self.type)]
         if len(digits) == 2 and digits[1] > digits[0]:
             raise _wrong(f"{self.type!r} has more decimal places than digits")
@@ -184,8 +197,9 @@ def _no_column_twice(columns: list[str]) -> None:
 
 
 class References(_Model):
-    """The values of ``column`` are in the column ``to`` of another registered table; of several columns, those of
-    ``columns`` together are in one row of ``to`` there, which is then a list as well.
+    """The values of ``column`` are in the column ``to`` of another registered table (a foreign key).
+
+    For a key of several columns: the values of ``columns`` together are in one row of the columns ``to`` there.
     """
 
     table: Annotated[str, Field(min_length=1)]
@@ -196,17 +210,17 @@ class References(_Model):
     @model_validator(mode="after")
     def _pairs(self) -> References:
         if (self.column is None) == (self.columns is None):
-            raise _wrong("references has either a column or columns")
+            raise _wrong("references needs either 'column' or 'columns'")
         if (self.column is not None) != isinstance(self.to, str):
-            raise _wrong("references has a column and a text as to, or columns and a list")
+            raise _wrong("references needs one column name in 'to' with 'column', and a list in 'to' with 'columns'")
         if len(self.own()) != len(self.theirs()):
-            raise _wrong(f"columns has {len(self.own())} items and to has {len(self.theirs())}: they belong together")
+            raise _wrong(f"references has {len(self.own())} 'columns' but {len(self.theirs())} in 'to': give as many")
         return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
-        # So that a start is refused, not the planning.
+        # So that the start is refused, before planning.
         schema |= {"minProperties": 3, "maxProperties": 3, "x-same-length": ["columns", "to"]}
         schema["dependentSchemas"] = {
             "column": {"properties": {"to": {"type": "string"}}},
@@ -215,16 +229,16 @@ class References(_Model):
         return schema
 
     def own(self) -> list[str]:
-        """This table's columns."""
+        """The columns of this table."""
         return [self.column] if self.column is not None else list(self.columns or ())
 
     def theirs(self) -> list[str]:
-        """The other table's, in the same order."""
+        """The columns of the other table, in the same order."""
         return [self.to] if isinstance(self.to, str) else list(self.to)
 
 
 class Check(_Model):
-    """One check: exactly one of the kinds, and a name if wanted."""
+    """One check: exactly one of the kinds, with an optional name."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     not_null: Column | None = None
@@ -243,11 +257,12 @@ class Check(_Model):
         if isinstance(data, dict):
             unknown = [k for k in data if k not in KINDS and k != "name"]
             if unknown:
-                raise _wrong(f"{unknown[0]!r} is no check (there are: {', '.join(KINDS)})")
+                hint = did_you_mean(unknown[0], KINDS, "known")
+                raise _wrong(f"{unknown[0]!r} is not a check{hint}")
             given = [k for k in data if k in KINDS and data[k] is not None]
             if len(given) != 1:
                 found = " and ".join(given) or "none"
-                raise _wrong(f"a check is exactly one of {', '.join(KINDS)}; here is {found}")
+                raise _wrong(f"a check must be exactly one of {', '.join(KINDS)}, but has {found}")
         return data
 
     @model_validator(mode="after")
@@ -265,26 +280,24 @@ class Check(_Model):
 
     @cached_property
     def kind(self) -> str:
-        """Which of :data:`KINDS` it is."""
+        """Its kind, one of :data:`KINDS`."""
         return next(k for k in KINDS if getattr(self, k) is not None)
 
     @property
     def wide(self) -> bool:
-        """It is about the whole table: no partition alone decides it."""
+        """True if no partition alone can decide it: it is about the whole table."""
         return self.kind in WIDE_KINDS
 
     @cached_property
     def key(self) -> list[str]:
-        """The columns whose values together are looked at, of a check that is ``wide``."""
+        """The columns of the key of a ``wide`` check; empty for the others."""
         if self.references is not None:
             return self.references.own()
         return [self.unique] if isinstance(self.unique, str) else list(self.unique or ())
 
     @cached_property
     def column(self) -> str:
-        """The column that is looked at; "" for ``check``, which names its columns in its expression, and where it is
-        :attr:`wide`.
-        """
+        """The checked column; "" for a :attr:`wide` check, and for ``check``, whose expression names its columns."""
         if self.wide:
             return ""
         spec = getattr(self, self.kind)
@@ -307,11 +320,11 @@ class Check(_Model):
         return self.model_dump(mode="json", exclude_none=True, exclude={"name"})
 
 
-_SINCE = "a former validation, such as table/validate/7: only what came since its certificate is looked at"
+_SINCE = "an earlier validation, such as table/validate/7: only files that are newer than its certificate are validated"
 
 
 class Argument(_Model):
-    """What to check, on which rows, and how much to say about it."""
+    """The checks, the rows to check, and how many violations to report."""
 
     checks: Annotated[list[Check], Field(min_length=1, max_length=MAX_CHECKS)]
     where: Expression | None = None
@@ -332,19 +345,22 @@ class Argument(_Model):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
-        schema["properties"]["checks"]["x-unique-by"] = "name"  # so that a start is refused, not the planning
+        schema["properties"]["checks"]["x-unique-by"] = "name"  # so that the start is refused, before planning
         # The contract's own example has ``"max_violations": null``.
         schema["properties"]["max_violations"] = {
             "type": ["integer", "null"],
             "minimum": 1,
             "default": None,
-            "description": "stop counting a check at so many",
+            "description": "stop counting the violations of a check at this number",
         }
         schema["properties"]["where"]["type"] = ["string", "null"]
         return schema
 
     def names(self) -> list[str]:
-        """The checks' names in order: those given, else default ones, made unique by a number."""
+        """The names of the checks in order.
+
+        The given ones, and default names that a number makes unique.
+        """
         taken = {c.name for c in self.checks if c.name is not None}
         names: list[str] = []
         for check in self.checks:

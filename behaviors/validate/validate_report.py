@@ -1,4 +1,7 @@
-"""What a partition's job answers, and how the answers become the report (a contract). Pure but for pydantic."""
+"""The result of a partition's job, and the report of all jobs (a contract).
+
+Pure except for pydantic.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, Field, RootModel, model_serializer, model_validator
 
 from distop.behavior import is_wide
+from distop.protocol.texts import plural
 from distop.runtime import secret_settings
 from distop_behaviors.validate.certificate import Certificate
 
@@ -24,18 +28,18 @@ WORST_FIRST: tuple[Verdict, ...] = ("violated", "error", "unknown", "valid")
 MAX_TEXT = 256
 MAX_ERROR = 600
 RESULT_BYTES = 48 * 1024
-"""Of a result and its samples; the sentence that goes with it needs some of the 64 KiB too."""
+"""Maximum bytes of a result with its samples. The job's error message also needs a part of the 64 KiB."""
 RESULT_ERROR_BYTES = 12 * 1024
 RESULT_SAMPLE_BYTES = 40 * 1024
 REPORT_ERROR_BYTES = 64 * 1024
 REPORT_SAMPLE_BYTES = 256 * 1024
-NOTHING = "there was no partition to check"
-NO_JOB = "no job looked at the table as a whole"
+NOTHING = "the table has no partition, so there is nothing to check"
+NO_JOB = "no job has checked the whole table"
 _NAMES = 5
 
 
 class Sample(BaseModel):
-    """One violating row: where it is, and the values looked at."""
+    """One violating row: its location and the checked values."""
 
     partition: str
     file: str
@@ -44,16 +48,17 @@ class Sample(BaseModel):
 
 
 class Evidence(BaseModel):
-    """How many files were decided by their statistics, and how many by a scan."""
+    """The numbers of files that were decided by statistics, and by a scan."""
 
     files_statistics: int = 0
     files_scanned: int = 0
 
 
 class CheckReport(BaseModel):
-    """One check over all partitions. ``exact`` false: at least ``violations``. ``scope``, of a check that one job
-    decides: ``table``, or ``chosen`` where it was over the partitions that the start named. ``against``: the table that
-    was looked into, and its version.
+    """One check over all partitions.
+
+    ``exact`` false: there are at least ``violations``. ``scope``, for a check of the whole table: ``table``, or
+    ``chosen`` if the start named partitions. ``against``: the referenced table and its version.
     """
 
     name: str
@@ -73,9 +78,11 @@ class CheckReport(BaseModel):
 
 
 class Report(BaseModel):
-    """``rows``: the rows that were to be checked; with ``where``, those that it picks (null: not counted); with
-    ``since``, the operation whose certificate was gone on from, those of what was new. ``certificate``: of what is
-    valid for the whole table; else ``uncertified`` says why there is none.
+    """The report of a validation.
+
+    ``rows``: the number of checked rows: with ``where`` the rows it selects, with ``since`` the new rows; null if they
+    were not counted. ``since``: the validation whose certificate this one continues. ``certificate``: for a valid
+    table; otherwise ``uncertified`` may say why there is none.
     """
 
     verdict: Verdict
@@ -88,7 +95,10 @@ class Report(BaseModel):
 
 @dataclass(slots=True)
 class CheckResult:
-    """One check in one partition. ``missing``: columns that none of the partition's files has."""
+    """The result of one check in one partition.
+
+    ``missing``: columns that none of its files has.
+    """
 
     verdict: Verdict = "valid"
     violations: int = 0
@@ -102,7 +112,7 @@ class CheckResult:
     against: dict[str, str] | None = None
 
     def compact(self) -> dict[str, Any]:
-        """As JSON without defaults, and without error and samples."""
+        """The result as JSON, without default values, error and samples."""
         data: dict[str, Any] = {"verdict": self.verdict}
         if self.violations:
             data["violations"] = self.violations
@@ -123,10 +133,12 @@ class CheckResult:
 
 @dataclass(slots=True)
 class Result:
-    """One partition: its checks in the argument's order. ``missing``: columns that ``where`` names and none of the
-    partition's files has; null where the files could not be read, and no missing column is known of any check.
+    """The result of one partition: its checks in the order of the argument.
 
-    A plain value, since a large table makes many of them; :class:`Answer` is what is stored of it.
+    ``missing``: columns that ``where`` names but none of the partition's files has; null if the files could not be
+    read, and so no missing column of any check is known.
+
+    A plain value, because a large table has many of them; :class:`Answer` is its stored form.
     """
 
     verdict: Verdict
@@ -135,8 +147,10 @@ class Result:
     missing: list[str] | None = field(default_factory=list)
 
     def compact(self) -> dict[str, Any]:
-        """As JSON without defaults, well below 64 KiB. An error stands once among ``reasons``, whose length in all is
-        bounded, and checks have its number there as ``reason``; samples beyond what is left are left out.
+        """The result as JSON without default values, well below 64 KiB.
+
+        Each error is stored once, in ``reasons``, which is bounded; checks have its index as ``reason``. Samples that
+        do not fit are left out.
         """
         reasons = list(dict.fromkeys(c.error for c in self.checks if c.error is not None))
         checks = [check.compact() for check in self.checks]
@@ -157,7 +171,7 @@ class Result:
 
 
 class Answer(RootModel[Result]):
-    """What a partition's job answers."""
+    """The stored result of a partition's job."""
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +184,7 @@ class Answer(RootModel[Result]):
         return {**data, "checks": checks}
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """As it is stored: JSON values without defaults. pydantic's own way looks at each of them once more."""
+        """The stored form: JSON without default values. pydantic's own method would validate each value again."""
         return self.root.compact()
 
 
@@ -179,7 +193,7 @@ def _size(value: Any) -> int:
 
 
 def bounded(texts: Sequence[str], budget: int) -> list[str]:
-    """The texts, the longest of them cut so that all together have at most so many bytes."""
+    """The texts, with the longest ones cut so that all together have at most ``budget`` bytes."""
     left = budget
     sizes = sorted(len(text.encode(errors="backslashreplace")) for text in texts)
     for n, size in enumerate(sizes):
@@ -196,7 +210,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], int]:
-    """As many samples as fit in so many bytes of JSON, and the bytes left."""
+    """The first samples that fit in ``budget`` bytes of JSON, and the bytes left."""
     kept: list[dict[str, Any]] = []
     for sample in samples:
         size = _size(sample)
@@ -208,80 +222,106 @@ def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, A
 
 
 def worst(verdicts: Iterable[str]) -> Verdict:
-    """Violated before error before unknown before valid; valid where there is none."""
+    """The worst verdict: violated, error, unknown, then valid.
+
+    No verdict at all is valid.
+    """
     found = set(verdicts)
     return next((v for v in WORST_FIRST if v in found), "valid")
 
 
 def shorten(text: str, limit: int = MAX_ERROR) -> str:
-    """At most ``limit`` characters."""
+    """The text, cut to at most ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def error_text(text: str) -> str:
-    """The error of a check, without secret values."""
+    """The text of a check's error, shortened and without secrets."""
     return shorten(secret_settings.redact(text))
 
 
 def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:
-    """The report of all partitions: their names with their results, or with the error of a job that gave none.
+    """The report of all partitions, from their names and results, or the error of a job without a result.
 
-    Not ``complete``: jobs are missing, so what is valid so far is unknown. Complete without any partition, each check
-    is an error: over nothing, what is said of a column that never existed would hold.
+    Not ``complete``: some jobs have no outcome, so a check that is valid so far becomes unknown. If it is complete but
+    there is no partition, each check is an error: otherwise a check of a misspelled column would be valid.
     """
-    sums = [_Sum() for _ in argument.checks]
-    nowhere_of_where = _Nowhere()
-    rows: int | None = 0
-    rows_of_wide: list[int | None] = []
-    narrow = unread = False
-    nothing = NOTHING
-    budget = REPORT_SAMPLE_BYTES
+    totals = _Totals(argument)
     for partition, result in results:
-        nothing = ""
+        totals.add(partition, result)
+    return totals.report(complete=complete)
+
+
+class _Totals:
+    """The sums of all checks over the partitions so far."""
+
+    def __init__(self, argument: Argument) -> None:
+        self._argument = argument
+        self._sums = [_Sum() for _ in argument.checks]
+        self._where_missing = _MissingColumns()
+        self._rows: int | None = 0
+        self._rows_of_wide: list[int | None] = []
+        self._empty = True
+        self._narrow = self._unread = False
+        self._budget = REPORT_SAMPLE_BYTES
+
+    def add(self, partition: str, result: Result | str) -> None:
+        """Add the result of one job, or the error of a job without a result."""
+        self._empty = False
         wide = is_wide(partition)
-        narrow = narrow or not wide
-        looked_at = [check.wide == wide for check in argument.checks]
+        self._narrow = self._narrow or not wide
+        checked = [check.wide == wide for check in self._argument.checks]
         if isinstance(result, str):
-            rows, unread = None, True
-            for total in itertools.compress(sums, looked_at):
+            self._rows, self._unread = None, True
+            for total in itertools.compress(self._sums, checked):
                 total.verdicts.add("error")
-                total.err(shorten(f"{'' if wide else 'partition '}{partition}: {result}"))
-            continue
+                total.add_error(shorten(f"{'' if wide else 'partition '}{partition}: {result}"))
+            return
         if wide:
-            rows_of_wide.append(result.rows)
+            self._rows_of_wide.append(result.rows)
         else:
-            rows = None if rows is None or result.rows is None else rows + result.rows
-        unread = unread or result.missing is None
-        nowhere_of_where.add(result.missing)
-        pairs = zip(sums, result.checks, strict=True)
-        for total, part in itertools.compress(pairs, looked_at):
+            self._rows = None if self._rows is None or result.rows is None else self._rows + result.rows
+        self._unread = self._unread or result.missing is None
+        self._where_missing.add(result.missing)
+        pairs = zip(self._sums, result.checks, strict=True)
+        for total, part in itertools.compress(pairs, checked):
             total.add(part, readable=result.missing is not None)
-            room = argument.sample - len(total.samples)
-            if room > 0 and part.samples and budget > 0:
-                kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
-                total.samples.extend(part.samples[: len(kept)])
-    # What a certificate was issued for was somewhere: in the new files it may be nowhere.
-    told = argument.since is None
-    elsewhere = (nothing or nowhere_of_where.sentence("where: ", unread)) if told else ""
-    nowhere = [elsewhere or (total.nowhere.sentence("", unread) if told else "") for total in sums]
-    checks = [
-        total.report(name, check.as_given(), where, argument, complete)
-        for name, check, total, where in zip(argument.names(), argument.checks, sums, nowhere, strict=True)
-        # A rerun may be of the job over all partitions alone, and then no other check is looked at.
-        if total.verdicts or check.wide or nothing or not complete
-    ]
-    for check, error in zip(checks, bounded([c.error or "" for c in checks], REPORT_ERROR_BYTES), strict=True):
-        check.error = error or None
-    if not narrow and rows_of_wide:
-        rows = None if rows is None else rows_of_wide[0]
-    if complete and told and nowhere_of_where.columns:
-        rows = None
-    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=argument.since)
+            self._add_samples(total, part)
+
+    def _add_samples(self, total: _Sum, part: CheckResult) -> None:
+        room = self._argument.sample - len(total.samples)
+        if room > 0 and part.samples and self._budget > 0:
+            kept, self._budget = within([s.model_dump(mode="json") for s in part.samples[:room]], self._budget)
+            total.samples.extend(part.samples[: len(kept)])
+
+    def report(self, *, complete: bool) -> Report:
+        """The report of all partitions."""
+        argument = self._argument
+        # The certificate of ``since`` proves that the columns exist; the new files need not have them.
+        must_exist = argument.since is None
+        shared, errors = "", [""] * len(self._sums)
+        if must_exist:
+            shared = NOTHING if self._empty else self._where_missing.sentence("where: ", self._unread)
+            errors = [shared or total.missing.sentence("", self._unread) for total in self._sums]
+        checks = [
+            total.report(name, check.as_given(), error, argument, complete)
+            for name, check, total, error in zip(argument.names(), argument.checks, self._sums, errors, strict=True)
+            # A rerun may run only the job of the whole table: then checks of rows are not in the report.
+            if total.verdicts or check.wide or self._empty or not complete
+        ]
+        for check, text in zip(checks, bounded([c.error or "" for c in checks], REPORT_ERROR_BYTES), strict=True):
+            check.error = text or None
+        rows = self._rows
+        if not self._narrow and self._rows_of_wide:
+            rows = None if rows is None else self._rows_of_wide[0]
+        if complete and must_exist and self._where_missing.columns:
+            rows = None
+        return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=argument.since)
 
 
 @dataclass(slots=True)
 class _Sum:
-    """One check over the partitions so far."""
+    """The sum of one check's results over the partitions so far."""
 
     verdicts: set[str] = field(default_factory=set)
     violations: int = 0
@@ -289,40 +329,43 @@ class _Sum:
     files_statistics: int = 0
     files_scanned: int = 0
     error: str | None = None
-    """The first one."""
+    """The first error."""
     others: int = 0
-    """How many partitions had another one."""
+    """The number of partitions with another error."""
     samples: list[Sample] = field(default_factory=list)
-    nowhere: _Nowhere = field(default_factory=lambda: _Nowhere())
+    missing: _MissingColumns = field(default_factory=lambda: _MissingColumns())
     scope: Literal["table", "chosen"] | None = None
     against: dict[str, str] | None = None
 
     def add(self, part: CheckResult, *, readable: bool) -> None:
-        """One more partition, but for its samples."""
+        """Add the result of one more partition, without its samples."""
         self.verdicts.add(part.verdict)
         self.violations += part.violations
         self.exact = self.exact and part.exact
         self.files_statistics += part.files_statistics
         self.files_scanned += part.files_scanned
         if part.error is not None:
-            self.err(part.error)
-        self.nowhere.add(part.missing if readable else None)
+            self.add_error(part.error)
+        self.missing.add(part.missing if readable else None)
         self.scope, self.against = part.scope, part.against
 
-    def err(self, error: str) -> None:
-        """One more partition in which the check had an error."""
+    def add_error(self, error: str) -> None:
+        """Add the error of one more partition."""
         self.error = self.error or error
         self.others += error != self.error
 
-    def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
-        """What it comes to. ``nowhere``: that a column is in none of the files, that there were none, or ""."""
+    def report(self, name: str, check: dict[str, Any], missing: str, argument: Argument, complete: bool) -> CheckReport:
+        """The check's report.
+
+        ``missing``: the error that no file has a column or that there is no file, or "".
+        """
         verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self._errors()
-        if not self.verdicts and complete and not nowhere and argument.since is None:
+        if not self.verdicts and complete and not missing and argument.since is None:
             verdict, error = "error", NO_JOB
         evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
-        if nowhere and complete:
+        if missing and complete:
             verdict, violations, samples, evidence = "error", 0, [], Evidence()
-            error = shorten(f"{nowhere}; {error}" if error else nowhere)
+            error = shorten(f"{missing}; {error}" if error else missing)
         elif verdict == "valid" and not complete:
             verdict = "unknown"
         exact = self.exact and verdict in ("valid", "violated") and not self.verdicts & {"error", "unknown"}
@@ -345,32 +388,30 @@ class _Sum:
     def _errors(self) -> str | None:
         if self.error is None or not self.others:
             return self.error
-        more = f"; and another error in {self.others} more partition{'s' if self.others != 1 else ''}"
+        more = f"; and another error in {plural(self.others, 'more partition')}"
         return shorten(self.error, MAX_ERROR - len(more)) + more
 
 
-class _Nowhere:
-    """The columns that none of the partitions so far has (None: none has been read)."""
+class _MissingColumns:
+    """The columns that none of the partitions so far has.
+
+    None: no partition has been read yet.
+    """
 
     def __init__(self) -> None:
         self.columns: list[str] | None = None
 
     def add(self, missing: list[str] | None) -> None:
-        """One more partition, with the columns that it has not; None: it could not be read."""
+        """Add one more partition with its missing columns; None: it could not be read."""
         if missing is not None:
             self.columns = missing if self.columns is None else [c for c in self.columns if c in missing]
 
     def sentence(self, whose: str, unread: bool) -> str:
-        """ "" where every column is somewhere."""
+        """The error that no file has the first missing column, or "" if no column is missing."""
         if not self.columns:
             return ""
         files = "the files that could be read" if unread else "the table's files"
-        return f"{whose}the column {self.columns[0]!r} is in none of {files}"
-
-
-def counted(n: int, word: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{n} {word}{'' if n == 1 else 's'}"
+        return f"{whose}none of {files} has the column {self.columns[0]!r}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -379,8 +420,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 def sentence(names: Sequence[str], checks: Sequence[CheckReport | CheckResult]) -> str:
-    """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid. What is wrong with ``where``
-    is no check's fault, and is said once; so is a reason that several checks share.
+    """One sentence on all checks that are not valid.
+
+    For example ``tailnum_not_null: 2512 violations; sane_delay: error: …``.
+
+    An error of ``where``, and an error that several checks share, is in it once.
     """
     parts = list(dict.fromkeys(c.error for c in checks if c.error is not None and c.error.startswith("where: ")))
     sharing: dict[str | None, list[str]] = {}
@@ -389,7 +433,7 @@ def sentence(names: Sequence[str], checks: Sequence[CheckReport | CheckResult]) 
             sharing.setdefault(check.error, []).append(name)
     for name, check in zip(names, checks, strict=True):
         if check.verdict == "violated":
-            count = counted(check.violations, "violation")
+            count = plural(check.violations, "violation")
             parts.append(f"{name}: {count if check.exact else 'at least ' + count}")
         elif check.verdict == "error" and check.error in sharing:
             parts.append(f"{_some(sharing.pop(check.error))}: error: {check.error}")

@@ -1,15 +1,18 @@
-"""Each check as a Spark column that is true for the rows that violate it (false or null for all others)."""
+"""Each check as a Spark column.
+
+True for rows that violate it, false or null for all others.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.tables.reading.file_facts import ddl, decimal_of, quote
-from distop_behaviors.reading.spark_expressions import Refused, java_class, parsed
-from distop_behaviors.validate.spark_errors import is_unexpected, sentence_of
-from distop_behaviors.validate.typed_bounds import Bound, Unfit, canonical, family, limits, member, of
+from distop_behaviors.reading.spark_expressions import Refused, java_class, parse_expression
+from distop_behaviors.validate.spark_errors import is_unexpected, message_of
+from distop_behaviors.validate.typed_bounds import Bound, Unfit, bound_for, canonical, family, limits, set_member
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,34 +24,44 @@ if TYPE_CHECKING:
 KEPT_CONDITIONS = 256
 _COMPACT_DIGITS = 18
 
-_conditions: Kept[Column] = Kept(KEPT_CONDITIONS)
+_conditions: LruCache[Column] = LruCache(KEPT_CONDITIONS)
 
 
-def fit(check: Check, kind: SparkType) -> None:
-    """Raises Unfit where the check makes no sense on a column of this type, whatever its rows are. Loads no Spark."""
+def check_applicable(check: Check, kind: SparkType) -> None:
+    """Raises Unfit if the check does not apply to a column of this type.
+
+    Does not load Spark.
+    """
     if check.kind in ("not_null", "check") or kind == "void":
         return
     if not isinstance(kind, str):
-        raise Unfit(f"{check.kind} applies to columns of single values, and {check.column!r} is {ddl(kind)}")
+        raise Unfit(f"{check.kind} applies to columns of single values, but {check.column!r} is {ddl(kind)}")
     if check.range is not None:
         for bound in (check.range.min, check.range.max):
             if bound is not None:
-                of(bound, kind, up=True)
+                bound_for(bound, kind, up=True)
     elif check.in_set is not None:
         for value in check.in_set.values:
-            member(value, kind)
+            set_member(value, kind)
     elif check.kind in ("length", "matches") and kind != "string":
-        raise Unfit(f"{check.kind} applies to text, and {check.column!r} is {kind}")
+        raise Unfit(f"{check.kind} applies to text columns, but {check.column!r} is {kind}")
 
 
-def violated(session: SparkSession, check: Check, column: Column | None, kind: SparkType, null_is: str) -> Column:
-    """``column`` and its type ``kind``; neither matters for ``check``. Raises Unfit, as :func:`fit` does."""
+def violation_condition(
+    session: SparkSession, check: Check, column: Column | None, kind: SparkType, null_is: str
+) -> Column:
+    """The condition that a row violates the check.
+
+    Raises Unfit, as :func:`check_applicable` does.
+
+    ``column``: the checked column, and ``kind`` its type. A ``check`` expression uses neither.
+    """
     from pyspark.sql import functions as F
 
     if check.check is not None:
-        return ~F.coalesce(parsed(session, check.check).column, F.lit(null_is == "pass"))
+        return ~F.coalesce(parse_expression(session, check.check).column, F.lit(null_is == "pass"))
     assert column is not None
-    fit(check, kind)
+    check_applicable(check, kind)
     if check.not_null is not None:
         return column.isNull()
     if kind == "void":
@@ -58,7 +71,7 @@ def violated(session: SparkSession, check: Check, column: Column | None, kind: S
     if check.fits is not None:
         return _misfit(column, kind, canonical(check.fits.type))
     if check.in_set is not None:
-        members = [b for b in (member(v, kind) for v in check.in_set.values) if b is not None and _holds(b, kind)]
+        members = [b for b in (set_member(v, kind) for v in check.in_set.values) if b is not None and _holds(b, kind)]
         if not members:
             return column.isNotNull()
         return ~column.isin([_literal(b, kind) for b in members])
@@ -68,36 +81,42 @@ def violated(session: SparkSession, check: Check, column: Column | None, kind: S
     return ~column.rlike(check.matches.pattern)
 
 
-def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: SparkType, null_is: str) -> Column:
-    """:func:`violated` for the column at a path (none: no file has it). Each takes dozens of calls into the JVM, so the
-    last ones are kept: an operation comes in several batches, and again tomorrow. Raises Unfit.
+def violation_at(session: SparkSession, check: Check, path: tuple[str, ...], kind: SparkType, null_is: str) -> Column:
+    """:func:`violation_condition` for the column at a path, cached.
+
+    An empty path: no file has the column. Raises Unfit.
+
+    Each condition takes dozens of calls into the JVM, and the next batches and operations need the same ones.
     """
     from pyspark.sql import functions as F
 
     key = (session, check.model_dump_json(), path, kind, null_is)
     return _conditions.get(
-        key, lambda: violated(session, check, column_at(path) if path else F.lit(None), kind, null_is)
+        key, lambda: violation_condition(session, check, column_at(path) if path else F.lit(None), kind, null_is)
     )
 
 
-def chosen(session: SparkSession, text: str) -> Column:
-    """The rows that ``where`` picks; kept as conditions are. Where its columns are missing it has no type, and Spark
-    wants a boolean.
+def where_condition(session: SparkSession, text: str) -> Column:
+    """The condition ``where``, cached.
+
+    It is cast to boolean: it has no type if its columns are missing.
     """
-    return _conditions.get((session, text), lambda: parsed(session, text).column.cast("boolean"))
+    return _conditions.get((session, text), lambda: parse_expression(session, text).column.cast("boolean"))
 
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
-    """The rows of the frame for which the condition is true. On floats and times it is no filter for the reader of
-    files: that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a
-    file has milliseconds, by what is left of a literal when its microseconds are cut off.
+    """The rows of the frame for which the condition is true.
+
+    With floats or timestamps in the frame, the condition is not pushed down to the file reader. A pushed-down filter
+    would wrongly skip rows: bounds leave out NaN, dictionaries distinguish -0.0 from 0.0, and a literal loses its
+    microseconds if the file has milliseconds.
     """
     skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
-    return frame.where(unpushed(condition) if skips else condition)
+    return frame.where(not_pushed_down(condition) if skips else condition)
 
 
-def unpushed(*conditions: Column) -> Column:
-    """True where one of the conditions is, in a form that Spark makes no filter for the reader of files of."""
+def not_pushed_down(*conditions: Column) -> Column:
+    """True if one of the conditions is true, in a form that Spark does not push down to the file reader."""
     from pyspark.sql import functions as F
 
     return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))
@@ -108,12 +127,12 @@ def _may_skip_too_many(kind: DataType) -> bool:
 
     if isinstance(kind, StructType):
         return any(_may_skip_too_many(field.dataType) for field in kind)
-    # Of lists and maps nothing is pushed.
+    # Spark pushes down no filter on lists and maps.
     return isinstance(kind, DoubleType | FloatType | TimestampType | TimestampNTZType)
 
 
 def any_of(columns: list[Column]) -> Column:
-    """True where one of them is; at least one must be given."""
+    """True if one of the columns is true. At least one column must be given."""
     return reduce(lambda a, b: a | b, columns)
 
 
@@ -127,13 +146,13 @@ def column_at(path: tuple[str, ...]) -> Column:
 def _outside(column: Column, kind: str, low: Any, high: Any) -> Column:
     sides = []
     if low is not None:
-        bound = of(low, kind, up=True)
+        bound = bound_for(low, kind, up=True)
         if not _below_all(bound, kind):
             if not _holds(bound, kind):
                 return column.isNotNull()
             sides.append(column < _literal(bound, kind))
     if high is not None:
-        bound = of(high, kind, up=False)
+        bound = bound_for(high, kind, up=False)
         if not _above_all(bound, kind):
             if not _holds(bound, kind):
                 return column.isNotNull()
@@ -159,7 +178,7 @@ def _holds(bound: Bound, kind: str) -> bool:
 
 
 def _literal(bound: Bound, kind: str) -> Column:
-    """A constant of the column's own type, so that the column itself is never cast."""
+    """A constant of the column's own type, so that Spark does not cast the column."""
     from pyspark.sql import functions as F
 
     group = family(kind)
@@ -180,7 +199,7 @@ def _decimal(bound: Bound, precision: int, scale: int) -> Column:
     from pyspark.sql import functions as F
 
     if precision <= _COMPACT_DIGITS:
-        # A decimal that comes from text is backed by a BigDecimal, and compares several times slower with a column.
+        # A decimal from text is backed by a BigDecimal, which makes comparisons several times slower.
         return _internal("MakeDecimal", F.lit(bound.value).cast("bigint"), precision, scale)
     exact = Decimal(f"{bound.value}E{-bound.scale}")  # scaleb would round to 28 digits
     return F.lit(str(exact)).cast(f"decimal({precision},{scale})")
@@ -190,16 +209,16 @@ def _misfit(column: Column, kind: str, target: str) -> Column:
     from pyspark.sql import functions as F
 
     if target.startswith(("varchar(", "char(")):
-        # Spark casts to these as to any text: their length is the promise.
+        # Spark ignores the length in a cast to these types, so the length itself is checked.
         limit = int(target.partition("(")[2].rstrip(")"))
         return F.char_length(column.cast("string")) > limit
     back = column.try_cast(target).try_cast(kind)
     differs = ~back.eqNullSafe(column)
     if target == "bigint" and family(kind) == "float":
-        # Spark makes 2^63 the greatest bigint, of which it makes 2^63 again.
+        # Spark casts 2^63 to the greatest bigint, and casts that back to 2^63.
         differs |= column >= 2.0**63
     elif family(kind) == "decimal":
-        # Spark reads values with more digits than the file declares, and leaves out a cast to the declared type.
+        # Spark reads values with more digits than the file declares, and optimizes a cast to the declared type away.
         (low, high), (precision, scale) = limits(kind) or (0, 0), decimal_of(kind)
         differs |= (column < _decimal(Bound(low, scale), precision, scale)) | (
             column > _decimal(Bound(high, scale), precision, scale)
@@ -217,42 +236,42 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
     return any_of(sides)
 
 
-def references(session: SparkSession, text: str) -> tuple[str, ...]:
+def column_references(session: SparkSession, text: str) -> tuple[str, ...]:
     """The first parts of an expression's column names (of ``a.b``: ``a``), in order.
 
-    Raises Unfit where the expression does not parse, and where it is refused.
+    Raises Unfit if the expression does not parse, or if it is not allowed.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
-        return parsed(session, text).names
+        return parse_expression(session, text).names
     except Refused as e:
         raise Unfit(str(e)) from e
     except (PySparkException, Py4JJavaError) as e:
         if is_unexpected(e):
             raise
-        raise Unfit(f"the expression does not parse: {sentence_of(e)}") from e
+        raise Unfit(f"cannot parse the expression: {message_of(e)}") from e
 
 
 @lru_cache(maxsize=KEPT_CONDITIONS)
-def bad_pattern(session: SparkSession, pattern: str) -> str | None:
-    """Why Java does not compile the regular expression, or None where it does."""
+def pattern_error(session: SparkSession, pattern: str) -> str | None:
+    """The error if Java cannot compile the regular expression, else None."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import IllegalArgumentException
 
     try:
         java_class(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
     except (IllegalArgumentException, Py4JJavaError) as e:
-        reason = sentence_of(e)
-        return f"the pattern {pattern!r} is no regular expression: {reason}"
+        reason = message_of(e)
+        return f"the pattern {pattern!r} is not a valid regular expression: {reason}"
     return None
 
 
-def attempted(column: Column) -> Column:
-    """A struct with the field ``v``; null where evaluating ``column`` throws, which then fails no query.
+def try_eval(column: Column) -> Column:
+    """A struct with the value in the field ``v``, or null if evaluating ``column`` throws.
 
-    It is Spark's own expression behind ``try_`` functions, which SQL does not offer for any expression.
+    It uses the Spark expression behind the ``try_`` functions, which SQL does not offer for arbitrary expressions.
     """
     from pyspark.sql import functions as F
 
@@ -260,7 +279,7 @@ def attempted(column: Column) -> Column:
 
 
 def _internal(name: str, column: Column, *more: Any) -> Column:
-    """An expression of Spark's that has no name in SQL, over a column."""
+    """An internal Spark expression without a name in SQL, applied to a column."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._active_spark_context._jvm  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""``distop access``: the roles of etcd that viewers, executors and submitters need."""
+"""``distop access``: prints or creates the etcd roles of viewers, executors and submitters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def access(
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="A submitter's role for each of these tables.")
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to make a submitter's role for.")
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Make the roles so in etcd, as its root.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Create or correct the roles, as etcd's root.")] = False,
 ) -> None:
     """Print the etcd roles of viewers, executors and submitters, or create them."""
     from distop.protocol.etcd_roles import roles
@@ -31,9 +31,9 @@ def access(
         return
 
     async def work(client: Client) -> tuple[list[Change], bool]:
-        from distop.store import role_grants as store
+        from distop.services.roles import apply_roles
 
-        return await store.apply(client.etcd, found), await store.enabled(client.etcd)
+        return await apply_roles(client.etcd, found)
 
     _changed(found, *current.with_client(work))
 
@@ -55,6 +55,6 @@ def _changed(found: tuple[Role, ...], changes: list[Change], enabled: bool) -> N
         where = f" {change.access} on {change.key} … {change.range_end}".rstrip(" …") if change.access else ""
         output.say(f"{change.role}: {change.change}{where}")
     if not changes and not current.json:
-        output.say(f"nothing changed: {len(found)} roles were right")
+        output.say(f"nothing to change: all {len(found)} roles are correct")
     if not enabled:
-        output.note("warning: etcd asks for no users, so roles have no effect: `etcdctl auth enable`")
+        output.note("warning: authentication is off in etcd, so roles have no effect: run `etcdctl auth enable`")

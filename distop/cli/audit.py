@@ -1,4 +1,4 @@
-"""``distop audit``: etcd's own history against the invariants, from the oldest revision kept, or live."""
+"""``distop audit``: checks etcd's history against the invariants, from its oldest revision on, or live."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def audit(
-    op: Annotated[str | None, typer.Argument(metavar="OP", help="Only this operation, and what it needs.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All operations (so it is without OP).")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with each new revision.")] = False,
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Check only this one and its dependencies.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Check all operations (the default without OP).")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Check each new revision, too, until Ctrl-C.")] = False,
 ) -> None:
-    """Hold etcd's history against the invariants. Exits with 1 at the first violation, and tells its story."""
+    """Check etcd's history against the invariants. Exits with 1 at the first violation, and prints its story."""
     from distop.client.async_operation import parse_ref
     from distop.protocol.keys import Keys
     from distop.services.audit import Audit, history
 
     if op is not None and everything:
-        raise UsageError("name an operation, or give --all: not both")
+        raise UsageError("OP and --all exclude each other: leave one of them out")
     ref = parse_ref(op) if op is not None else None
     checked = Audit(Keys(current.settings().get("namespace")), ref)
 
@@ -47,40 +47,38 @@ def audit(
 
 
 async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None, *, follow: bool = False) -> None:
-    """Take in a history, and tell what came of it. Leaves with 1 at a violation. Raises NotFound where the operation
-    does not occur, or nothing of it could be checked and nothing more is to come; and what the history raises.
-    """
-    from distop.store.history import Beginning, CaughtUp
+    """Check a history and print the result.
 
-    async with aclosing(steps) as stream:
-        async for step in stream:
-            checked.take(step)
-            if checked.violation is not None:
-                _show(checked)
-                raise typer.Exit(1)
-            if isinstance(step, Beginning):
+    Raises ``typer.Exit`` with code 1 at a violation; NotFound if the operation is not in the history, or none of its
+    revisions could be checked and no more follow; and what the history raises.
+    """
+    async with aclosing(checked.run(steps)) as moments:
+        async for moment in moments:
+            if moment == "lost":
                 output.note(lost(*checked.totals.lost[-1]))
-            if isinstance(step, CaughtUp):
-                if not checked.known:
-                    raise NotFound(
-                        f"there is no operation {op!r} in etcd's history from revision {checked.totals.first} on"
-                    )
-                if checked.unseen and not follow:
-                    raise NotFound(compacted_away(op, checked.totals.lost))
-                _show(checked)
+                continue
+            if moment == "caught up" and not checked.known:
+                raise NotFound(
+                    f"there is no operation {op!r} in etcd's history from revision {checked.totals.first} on"
+                )
+            if moment == "caught up" and checked.unseen and not follow:
+                raise NotFound(compacted_away(op, checked.totals.lost))
+            _show(checked)
+            if moment == "violation":
+                raise typer.Exit(1)
 
 
 def lost(first: int, last: int) -> str:
-    """That history was compacted, in one sentence."""
+    """A sentence about revisions that etcd has compacted."""
     if first <= 1:
-        return f"the history up to revision {last} is compacted: only what came after it is checked"
+        return f"etcd's history up to revision {last} is compacted: only later revisions are checked"
     return f"revisions {first} to {last} were compacted before they could be read: they are not checked"
 
 
 def compacted_away(op: str | None, lost: list[tuple[int, int]]) -> str:
-    """That nothing of an operation was checked, in one sentence: a result without it would be taken for a good one."""
+    """A sentence saying that no revision of an operation was checked: silence would look like a good result."""
     where = f"etcd's history is compacted up to revision {lost[-1][1]}, and " if lost else ""
-    return f"nothing of {op!r} was checked: {where}nothing of its life came after that"
+    return f"{op!r} was not checked: {where}no later revision has a key of it"
 
 
 def _show(checked: Audit) -> None:

@@ -1,4 +1,4 @@
-"""What all commands share: the global options, which may stand anywhere in the line, and the settings behind them."""
+"""The global options, which may stand anywhere in the line, and the settings that they belong to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ VALUES = (
     "log-level",
     "log-format",
 )
-"""Global options with a value."""
+"""Global options that take a value."""
 FLAGS = ("json", "debug")
 
 
 class Interrupted(Exception):
-    """Ctrl-C while an operation was started, waited for or followed; the message says what is known of it."""
+    """Ctrl-C while an operation is started or waited for; the message says what is known of the operation."""
 
 
 @dataclass(slots=True)
@@ -47,16 +47,16 @@ class Context:
     given: dict[str, str] = field(default_factory=dict)
     file: SettingsFile = NO_FILE
     behaviors: Mapping[str, str] = field(default_factory=dict)
-    """Given by ``distop dev`` to its executor, and by no option: see ``ExecutorConfig.behaviors``."""
+    """Given by ``distop dev`` to its executor, not by an option: see ``ExecutorConfig.behaviors``."""
 
     def settings(self, **flags: Any) -> Settings:
-        """The settings, with these flags of the command."""
+        """The settings, with the flags of a command."""
         from distop.settings import Settings
 
         return Settings({**self.given, **flags}, file=self.file)
 
     def with_client(self, work: Callable[[Client], Awaitable[T]], **flags: Any) -> T:
-        """Connect, do the work, disconnect. Raises what either raises."""
+        """Connect, run ``work`` with the client, and disconnect. Raises what these raise."""
         from distop.cli.interrupts import run
         from distop.client.connection import Connecting
         from distop.settings import client_config
@@ -71,11 +71,11 @@ class Context:
 
 
 current = Context()
-"""Set anew by ``main`` for each run."""
+"""Set by ``main`` for each run."""
 
 
 def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
-    """The global options out of a command line, wherever they stand before ``--``, and the rest of it.
+    """Split a command line into the global options, which may stand anywhere before ``--``, and the rest.
 
     Raises InvalidArgument where an option has no value, or a flag has one.
     """
@@ -103,22 +103,22 @@ def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
 
 
 def use(context: Context) -> None:
-    """Make these the options of this run."""
+    """Set the options of this run."""
     for name in Context.__slots__:
         setattr(current, name, getattr(context, name))
 
 
 def parse_argument(text: str | None) -> Any:
-    """``--arg``: JSON, or ``@FILE`` (``@-``: standard input) that holds it. Raises InvalidArgument, with the place."""
+    """Read ``--arg``: JSON, or ``@FILE`` with JSON (``@-``: standard input). Raises InvalidArgument with the place."""
     if text is None:
         return None
     if text == "@":
-        raise InvalidArgument("--arg @ is to be followed by a file's name (@-: standard input)")
+        raise InvalidArgument("--arg @ needs the name of a file (@-: standard input)")
     return parse_file(text[1:], "the argument") if text.startswith("@") else _json(text, "--arg")
 
 
 def parse_file(name: str, what: str) -> Any:
-    """The JSON in a file (``-``: standard input). Raises InvalidArgument, with the place."""
+    """Read JSON from a file (``-``: standard input). Raises InvalidArgument with the place."""
     import sys
     from pathlib import Path
 
@@ -147,7 +147,7 @@ def _json(text: str, where: str) -> Any:
 
 
 def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:
-    """``--option K=V``: each value as JSON, or as the text that it is. Raises InvalidArgument."""
+    """Read ``--option K=V``: a value is JSON, else text. Raises InvalidArgument."""
     import json
 
     found: dict[str, Any] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,11 +12,12 @@ import typer
 
 from distop.errors import InvalidArgument, UsageError
 from distop.protocol.texts import shown
+from distop.services.submission.start_options import StartOptions, options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distop.protocol.records import OperationRef
+    from distop.services.submission.option_values import Every
+    from distop.services.submission.start_options import Flag, Option, Verb
 
 _DIGITS = 19
 """Nobody counts so far."""
@@ -93,20 +97,12 @@ def labels(texts: list[str] | None) -> dict[str, str] | None:
     return dict(check(found)) if texts else None
 
 
-LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="To find it again by (repeatable).")]
 WITH_LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only with this label (repeatable).")]
 OF_TYPE = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this type.")]
+NO_OPTIONS = StartOptions()
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 TIMEOUT = Annotated[
     float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
-]
-TIME_LIMIT = Annotated[
-    float | None,
-    typer.Option(metavar="S", parser=seconds("--time-limit"), help="Seconds for one attempt of a job at most."),
-]
-ATTEMPTS = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=count("--retry-attempts"), help="Tries of a job that meets unexpected errors."),
 ]
 
 
@@ -136,37 +132,77 @@ def _number(option: str) -> Callable[[Any], int]:
     return read
 
 
-PRIORITY = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_number("--priority"), help="-100 to 100, the higher first (default 0)."),
-]
-MAX_JOBS = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_number("--max-jobs"), help="Run so many of its jobs at once (0: no limit)."),
-]
-MAX_JOBS_PER_EXECUTOR = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=_number("--max-jobs-per-executor"), help="The same for each executor."),
-]
-MAX_FAILED = Annotated[
-    str | None,
-    typer.Option(metavar="N|N%", help="Go on until more jobs than so many have failed, whatever the policy."),
-]
-AT = Annotated[str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")]
-DELAY = Annotated[float | None, typer.Option(metavar="S", help="Begin so many seconds from now.")]
-AFTER = Annotated[
-    list[str] | None, typer.Option(metavar="OP", help="Begin once this operation has succeeded (repeatable).")
-]
-AFTER_END = Annotated[
-    list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
-]
-WHERE = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
-]
-
-
 def predecessors(after: list[str] | None, after_end: list[str] | None) -> list[Any]:
     """The operations of ``--after`` and ``--after-end``. Raises InvalidArgument."""
-    from distop.services.submission.start_request import After
+    from distop.services.submission.option_values import After
 
     return [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())]
+
+
+def _series(given: Mapping[str, Any]) -> Every | None:
+    """``--every`` and what goes with it. Raises InvalidArgument."""
+    from distop.services.submission.option_values import Every
+
+    parts = {"jitter": given["jitter"], "on": given["on"], "until": given["until"], "times": given["times"]}
+    if given["every"] is not None:
+        return Every(given["every"], since="start" if given["grid"] else "end", **parts)
+    if given["grid"] or Every(0, **parts) != Every(0):
+        raise InvalidArgument(
+            "--grid, --jitter, --times, --until and --on say how an operation comes again: add --every"
+        )
+    return None
+
+
+_READ: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "partitions": lambda given: given["partition"] or None,
+    "labels": lambda given: labels(given["label"]),
+    "where": lambda given: selected(given["where"]),
+    "after": lambda given: predecessors(given["after"], given["after_end"]) or None,
+    "every": _series,
+}
+"""How a field is made of the values of its options; of any other, the value is the field."""
+
+_PARSERS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = {"seconds": seconds, "count": count, "number": _number}
+_TYPES: Mapping[str, Any] = {
+    "text": str | None,
+    "texts": list[str] | None,
+    "seconds": float | None,
+    "count": int | None,
+    "number": int | None,
+    "switch": bool,
+}
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    """The option of the command line, as typer reads it from a signature."""
+    parser = _PARSERS[flag.kind](flag.name) if flag.kind in _PARSERS else None
+    info = typer.Option(flag.name, metavar=flag.metavar or None, parser=parser, help=flag.help)
+    default = False if flag.kind == "switch" else flag.default
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(flag.parameter, kind, default=default, annotation=Annotated[_TYPES[flag.kind], info])
+
+
+def start_options(verb: Verb) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of StartOptions that its verb takes, in place of its parameter ``options``."""
+    taken = options(verb)
+
+    def made(command: Callable[..., None]) -> Callable[..., None]:
+        flags = [flag for option in taken.values() for flag in option.flags]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            values = {flag.parameter: given.pop(flag.parameter) for flag in flags}
+            fields = {name: _field(name, option, values) for name, option in taken.items() if option.flags}
+            command(options=StartOptions(**fields), **given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        shown = [one for p in own for one in (map(_parameter, flags) if p.name == "options" else (p,))]
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in shown}
+        return run
+
+    return made
+
+
+def _field(name: str, option: Option, values: Mapping[str, Any]) -> Any:
+    return _READ[name](values) if name in _READ else values[option.flags[0].parameter]

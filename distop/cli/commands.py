@@ -1,4 +1,4 @@
-"""What stands below ``distop``: its commands, and the options that all of them have."""
+"""The commands of ``distop``, and the options that all commands have."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from distop.cli.option_parsing import Command, Group
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVERYWHERE = "The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else a file."
-MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
+EVERYWHERE = "These options may stand anywhere in the line. A setting is a flag, else DISTOP_<NAME>, else a file's."
+MORE = "The options of `distop --help`, such as --json and --etcd, are accepted here too."
 DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
 OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registry.rm)
 OTHERS: tuple[Callable[..., None], ...] = (
@@ -43,7 +43,7 @@ def _globals(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    # take_globals() has taken these out of the line; here they stand for --help.
+    # take_globals() has removed these from the line; here they only appear in --help.
     if version:
         from distop import __version__
 
@@ -55,8 +55,9 @@ def _globals(
 
 
 def commands(wanted: str = "") -> typer.Typer:
-    """The commands below ``distop``; where ``wanted`` is one of them, that one alone: typer makes all that it
-    is given, with all their options, before it looks for the one that is asked for.
+    """The app with all commands, or with the command ``wanted`` alone.
+
+    Typer builds each command that it is given, with all its options, before it looks for the one to run.
     """
     app = typer.Typer(
         name="distop",

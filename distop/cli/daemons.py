@@ -1,4 +1,4 @@
-"""Commands that stay in the foreground: executor, and dev (a private etcd with one executor)."""
+"""Commands that run in the foreground: executor, and dev (a private etcd with one executor)."""
 
 from __future__ import annotations
 
@@ -14,60 +14,58 @@ SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="Shared by a
 SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at a time (the cores).")]
 MASTER = Annotated[str | None, typer.Option(metavar="URL", help="Spark's master (local[*]).")]
 CONF = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A Spark setting (repeatable).")]
-TTL = Annotated[str | None, typer.Option(metavar="S", help="Seconds until a silent daemon counts as gone (10).")]
+TTL = Annotated[str | None, typer.Option(metavar="S", help="Time to live in seconds of a daemon's session (10).")]
 POLL = Annotated[
     str | None,
     typer.Option(
         metavar="S",
-        help="Seconds between the listings behind the watches of gates, nodes and elections (30); those of claims and "
-        "jobs: 300, or as many where these are more.",
+        help="Seconds between two polls of gates, nodes and elections, in addition to their watches (30); claims and "
+        "jobs are polled each 300 s, or less often with a larger value.",
     ),
 ]
 LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records kept per table (1000).")]
-AGE = Annotated[str | None, typer.Option(metavar="T", help="How long these are kept: 30d, 36h (as the limit lets).")]
-METRICS = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there (nowhere).")]
+AGE = Annotated[str | None, typer.Option(metavar="T", help="How long history records are kept: 30d, 36h (no limit).")]
+METRICS = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here (none).")]
 CALL_LIMIT = Annotated[
     str | None,
     typer.Option(metavar="T", help="Time limit for planning an operation, and for its completion code (1h)."),
 ]
 JOB_TIME_LIMIT = Annotated[
     list[str] | None,
-    typer.Option(metavar="TYPE=T", help="Longest time of one attempt of a job (repeatable; *: all others; *=24h)."),
+    typer.Option(metavar="TYPE=T", help="Time limit of one attempt of a job (repeatable; *: all other types; *=24h)."),
 ]
 VERIFIER_URL = Annotated[
     list[str] | None,
-    typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
+    typer.Option(metavar="URL", help="Allow verifiers at URLs below this one (repeatable; none by default)."),
 ]
 TRUSTED_SPARK_CATALOGS = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,…",
-        help="Catalogs of Spark that may choose classes, hosts and where credentials go, such as of type rest (none).",
+        help="Spark catalogs that may choose classes, hosts and where credentials go, such as REST catalogs (none).",
     ),
 ]
 ACTIONS_LOG = Annotated[
     str | None,
-    typer.Option("--actions-log", metavar="FILE", help="Append a line of JSON for each action: who did what."),
+    typer.Option("--actions-log", metavar="FILE", help="Append one line of JSON for each action: who did what."),
 ]
-TYPES = Annotated[
-    str | None, typer.Option(metavar="TYPE,…", help="Serve operations of these types, and refuse others (all).")
-]
+TYPES = Annotated[str | None, typer.Option(metavar="TYPE,…", help="Serve operations of these types only (all).")]
 TABLES = Annotated[
     str | None,
-    typer.Option(metavar="TABLE,…", help="Serve only these tables; sales.* is a prefix of names (all)."),
+    typer.Option(metavar="TABLE,…", help="Serve these tables only; sales.* matches a prefix (all)."),
 ]
 KEY_FILE = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="HMAC key that signs validation reports; no TLS key (none)."),
+    typer.Option(metavar="FILE", help="HMAC key that signs validation reports; not a TLS key (none)."),
 ]
 
 
 def executor(
     id: Annotated[  # noqa: A002
-        str | None, typer.Option("--id", metavar="NAME", help="The executor's name (from the host's, kept).")
+        str | None, typer.Option("--id", metavar="NAME", help="The executor's name (the host's, and kept).")
     ] = None,
     work_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Local files, for one cluster; kept between starts.")
+        str | None, typer.Option(metavar="DIR", help="Folder for local files of one cluster; kept between starts.")
     ] = None,
     shared_dir: SHARED_DIR = None,
     slots: SLOTS = None,
@@ -88,10 +86,10 @@ def executor(
     certificate_key_file: KEY_FILE = None,
     actions_log: ACTIONS_LOG = None,
 ) -> None:
-    """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
+    """Run an executor, one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
 
-    hardening.shut()
+    hardening.protect_process()
     import asyncio
     from dataclasses import replace
 
@@ -125,7 +123,7 @@ def executor(
     config = replace(config, behaviors=current.behaviors)
     from distop.daemon.process import make_work_dir, run_executor
 
-    make_work_dir(config.work_dir)  # the file of actions may be in it
+    make_work_dir(config.work_dir)  # the actions log may be in it
     logs.configure("debug" if current.debug else config.log_level, config.log_format, config.actions_log)
     hardening.forget_credentials()
     try:
@@ -133,7 +131,7 @@ def executor(
     except DistopError as error:
         if config.log_format != "json":
             raise
-        # Whoever reads the log line by line reads the last one, too.
+        # A program that parses the log as JSON parses the last line, too.
         logs.get("distop.executor").error("%s", describe(error), exc_info=error if current.debug else None)
         raise typer.Exit(error.exit_code) from None
     if code:
@@ -141,7 +139,7 @@ def executor(
 
 
 def dev(
-    data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything is kept (./.distop).")] = None,
+    data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for all data (./.distop).")] = None,
     port: Annotated[str | None, typer.Option(metavar="N", help="etcd's port (2379, or a free one).")] = None,
     behavior: Annotated[
         list[str] | None,
@@ -165,10 +163,10 @@ def dev(
     certificate_key_file: KEY_FILE = None,
     actions_log: ACTIONS_LOG = None,
 ) -> None:
-    """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
+    """Run a private etcd and one executor in the foreground. The data is kept between starts."""
     from distop.daemon import hardening
 
-    hardening.shut()
+    hardening.protect_process()
     from pathlib import Path
 
     from distop.cli.dev import Dev, behaviors_of
@@ -196,11 +194,11 @@ def dev(
         "actions_log": actions_log,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
-    config = executor_config(settings)  # what is wrong with them is said before anything is started
+    config = executor_config(settings)  # wrong settings are reported before anything starts
     behaviors = behaviors_of(behavior or ())
     for name in behaviors:
         if why := refusal(config.serves, name, ()):
-            raise InvalidArgument(f"--behavior {behaviors[name]} would not be served: {why}")
+            raise InvalidArgument(f"--behavior {behaviors[name]} cannot be served: {why}")
     arguments = [
         f"--{name.replace('_', '-')}={text}"
         for name, value in options.items()
@@ -214,9 +212,9 @@ def dev(
 
 
 def _passed_on(context: Context) -> list[str]:
-    """The global options that concern the executor's child process too."""
+    """The global options that are passed on to the executor."""
     kept = [f"--{name.replace('_', '-')}={context.given[name]}" for name in ("namespace", "log_level", "log_format")
             if name in context.given]  # fmt: skip
-    # The same file, or none: it was judged once.
+    # The same file, or none: it was checked once.
     kept.append(f"--config={context.file.path or os.devnull}")
     return [*kept, "--debug"] if context.debug else kept

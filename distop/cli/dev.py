@@ -1,4 +1,4 @@
-"""``distop dev``: a private etcd and one executor, which start and stop together."""
+"""``distop dev``: runs a private etcd and one executor, which start and stop together."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _USUAL_PORT = 2379
 _STOP_LIMIT = 30.0
-"""Seconds that the executor is given to release its claims."""
+"""Seconds for the executor to release its claims and end."""
 _FORMER_SECONDS = 30.0
 
-# The executor ends with us even when we are killed: its etcd does, too, and it would wait for that for ever.
+# The executor ends with this process even if it is killed: its etcd ends, too, and it would wait for etcd for ever.
 _CHILD = """
 import ctypes, json, os, sys
 if sys.platform == "linux":
@@ -49,16 +49,16 @@ main(behaviors)
 
 
 def behaviors_of(named: Sequence[str]) -> dict[str, str]:
-    """The behaviors that ``--behavior`` names, type → place of its class (``distop.behavior_source``).
+    """The behaviors of ``--behavior``: type → place of its class (``distop.behavior_source``).
 
-    Each is loaded in a process of its own, as an executor's child will do: nothing of it is imported here. Raises
-    InvalidArgument where one cannot be loaded, or two have the same type.
+    Each is loaded in a process of its own, as the executor's child does; nothing is imported here. Raises
+    InvalidArgument if one cannot be loaded, or two have the same type.
     """
     found: dict[str, str] = {}
     for text in named:
         place = str(BehaviorSource.parse(text))
         command = [sys.executable, "-P", "-m", "distop.behavior_source", text]
-        # -P and no more: what is installed for this user counts, the current folder does not.
+        # -P only: packages installed for this user count, modules of the current folder do not.
         loading = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ def behaviors_of(named: Sequence[str]) -> dict[str, str]:
         try:
             told = json.loads(loading.stdout)
         except ValueError:
-            told = {"error": f"--behavior {text} cannot be loaded: Python ended with code {loading.returncode}"}
+            told = {"error": f"--behavior {text} cannot be loaded: Python exited with code {loading.returncode}"}
         if "error" in told:
             raise InvalidArgument(told["error"])
         if (other := found.setdefault(told["type"], place)) != place:
@@ -78,8 +78,10 @@ def behaviors_of(named: Sequence[str]) -> dict[str, str]:
 
 
 class Dev:
-    """``folder`` keeps etcd's data and the executor's; ``port``: etcd's, None for the usual one or a free one;
-    ``behaviors`` as :func:`behaviors_of` gives them.
+    """Runs etcd and an executor until one of them ends, or a signal comes.
+
+    ``folder``: for the data of both. ``port``: etcd's; None: 2379, or a free one. ``behaviors``: see
+    :func:`behaviors_of`.
     """
 
     def __init__(
@@ -98,8 +100,9 @@ class Dev:
         self._stopping = threading.Event()
 
     def run(self) -> int:
-        """Until it is told to end, or until one of the two ends by itself (1). Raises DistopError where etcd or the
-        folder cannot be used.
+        """Run until a signal ends both; returns the exit code.
+
+        Raises DistopError if etcd or the executor ends by itself, or if the port or the folder cannot be used.
         """
         with self._locked():
             port = self._choose_port()
@@ -117,7 +120,7 @@ class Dev:
             *("executor", "--id", "dev", "--work-dir", str(self._work_dir), *self._options),
             f"--etcd={etcd.endpoint}",
         ]
-        # A session of its own: Ctrl-C is for us, who then stop it in order.
+        # A session of its own: Ctrl-C reaches only this process, which then stops the executor in order.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             for type_name, place in self._behaviors.items():
@@ -125,9 +128,9 @@ class Dev:
             self._greet(etcd)
             while not self._stopping.wait(0.2):
                 if child.poll() is not None:
-                    raise DistopError(f"the executor ended by itself with code {child.returncode}: see its log above")
+                    raise DistopError(f"the executor ended unexpectedly (exit code {child.returncode}): see its log")
                 if not etcd.running:
-                    raise DistopError(f"etcd ended by itself: see {etcd.log_file}")
+                    raise DistopError(f"etcd ended unexpectedly: see {etcd.log_file}")
             output.note("stopping")
             return 0
         finally:
@@ -139,7 +142,7 @@ class Dev:
             output.write_json({"etcd": etcd.endpoint, "folder": str(etcd.folder.parent)})
             return
         output.say(f"export DISTOP_ETCD={etcd.endpoint}")
-        output.note("that line points other shells here; Ctrl-C stops etcd and the executor, the data stays")
+        output.note("run that line in other shells. Ctrl-C stops etcd and the executor; the data is kept")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -159,7 +162,7 @@ class Dev:
             yield
 
     def _await_former(self) -> None:
-        """The executor of a `distop dev` that was killed ends by itself: no later than its session."""
+        """Wait for the executor of a killed `distop dev`, which ends at the latest with its session."""
         deadline, told = time.monotonic() + _FORMER_SECONDS, False
         while time.monotonic() < deadline:
             try:
@@ -167,7 +170,7 @@ class Dev:
                     return
             except NotAllowed:
                 if not told:
-                    output.note("the executor of a `distop dev` that was killed is ending: waiting for that")
+                    output.note("waiting for the executor of a killed `distop dev` to end")
                 told = True
             if self._stopping.wait(0.1):
                 return
@@ -181,10 +184,10 @@ class Dev:
 
 
 def child_command(parent: int, behaviors: Mapping[str, str] = NONE) -> list[str]:
-    """What becomes ``distop`` with these ``behaviors`` (:func:`distop.cli.main.main`) and ends with ``parent``; its
-    arguments follow.
+    """The start of a command line that runs ``distop`` with these ``behaviors`` and ends with the process ``parent``;
+    the arguments of ``distop`` follow.
     """
-    # -P: no module of the current folder is imported
+    # -P: modules of the current folder are not imported
     return [sys.executable, "-P", "-c", _CHILD, str(parent), json.dumps(dict(behaviors))]
 
 

@@ -1,4 +1,4 @@
-"""Starting operations that wait for each other, as a file describes them: ``distop start --graph``."""
+"""``distop start --graph``: starts operations that wait for each other, as a file describes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def start_graph(file: str, request_id: str | None, wait: bool, timeout: float | None) -> None:
-    """All operations of the graph in this file, or none. What is wrong whatever etcd holds is said before it is asked.
+    """Start all operations of the graph in this file, or none. The file is checked before etcd is asked.
 
     Raises InvalidArgument, and what ``Client.start_operations`` raises.
     """
@@ -34,7 +34,7 @@ def start_graph(file: str, request_id: str | None, wait: bool, timeout: float | 
         if not wait:
             return []
         if not current.json:
-            _tell(started, called, stream=output.note)
+            _print_started(started, called, stream=output.note)
         return await _ended(started, timeout)
 
     try:
@@ -42,7 +42,7 @@ def start_graph(file: str, request_id: str | None, wait: bool, timeout: float | 
     except KeyboardInterrupt:
         if not started:
             raise
-        raise Interrupted(f"interrupted; the {len(started)} operations go on: `distop ls` shows them") from None
+        raise Interrupted(f"interrupted; {_operations(len(started))}: `distop ls` lists them") from None
     if current.json:
         told = [dict(one.record) for one in results] if wait else [_of(op) for op in started]
         rows = [{"name": name, **row} for name, row in zip(called, told, strict=True)]
@@ -51,7 +51,7 @@ def start_graph(file: str, request_id: str | None, wait: bool, timeout: float | 
         rows = [{"op": op.ref, "state": one.state} for op, one in zip(started, results, strict=True)]
         output.table(("op", "state", "name"), [(*row.values(), n) for row, n in zip(rows, called, strict=True)], "")
     else:
-        _tell(started, called, stream=output.say)
+        _print_started(started, called, stream=output.say)
     if not all(one.success for one in results):
         raise typer.Exit(1)
 
@@ -60,14 +60,18 @@ def _of(op: Operation) -> dict[str, Any]:
     return {"op": op.ref, "instance": op.instance_id}
 
 
-def _tell(started: list[Operation], called: list[str], stream: Any) -> None:
+def _operations(number: int) -> str:
+    return "the operation goes on" if number == 1 else f"the {number} operations go on"
+
+
+def _print_started(started: list[Operation], called: list[str], stream: Any) -> None:
     for op, name in zip(started, called, strict=True):
         done = "already started" if op.already_started else "started"
         stream(f"{done}: {op.ref}" + (f" ({name})" if name else ""))
 
 
 async def _ended(started: list[Operation], timeout: float | None) -> list[OperationResult]:
-    """How each ended, one after the other: thousands would be as many watches. Raises WaitTimeout."""
+    """Wait for the operations one after the other, with one watch at a time. Raises WaitTimeout."""
     import asyncio
 
     from distop.errors import WaitTimeout
@@ -81,6 +85,6 @@ async def _ended(started: list[Operation], timeout: float | None) -> list[Operat
                 results.append(await op.wait())
     except TimeoutError:
         raise WaitTimeout(
-            f"not ended within {timeout:g} s; {left}, and what comes after it, goes on: `distop ls` shows them"
+            f"time-out after {timeout:g} s: {left} and the operations after it go on; `distop ls` lists them"
         ) from None
     return results

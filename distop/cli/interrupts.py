@@ -1,4 +1,4 @@
-"""An event loop that hears an interrupt even while it sleeps."""
+"""An event loop that Ctrl-C interrupts even while it sleeps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run()`` that is woken by each signal. Raises KeyboardInterrupt at Ctrl-C, and what ``main`` raises.
+    """Like ``asyncio.run()``, but each signal wakes the loop. Raises KeyboardInterrupt at Ctrl-C, and what ``main``
+    raises.
 
-    ``asyncio.run()`` takes SIGINT in a Python handler. That runs between two steps of the interpreter: where the signal
-    comes after the last of them and before the loop sleeps, or reaches another thread, nothing wakes the loop, and the
-    interrupt is heard when something else happens. A wake-up descriptor has no such gap.
+    ``asyncio.run()`` handles SIGINT in a Python handler, which runs between two steps of the interpreter. If the signal
+    arrives after the last step and before the loop sleeps, or reaches another thread, nothing wakes the loop, and the
+    interrupt takes effect at the next event. A wake-up descriptor closes that gap.
     """
 
-    async def heard() -> T:
+    async def interruptible() -> T:
         with _woken(asyncio.get_running_loop()):
             return await main
 
-    return asyncio.run(heard())
+    return asyncio.run(interruptible())
 
 
 @contextmanager
 def _woken(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     ours, theirs = socket.socketpair()

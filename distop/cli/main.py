@@ -1,4 +1,4 @@
-"""``distop``: the entry point, and how errors leave it (exit codes are a contract)."""
+"""The entry point of ``distop``: runs a command line and turns errors into messages and exit codes (a contract)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop import settings_file
-from distop.cli.command_context import Context, Interrupted, current, take_globals, use
+from distop.cli.command_context import FLAGS, VALUES, Context, Interrupted, current, take_globals, use
 from distop.cli.output import note
 from distop.errors import DistopError, describe
-from distop.protocol.texts import one_line
+from distop.protocol.texts import did_you_mean, one_line
 from distop.runtime import gc_tuning, secret_settings
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 NONE: Mapping[str, str] = MappingProxyType({})
 INTERRUPTED = 130
 LONGEST_ERROR = 2_000
-"""Characters of an error message: the parser quotes whole arguments, however long they are."""
+"""Characters of an error message at most: the parser quotes whole arguments, of any length."""
 
 
 def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
-    """One command line; returns the exit code. ``behaviors``: of :func:`main`."""
+    """Run one command line; returns the exit code. ``behaviors``: see :func:`main`."""
     import typer
 
     from distop.cli.commands import commands
 
-    # typer carries a click of its own; its errors are reached through what it exports.
+    # typer has its own copy of click, whose error classes are reached only through those that typer exports.
     click_error: type[Exception] = typer.BadParameter.__mro__[2]
     use(Context(debug="--debug" in argv))
     try:
@@ -39,7 +39,7 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
         use(context)
         _configure_logs()
         code = commands(*rest[:1])(args=rest, prog_name="distop", standalone_mode=False)
-        if code == INTERRUPTED:  # typer has taken the interrupt for itself
+        if code == INTERRUPTED:  # typer has caught the interrupt and returned its code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.Exit as error:
@@ -51,7 +51,7 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
         note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain about it once more while it ends.
+        # The reader of the output has ended. Python would report that once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except click_error as error:
@@ -60,13 +60,19 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
         return _fail(error, error.exit_code, describe(error))
     except Exception as error:
         text = f"{type(error).__name__}: {describe(error)}".partition("\n")[0]
-        return _fail(error, 1, f"{text} (this is a defect of distop: run with --debug and report it)")
+        return _fail(error, 1, f"{text} (this is a defect of distop: run it with --debug, and report the traceback)")
 
 
 def _usage(error: Exception) -> str:
+    """What is wrong with a command line, with the nearest option where one is unknown, and where to find help."""
     text = str(getattr(error, "format_message", error.__str__)()).replace("\n", " ").rstrip(".")
     where = getattr(error, "ctx", None)
-    return f"{text} (see `{where.command_path} --help`)" if where is not None else text
+    if where is None:
+        return text
+    if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+        own = [name for parameter in where.command.params for name in parameter.opts if name.startswith("--")]
+        text = f"No such option: {option}{did_you_mean(option, [*own, *(f'--{name}' for name in (*VALUES, *FLAGS))])}"
+    return f"{text} (see `{where.command_path} --help`)"
 
 
 def _fail(error: Exception, code: int, text: str) -> int:
@@ -75,14 +81,16 @@ def _fail(error: Exception, code: int, text: str) -> int:
 
         for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
             note(secret_settings.redact(line))
-    note(f"error: {secret_settings.shortened(one_line(text), LONGEST_ERROR)}")  # escapes count, too
+    note(
+        f"error: {secret_settings.shortened(one_line(text), LONGEST_ERROR)}"
+    )  # shortened last: escapes are characters too
     return code
 
 
 def _configure_logs() -> None:
     settings = current.settings()
     if not current.debug:
-        # Before gRPC is loaded: it writes what it does to stderr by itself, a line for each handshake that fails.
+        # Before gRPC is loaded: it logs to stderr by itself, one line for each failed handshake.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     level = settings.get("log_level") if _chosen("log_level") else "warning"
     from distop.runtime import logs
@@ -96,11 +104,11 @@ def _configure_logs() -> None:
 
 
 def _chosen(name: str) -> bool:
-    """The setting was given somewhere; commands are otherwise quieter than daemons."""
+    """Whether the setting was given: without it, commands log less than daemons."""
     return current.settings().given(name)
 
 
 def main(behaviors: Mapping[str, str] = NONE) -> None:
-    """The console script. ``behaviors``: what ``distop dev`` gives its executor (``ExecutorConfig.behaviors``)."""
-    gc_tuning.begin()
+    """Run the console script. ``behaviors``: given by ``distop dev`` to its executor (``ExecutorConfig.behaviors``)."""
+    gc_tuning.tune_for_start()
     sys.exit(run(sys.argv[1:], behaviors))

@@ -1,4 +1,4 @@
-"""An operation for people: how it is doing, and the report of one that has ended."""
+"""Prints an operation for people: its status, or the report of one that has ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.command_context import current
-from distop.cli.output import duration, fields, jobs, say, say_lines, table
+from distop.cli.output import duration, fields, jobs, note, say, say_lines, table
 from distop.protocol.user_actions import of_operation
 from distop.services.operation_results import first_line
+from distop.services.suggested_commands import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distop.services.inspection.failed_partitions import FailedPage
     from distop.services.operation_results import OperationResult, OperationStatus
 
 _SAMPLES = 5
@@ -21,7 +23,7 @@ _NAMES = 5
 
 
 def show_status(status: OperationStatus) -> None:
-    """An operation that goes on."""
+    """Print the status of an open operation."""
     counts = status.jobs
     fields(
         {
@@ -31,13 +33,13 @@ def show_status(status: OperationStatus) -> None:
             "id": status.id,
             **_of_start(status.submitter, status.request_id, status.rerun_of, status.labels),
             "options": _options(status.options),
-            "jobs": _how_far(counts),
+            "jobs": _job_counts(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
             "doing": doing(status),
             "cancelled": _reason(status.cancel),
-            "failed jobs": _places(status.failed, truncated=status.failed_truncated),
+            "failed": _failed(status.op, counts),
         }
     )
     _show_actions(status.to_json())
@@ -45,7 +47,7 @@ def show_status(status: OperationStatus) -> None:
 
 
 def _show_actions(record: Mapping[str, Any]) -> None:
-    """Who did what to an operation, where there is more than its start and its end."""
+    """Print who did what to an operation, if there is more than its start and its finish."""
     found = of_operation(record)
     if any(one["action"] not in ("start", "finish") for one in found):
         say("")
@@ -53,21 +55,22 @@ def _show_actions(record: Mapping[str, Any]) -> None:
 
 
 def action_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Of each action: time, what was done, who did it, and what that changed."""
+    """Rows of a table of actions: the time, the action, who did it, and what it changed."""
     return [(one["time"], one["action"], one["by"] or one.get("executor"), _what(one)) for one in found]
 
 
 def _what(action: Mapping[str, Any]) -> str:
-    """``priority 0 → 9, max jobs - → 4``, or what else there is to tell of it."""
+    """What an action changed, such as ``priority 0 → 9, max jobs - → 4``."""
     before, after = action.get("from") or {}, action.get("to") or {}
-    told = [f"{name.replace('_', ' ')} {_value(before.get(name))} → {_value(after.get(name))}" for name in after]
-    told += [str(action[name]) for name in ("state", "reason", "text", "replaced_by") if action.get(name)]
-    told += [f"{name} {action[name]}" for name in ("submitter", "dropped", "snapshot", "reverted") if action.get(name)]
-    changes = [
+    changes = [f"{name.replace('_', ' ')} {_value(before.get(name))} → {_value(after.get(name))}" for name in after]
+    changes += [str(action[name]) for name in ("state", "reason", "text", "replaced_by") if action.get(name)]
+    others = ("submitter", "dropped", "snapshot", "reverted")
+    changes += [f"{name} {action[name]}" for name in others if action.get(name)]
+    changes += [
         f"{one['column']} is required" if one.get("column") else f"the property {one.get('property')}"
         for one in action.get("changes") or ()
     ]
-    return ", ".join([*told, *changes])
+    return ", ".join(changes)
 
 
 def _value(value: Any) -> str:
@@ -75,38 +78,58 @@ def _value(value: Any) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> str | None:
-    """``priority 9, max jobs 4, where zone=a``; None where nothing was said."""
+    """``priority 9, max jobs 4, where zone=a``; None without options."""
     said = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
     said += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
     return ", ".join(said) or None
 
 
-def _how_far(counts: Mapping[str, int | None]) -> str | None:
-    """``10/40 ended (2 failed), 4 running, 1 to run again``; None before the plan."""
+def _job_counts(counts: Mapping[str, int | None]) -> str | None:
+    """``10/40 ended (2 failed), 4 running, 1 waiting for a retry``; None before the plan."""
     if counts.get("total") is None:
         return None
     failed = counts.get("failed") or 0
     done = (counts.get("success") or 0) + failed
     of_them = f" ({failed} failed)" if failed else ""
-    again = counts.get("waiting")
-    return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {again} to run again"
+    ended, running = f"{done}/{counts['total']} ended{of_them}", f"{counts.get('running')} running"
+    return f"{ended}, {running}, {counts.get('waiting')} waiting for a retry"
 
 
 def doing(status: OperationStatus) -> str | None:
-    """What executors say that they are doing, the first few of them."""
+    """What the first few executors report about their jobs."""
     said = [f"{one['executor']}: {one['text']}" for one in status.doing]
     return "; ".join([*said[:_NAMES], *([f"and {len(said) - _NAMES} more"] if len(said) > _NAMES else [])]) or None
 
 
-def _places(ranges: str | None, *, truncated: bool) -> str | None:
-    """Ordinals mean nothing to who has not seen the plan: it is said what they are."""
-    return f"{ranges}{' and more' if truncated else ''} (places in the plan, from 0)" if ranges else None
+def _failed(op: str, counts: Mapping[str, int | None]) -> str | None:
+    """``316 of 365 partitions (list them: `distop show OP --failed`)``; None where none failed."""
+    failed, total = counts.get("failed"), counts.get("total")
+    if not failed:
+        return None
+    names = "it" if failed == 1 else "them"
+    return f"{failed} of {partitions(total or failed)} (list {names}: {command('show', op, '--failed')})"
+
+
+def partitions(number: int) -> str:
+    """``1 partition``, ``365 partitions``."""
+    return f"{number} partition{'s' if number != 1 else ''}"
+
+
+def show_failed(page: FailedPage) -> None:
+    """A page of failed partitions, and on stderr how to list the next one."""
+    listed = page.partitions
+    rows = [(one.name, one.attempt or None, one.executor, _line(one.error)) for one in listed]
+    table(("partition", "attempt", "executor", "error"), rows, f"no partition of {page.op} failed", ("attempt",))
+    if page.after is not None:
+        of_all = f" of {page.failed}" if page.failed is not None else ""
+        following = command("show", page.op, "--failed", "--after", str(page.after))
+        note(f"listed {len(listed)}{of_all} failed partitions; list the next ones: {following}")
 
 
 def _of_start(
     submitter: str | None, request_id: str | None, rerun_of: str | None, labels: Mapping[str, str] | None
 ) -> dict[str, str | None]:
-    return {"by": submitter, "request id": request_id, "runs again": rerun_of, "labels": labelled(labels)}
+    return {"by": submitter, "request id": request_id, "rerun of": rerun_of, "labels": labelled(labels)}
 
 
 def labelled(labels: Mapping[str, str] | None) -> str | None:
@@ -115,7 +138,7 @@ def labelled(labels: Mapping[str, str] | None) -> str | None:
 
 
 def state_of(status: OperationStatus) -> str:
-    """The state in words, with what it has not come to yet."""
+    """The state in words, with the stage where that says more."""
     if status.stage == "pausing":
         running = status.jobs.get("running") or 0
         return f"pausing: {running} job{'s' if running != 1 else ''} still run{'s' if running == 1 else ''}"
@@ -123,7 +146,7 @@ def state_of(status: OperationStatus) -> str:
 
 
 def show_result(result: OperationResult) -> None:
-    """An operation that has ended."""
+    """Print the result of an operation that has ended."""
     fields(
         {
             "operation": result.op,
@@ -134,8 +157,8 @@ def show_result(result: OperationResult) -> None:
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
-            "failed jobs": _places(result.record.get("failed"), truncated=bool(result.record.get("failed_truncated"))),
-            "without an end": _without_end(result),
+            "failed": _failed(result.op, result.jobs),
+            "not ended": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
             "alarm": result.alarm or None,
         }
@@ -144,14 +167,14 @@ def show_result(result: OperationResult) -> None:
     if result.report is not None:
         say("")
         show_report(result.report)
-    # The table of checks tells what jobs and behavior answered; what is left are jobs that gave no answer.
-    told = bool(checks_of(result.report))
-    show_errors([error for error in result.errors if not (told and error.get("verdict"))])
+    # The table of checks has the errors of verdicts; only those of jobs without a verdict are left.
+    checked = bool(checks_of(result.report))
+    show_errors([error for error in result.errors if not (checked and error.get("verdict"))])
 
 
 def _without_end(result: OperationResult) -> str | None:
     left = result.jobs.get("total", 0) - result.jobs.get("success", 0) - result.jobs.get("failed", 0)
-    return f"{left} jobs" if left else None
+    return f"{left} job{'s' if left != 1 else ''}" if left else None
 
 
 def _reason(cancel: Mapping[str, str] | None) -> str | None:
@@ -159,7 +182,7 @@ def _reason(cancel: Mapping[str, str] | None) -> str | None:
 
 
 def show_report(report: Any) -> None:
-    """A report with checks as a table of verdicts and samples, with changes as a table of these; any other as JSON."""
+    """Print a report: checks as tables of verdicts and samples, changes as a table, any other report as JSON."""
     checks, changes = checks_of(report), _changes(report)
     if not checks and not changes:
         say_lines(json.dumps(report, ensure_ascii=False, indent=2, default=str))
@@ -170,7 +193,7 @@ def show_report(report: Any) -> None:
             "rows": _count(report.get("rows")),
             "since": report.get("since"),
             "certificate": _certificate(report),
-            "taken back": "all of it" if report.get("reverted") else None,
+            "reverted": "all changes" if report.get("reverted") else None,
         }
     )
     if changes:
@@ -218,7 +241,7 @@ def show_report(report: Any) -> None:
 
 
 def checks_of(report: Any) -> list[dict[str, Any]]:
-    """The checks of a report that has verdicts; none of any other report."""
+    """The checks of a report with verdicts; none for any other report."""
     checks = report.get("checks") if isinstance(report, dict) else None
     if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
         return []
@@ -226,7 +249,7 @@ def checks_of(report: Any) -> list[dict[str, Any]]:
 
 
 def _changes(report: Any) -> list[tuple[Any, ...]]:
-    """What the checks of a certificate became; nothing for any other report."""
+    """The schema changes made from a certificate's checks; none for any other report."""
     changes = report.get("changes") if isinstance(report, dict) else None
     if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
         return []
@@ -241,7 +264,7 @@ def _changes(report: Any) -> list[tuple[Any, ...]]:
 
 
 def _certificate(report: Mapping[str, Any]) -> str | None:
-    """The one that a report has, or is of; or why it has none."""
+    """The certificate that a report has or is about, or why it has none."""
     found, why = report.get("certificate"), report.get("uncertified")
     if isinstance(found, dict):
         return f"of {found.get('version')} ({found.get('digest')})"
@@ -249,7 +272,7 @@ def _certificate(report: Mapping[str, Any]) -> str | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of the checks that share a reason."""
+    """The names of the first few checks that share a reason."""
     shown = ", ".join(names[:_NAMES])
     return shown if len(names) <= _NAMES else f"{shown} and {len(names) - _NAMES} more"
 
@@ -270,7 +293,7 @@ def _count(value: Any) -> str:
 
 
 def violations_of(check: Mapping[str, Any]) -> str:
-    """How many rows violate a check: exactly, or at least so many."""
+    """How many rows violate a check: the exact number, or ``at least N``."""
     found = check.get("violations")
     if check.get("exact", True) or found is None:
         return _count(found)
@@ -278,7 +301,7 @@ def violations_of(check: Mapping[str, Any]) -> str:
 
 
 def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
-    """The first few errors, a line each."""
+    """Print errors, one line each, with the attempts before."""
     if errors:
         say("")
     for error in errors:
@@ -289,7 +312,7 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _say_error(before: str, text: str) -> None:
-    """Lines after the first, which are there for who debugs, are indented: none of them looks like one of ours."""
+    """Print an error; with ``--debug`` its further lines, indented so that they do not look like distop's own."""
     first, *others = text.split("\n")
     say(f"{before}{first}")
     for line in others:
@@ -297,5 +320,5 @@ def _say_error(before: str, text: str) -> None:
 
 
 def _line(text: Any) -> str:
-    """An error for people: its first line, unless they debug."""
+    """The first line of an error; all lines with ``--debug``."""
     return str(text or "").strip() if current.debug else first_line(text)

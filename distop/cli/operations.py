@@ -1,8 +1,7 @@
-"""Commands on operations that were started: ls, show, why, watch, cancel, pause, resume, history."""
+"""Commands on started operations: ls, show, why, watch, cancel, pause, resume, alter, history."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +9,9 @@ import typer
 from distop.cli import output
 from distop.cli.command_context import Interrupted, current
 from distop.cli.command_options import (
-    MAX_FAILED,
-    MAX_JOBS,
-    MAX_JOBS_PER_EXECUTOR,
+    NO_OPTIONS,
     OF_TYPE,
     OP,
-    PRIORITY,
     TIMEOUT,
     WITH_LABEL,
     check_waiting,
@@ -23,15 +19,17 @@ from distop.cli.command_options import (
     duration_or_time,
     labels,
     parse,
+    start_options,
 )
 from distop.cli.wait_for_end import ended, follow
-from distop.errors import UsageError
+from distop.errors import InvalidArgument, UsageError
+from distop.protocol.texts import shown
+from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.cli.page.content import Page
     from distop.client.async_client import Client
     from distop.client.async_operation import Operation
     from distop.errors import WaitTimeout
@@ -39,6 +37,11 @@ if TYPE_CHECKING:
     from distop.services.inspection.history_pages import HistoryPage
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationResult, OperationStatus
+    from distop.services.page import Gathered
+
+
+_FAILED_LISTED = 100
+"""Failed partitions in one page of ``show --failed``, unless ``--limit`` gives another number."""
 
 
 def _check_table(table: str | None) -> None:
@@ -48,25 +51,19 @@ def _check_table(table: str | None) -> None:
         encode(table)
 
 
-async def _nothing(client: Client, table: str | None) -> list[Any]:
+async def _check_known(client: Client, table: str | None) -> None:
     """No operation of a table was found. Raises NotFound where there is no such table and there never was one."""
-    from distop.errors import NotFound
-    from distop.protocol.records import CLUSTER_TABLE
-    from distop.protocol.txn import Get
+    from distop.services.registered import check_table_known
 
-    if table is not None and table != CLUSTER_TABLE:
-        found, ever = await client.etcd.read(Get(client.keys.table(table)), Get(client.keys.run_ops(table)))
-        if found.kv is None and ever.kv is None:
-            raise NotFound(f"there is no table {table!r}, and no operation on it is known: see `distop table ls`")
-    return []
+    await check_table_known(client.etcd, client.keys, table)
 
 
 def _table(positional: str | None, option: str | None) -> str | None:
-    """The table that is named, as an argument or with ``--table``. Raises UsageError, InvalidArgument."""
+    """The table, given as an argument or with ``--table``. Raises UsageError, InvalidArgument."""
     from distop.errors import UsageError
 
     if positional is not None and option is not None and positional != option:
-        raise UsageError(f"two tables are named, {positional} and {option}: name one")
+        raise UsageError(f"the tables {positional} and {option} are both given: give one of them")
     table = positional if positional is not None else option
     _check_table(table)
     return table
@@ -80,9 +77,9 @@ def ls(
         list[str] | None, typer.Option(metavar="S", help="pending, running, paused, cancelling (repeatable).")
     ] = None,
     label: WITH_LABEL = None,
-    count: Annotated[bool, typer.Option("--count", help="How many, by type and state; the oldest waiting.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Count them, by type and state.")] = False,
 ) -> None:
-    """List the operations that have not ended, or count them."""
+    """List the open operations, or count them."""
     from distop.services.inspection.filters import type_of
     from distop.services.inspection.survey import open_states
 
@@ -95,8 +92,9 @@ def ls(
         return
 
     async def work(client: Client) -> list[Any]:
-        active = await client.operations(table, **wanted)
-        return active or await _nothing(client, table)
+        if not (active := await client.operations(table, **wanted)):
+            await _check_known(client, table)
+        return active
 
     found = current.with_client(work)
     if current.json:
@@ -116,13 +114,15 @@ def ls(
             )
             for seen in found
         ],
-        f"no operation{which} is running" + (f" on {table}" if table else ""),
+        f"no operation{which} is open" + (f" on {table}" if table else ""),
     )
 
 
 def _count(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
-        return list(await client.counts(table, **wanted)) or await _nothing(client, table)
+        if not (counted := await client.counts(table, **wanted)):
+            await _check_known(client, table)
+        return list(counted)
 
     found = current.with_client(work)
     if current.json:
@@ -137,7 +137,7 @@ def _count(table: str | None, wanted: dict[str, Any]) -> None:
 
 
 def why(op: OP) -> None:
-    """Say what an operation is waiting for, and what to do about it."""
+    """Show what an operation waits for, and what to do about it."""
     ref = parse(op)
 
     async def work(client: Client) -> Why:
@@ -151,13 +151,13 @@ def why(op: OP) -> None:
 
     seen = found.status
     if seen.result is not None:
-        output.say(f"waits for nothing: {seen.result.sentence()}")
+        output.say(seen.result.sentence())
         return
     running = seen.jobs.get("running") or 0
     if not found.reasons:
         jobs = f"{running} job{'s' if running != 1 else ''}"
         doing = f"{jobs} run{'s' if running == 1 else ''}" if running else state_of(seen)
-        output.say(f"{seen.op} waits for nothing: {doing}")
+        output.say(f"{seen.op} does not wait: {doing}")
         return
     output.fields({"operation": seen.op, "state": state_of(seen), "started": seen.started})
     for reason in found.reasons:
@@ -166,17 +166,40 @@ def why(op: OP) -> None:
         output.fields({name: reason.text, "to do": reason.advice, "code": str(reason.code)})
 
 
+def _ordinal(value: Any) -> int:
+    text = str(value).strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidArgument(f"--after must be a whole number, 0 or more, not {shown(value)}")
+    return int(text)
+
+
 def show(
     op: OP,
     html: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write it as a page for a browser, with all partitions (-: to stdout)."),
     ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List its failed partitions, with their errors.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=count("--limit"), help="With --failed: list at most N partitions (100)."),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=_ordinal, help="With --failed: the page that follows, as the last names it."),
+    ] = None,
 ) -> None:
-    """Show how one operation is doing, or ended."""
+    """Show an operation's status, or its report."""
     ref = parse(op)
+    if not failed and (limit is not None or after is not None):
+        raise UsageError("--limit and --after need --failed: add --failed, or leave them out")
+    if failed and html is not None:
+        raise UsageError("--failed and --html exclude each other: the page lists all partitions")
     if html is not None:
         _show_page(ref, html)
+        return
+    if failed:
+        _show_failed(ref, limit if limit is not None else _FAILED_LISTED, after if after is not None else -1)
         return
 
     async def work(client: Client) -> Any:
@@ -194,24 +217,40 @@ def show(
         show_status(seen)
 
 
+def _show_failed(ref: OperationRef, limit: int, after: int) -> None:
+    from distop.cli.operation_text import show_failed
+    from distop.services.inspection.failed_partitions import FailedPage, failed_partitions
+
+    async def work(client: Client) -> FailedPage:
+        status = await client.operation(ref).status()
+        return await failed_partitions(client.etcd, client.keys, ref, status, limit, after)
+
+    page = current.with_client(work)
+    if current.json:
+        output.write_json(page.to_json())
+    else:
+        show_failed(page)
+
+
 def _show_page(ref: OperationRef, file: str) -> None:
     from distop.cli.page import page_file
+    from distop.services.page import gather
 
     page_file.check(file, json=current.json)
 
-    async def work(client: Client) -> tuple[OperationStatus, Page]:
-        return await page_file.gather(client, ref)
+    async def work(client: Client) -> Gathered:
+        return await gather(client.etcd, client.keys, ref)
 
-    seen, page = current.with_client(work)
-    page_file.write(page, file)
+    found = current.with_client(work)
+    page_file.write(found, file)
     if current.json:
-        output.write_json(seen.to_json())
+        output.write_json(found.status.to_json())
     elif file != page_file.STDOUT:
-        output.say(f"{ref}: its page is in {file}")
+        output.say(f"{ref}: page written to {file}")
 
 
 def watch(op: OP) -> None:
-    """Follow an operation until it ends. Exits with 1 when it failed."""
+    """Follow an operation until it ends. Exits with 1 unless it succeeds."""
     ref = parse(op)
 
     async def work(client: Client) -> OperationResult:
@@ -245,12 +284,12 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
 
 def cancel(
     op: OP,
-    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="Why, for the record.")] = "",
+    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="The reason, for the record.")] = "",
     series: Annotated[
-        bool, typer.Option("--series", help="End the series that it is of, whichever of it goes on by now.")
+        bool, typer.Option("--series", help="End its series, too: cancel the open operation of the series.")
     ] = False,
 ) -> None:
-    """Cancel an operation. Its jobs stop and clean up. None comes after one of a series that is cancelled."""
+    """Cancel an operation. Its jobs stop and clean up. A series ends with its cancelled operation."""
     if not series:
         _command(op, "cancel", "cancelling", text)
         return
@@ -263,18 +302,18 @@ def cancel(
     if current.json:
         output.write_json({"op": ended, "state": "cancelling"})
     else:
-        output.say(f"{ended} is cancelling, and the series has ended")
+        output.say(f"{ended} is cancelling, and its series has ended")
 
 
 def pause(
     op: OP,
-    now: Annotated[bool, typer.Option("--now", help="Stop running jobs, too; they keep their checkpoints.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs any more.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop running jobs; they keep their checkpoints.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs.")] = False,
     timeout: TIMEOUT = None,
 ) -> None:
     """Pause an operation. Running jobs finish, or are stopped with --now.
 
-    Types that run in batches (validate, noop) finish whole batches, which may be all of a small operation: use --now.
+    Types that run batches (validate, noop) finish whole batches, which may be all of a small operation: use --now.
     """
     check_waiting(wait, timeout)
     ref = parse(op)
@@ -307,28 +346,23 @@ def _list_actions(
     since: float | None,
     until: float | None,
 ) -> None:
-    """What was done to the operations that ``ask`` finds, or to ``op``, which may go on; and (``others``) to tables and
-    executors; the newest first.
+    """Print the actions on the operations that ``ask`` finds, or on ``op``, which may be open; the newest first.
+
+    ``others``: also the actions on tables and executors.
     """
     from distop.cli.operation_text import action_rows
     from distop.errors import NotFound
-    from distop.protocol.json_codec import parse_time
-    from distop.protocol.user_actions import of_operation
+    from distop.services import actions
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        found = await client.actions(table) if others else []
-        first, after = since or 0.0, until if until is not None else math.inf
-        found = [one for one in found if first <= parse_time(one["time"]) < after]
+        found = actions.within(await client.actions(table), since, until) if others else []
         try:
             records = [result.record for result in await ask(client)]
         except NotFound:
             if not found:
                 raise
             records = []
-        if op is not None and not records:
-            records = [(await client.operation(op).status()).to_json()]
-        listed = [one for record in records for one in reversed(of_operation(record))]
-        return sorted([*listed, *found], key=lambda one: str(one["time"]), reverse=True)
+        return await actions.listed(client.etcd, client.keys, records, found, op)
 
     listed = current.with_client(work)
     if current.json:
@@ -339,7 +373,7 @@ def _list_actions(
 
 
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
-    """Wait until it is no longer pausing; what to say where that takes too long."""
+    """Wait until the operation is not pausing any more; the error to raise if that takes too long."""
     import asyncio
 
     from distop.errors import WaitTimeout
@@ -351,35 +385,24 @@ async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
                 if seen.stage != "pausing":
                     break
     except TimeoutError:
-        return WaitTimeout(f"jobs of {op.ref} still run after {timeout:g} s; it is paused when they end")
+        return WaitTimeout(f"time-out after {timeout:g} s: jobs of {op.ref} still run; it is paused when they end")
     finally:
         await watching.aclose()
     return None
 
 
 def resume(op: OP) -> None:
-    """Let a paused operation go on."""
+    """Resume a paused operation."""
     _command(op, "resume", "running")
 
 
-def alter(
-    op: OP,
-    priority: PRIORITY = None,
-    max_jobs: MAX_JOBS = None,
-    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
-    max_failed: MAX_FAILED = None,
-) -> None:
-    """Change how urgent an operation is, and what limits it, while it runs."""
-    from distop.services.submission.option_checks import changes
-
+@start_options("alter")
+def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
+    """Change the priority and the limits of an open operation."""
     ref = parse(op)
-    wanted = changes(
-        priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
-    )
+    wanted = options.checked()
     if not wanted:
-        raise UsageError(
-            "nothing is to be altered: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed"
-        )
+        raise UsageError("nothing to alter: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed")
 
     async def work(client: Client) -> None:
         await client.operation(ref).alter(**wanted)
@@ -401,26 +424,24 @@ def history(
     ] = None,
     since: Annotated[
         float | None,
-        typer.Option(metavar="T", parser=duration_or_time("--since"), help="Ended from then on: a time, or 36h ago."),
+        typer.Option(metavar="T", parser=duration_or_time("--since"), help="Ended then or later: a time, or 36h ago."),
     ] = None,
     until: Annotated[
         float | None,
         typer.Option(metavar="T", parser=duration_or_time("--until"), help="Ended before then: a time, or 36h ago."),
     ] = None,
     label: WITH_LABEL = None,
-    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Only what that request started.")] = None,
-    limit: Annotated[
-        int, typer.Option(metavar="N", parser=count("--limit"), help="At most so many, the newest first.")
-    ] = 50,
-    alarms: Annotated[
-        bool, typer.Option("--alarms", help="Only those with an alarm: prepared, not confirmed, never run.")
-    ] = False,
-    after: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after a page that ended with it.")] = None,
+    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Only those that this request started.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", parser=count("--limit"), help="At most N, the newest first.")] = 50,
+    alarms: Annotated[bool, typer.Option("--alarms", help="Only with an alarm: prepared, never confirmed.")] = False,
+    after: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="The page that follows, as the last names it.")
+    ] = None,
     actions: Annotated[
-        bool, typer.Option("--actions", help="Who did what: to these operations, to tables and to executors.")
+        bool, typer.Option("--actions", help="List who did what to operations, tables and executors.")
     ] = False,
 ) -> None:
-    """List the operations that have ended."""
+    """List the operations that have ended, the newest first."""
     _check_table(table)
     wanted: dict[str, Any] = {
         "op": parse(op) if op is not None else None,
@@ -433,13 +454,13 @@ def history(
     from distop.protocol.keys import Keys
     from distop.services.inspection.history_pages import query
 
-    # What is wrong whatever etcd holds is said before it is asked.
+    # Wrong arguments are reported before etcd is asked.
     query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)
 
     async def work(client: Client) -> HistoryPage:
         page = await client.history(table, limit, type=of_type, after=after, alarms=alarms, **wanted)
         if not page:
-            await _nothing(client, table)
+            await _check_known(client, table)
         return page
 
     if actions:
@@ -469,4 +490,4 @@ def history(
         f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
     )
     if found.after is not None:
-        output.note(f"there are older ones: --after {found.after}")
+        output.note(f"list older operations with --after {found.after}")

@@ -1,4 +1,4 @@
-"""Commands as typer makes them, but for how their help looks and how the values of their options are read."""
+"""Typer commands with plainer help and a faster way to read the values of options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Command(TyperCommand):
-    """Its help has ``TABLE`` for an argument, where typer writes ``{TABLE}`` and ``TABLE <str>``."""
+    """A command whose help shows an argument as ``TABLE``; typer shows ``{TABLE}`` and ``TABLE <str>``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _read_plainly(self.get_params(ctx))
@@ -28,7 +28,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """What several commands stand below."""
+    """A group of commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _read_plainly(self.get_params(ctx))
@@ -36,21 +36,23 @@ class Group(TyperGroup):
 
 
 def _read_plainly(parameters: Iterable[Any]) -> None:
-    """Spare these the way by which typer reads values: it loads pydantic, and has it make a validator of each option
-    that there is, given or not, which is a third of the processor time of many a command.
+    """Read the values of these parameters without pydantic.
+
+    Typer loads pydantic and builds a validator for each option, given or not: a third of a short command's CPU time.
     """
     for parameter in parameters:
         descriptor: Any = getattr(parameter, "type_descriptor", None)
         info: Any = getattr(descriptor, "parameter_info", None)
-        # Releases of typer that do not read by pydantic know no descriptors; others may keep this elsewhere.
+        # Releases of typer without pydantic have no descriptors; later ones may store them elsewhere.
         known = hasattr(info, "parser") and hasattr(descriptor, "annotation")
         if known and "process_value" not in vars(parameter):
             parameter.process_value = _reader(parameter, descriptor.annotation, info.parser)
 
 
 def _reader(parameter: Any, kind: Any, parser: Any) -> Any:
-    """What was not given stays the default, a text stays one, and what has a parser is read by that; typer reads all
-    else, and says what is missing.
+    """A function that reads a value: a missing one is the default, a text stays a text, and a parser is called.
+
+    Typer reads all other values, and reports missing ones.
     """
     usual = parameter.process_value
 

@@ -1,4 +1,4 @@
-"""Printing: one JSON document, or tables and sentences for people; colours on a terminal only."""
+"""Prints JSON documents, and tables and sentences for people; colours appear on a terminal only."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ _COLOURS = {
 
 @lru_cache(maxsize=2)
 def console(*, stderr: bool = False) -> Console:
-    """Rich's console; without a terminal its lines are as wide as they need to be, so that they can be read by
-    programs.
-    """
+    """Rich's console. Without a terminal it does not wrap lines, so that programs can read them."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -34,28 +32,28 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on a line of its own. In it, what a terminal would obey, and lone surrogates, are escapes."""
+    """Print one JSON document in one line. Control characters and lone surrogates are JSON escapes."""
     print(one_line_json(json.dumps(value, ensure_ascii=False, default=str)), flush=True)
 
 
 def say(text: str) -> None:
-    """One line on stdout, without markup; what a terminal would obey in it is escaped."""
+    """Print one line on stdout, without markup. Control characters are escaped."""
     print(one_line(text), flush=True)
 
 
 def say_lines(text: str, before: str = "") -> None:
-    """A text of several lines, each after ``before``."""
+    """Print a text of several lines, each with the prefix ``before``."""
     for line in text.split("\n"):
         say(f"{before}{line}")
 
 
 def note(text: str) -> None:
-    """One line on stderr, as of :func:`say`."""
+    """Print one line on stderr, like :func:`say`."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[str] = ()) -> None:
-    """A table, or the sentence ``empty`` where there are no rows. ``right``: the columns of numbers."""
+    """Print a table, or the sentence ``empty`` if it has no rows. ``right``: right-aligned columns, of numbers."""
     lines = [[one_line(str(cell)) if cell is not None else "" for cell in row] for row in rows]
     if not lines:
         say(empty)
@@ -85,7 +83,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, rig
 
 
 def fields(pairs: Mapping[str, Any]) -> None:
-    """Names and values under each other; those without a value are left out."""
+    """Print names and values, one pair in a line; pairs without a value are skipped."""
     shown = {name: value for name, value in pairs.items() if value not in (None, "")}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
@@ -107,7 +105,7 @@ def duration(seconds: float | None) -> str:
 
 
 def jobs(counts: Mapping[str, Any]) -> str:
-    """``12/365``, with the failed ones where there are any."""
+    """``12/365``, or ``12/365, 2 failed``; ``-`` before the plan."""
     total = counts.get("total")
     done = (counts.get("success") or 0) + (counts.get("failed") or 0)
     text = f"{done}/{total}" if total is not None else "-"

@@ -8,27 +8,9 @@ import typer
 
 from distop.cli import output
 from distop.cli.command_context import current, parse_argument
-from distop.cli.command_options import (
-    AFTER,
-    AFTER_END,
-    AT,
-    ATTEMPTS,
-    DELAY,
-    LABEL,
-    MAX_FAILED,
-    MAX_JOBS,
-    MAX_JOBS_PER_EXECUTOR,
-    PRIORITY,
-    TIME_LIMIT,
-    WHERE,
-    count,
-    labels,
-    parse,
-    predecessors,
-    seconds,
-    selected,
-)
+from distop.cli.command_options import NO_OPTIONS, count, parse, seconds, start_options
 from distop.errors import UsageError
+from distop.services.submission.start_options import StartOptions
 
 if TYPE_CHECKING:
     from distop.client.async_client import Client
@@ -41,6 +23,7 @@ _EXTERNAL = Annotated[
 ]
 
 
+@start_options("prepare")
 def prepare(
     type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
@@ -55,26 +38,7 @@ def prepare(
     verify_attempts: Annotated[
         int, typer.Option(metavar="N", parser=count("--verify-attempts"), help="Tries to get an answer (5).")
     ] = 5,
-    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
-    failure_policy: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
-    ] = None,
-    retry_attempts: ATTEMPTS = None,
-    time_limit: TIME_LIMIT = None,
-    label: LABEL = None,
-    at: AT = None,
-    delay: DELAY = None,
-    after: AFTER = None,
-    after_end: AFTER_END = None,
-    priority: PRIORITY = None,
-    max_jobs: MAX_JOBS = None,
-    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
-    max_failed: MAX_FAILED = None,
-    where: WHERE = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Refused where one of it goes on (default: the type's).")
-    ] = None,
-    one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
+    options: StartOptions = NO_OPTIONS,
 ) -> None:
     """Insert an operation that begins once it is confirmed."""
     from distop.schemas.argument_schema import encode_argument
@@ -85,23 +49,8 @@ def prepare(
     external(external_id)
     if verify is not None:
         check_verifier(verify)
-    options: dict[str, Any] = {
-        "not_before": at,
-        "delay": delay,
-        "after": predecessors(after, after_end),
-        "priority": priority,
-        "max_jobs": max_jobs,
-        "max_jobs_per_executor": max_jobs_per_executor,
-        "max_failed": max_failed,
-        "time_limit": time_limit,
-        "where": selected(where),
-        "id": id_,
-        "one_off": one_off,
-    }
-    rules = (partition or None, None, failure_policy, retry_attempts, "")
-    given = labels(label)
     # What is wrong whatever etcd holds is said before it is asked.
-    request(type_name, table, encode_argument(argument), *rules, given, **options)
+    request(type_name, table, encode_argument(argument), options, "")
 
     async def work(client: Client) -> Operation:
         return await client.prepare_operation(
@@ -112,11 +61,7 @@ def prepare(
             verify=verify,
             verify_after=verify_after,
             verify_attempts=verify_attempts,
-            partitions=partition or None,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            labels=given,
-            **options,
+            **options.given(),
         )
 
     op = current.with_client(work)

@@ -1,4 +1,4 @@
-"""Commands on what is registered: tables, executors, operation types."""
+"""Commands on tables, executors and operation types."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from distop.errors import UsageError
 if TYPE_CHECKING:
     from distop.client.async_client import Client
     from distop.protocol.behavior_declaration import Declaration
+    from distop.services.registered import Offer
 
 NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, such as sales.orders.")]
 
@@ -21,19 +22,19 @@ NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, suc
 def add(
     name: NAME,
     format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="parquet, iceberg, spark, or one that is installed")
+        str, typer.Option("--format", metavar="F", help="parquet, iceberg, spark, or an installed format.")
     ],
     location: Annotated[
         str,
         typer.Option(
             metavar="L",
-            help="The table's folder (a path, or what pyarrow's file systems open), or what it is called in a catalog.",
+            help="The table's folder (a path, or a URL that pyarrow's file systems open), or its name in a catalog.",
         ),
     ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Change a table that is registered already: operations on it that go on fail."),
+        typer.Option("--replace", help="Change a registered table; its open operations fail."),
     ] = False,
 ) -> None:
     """Register a table."""
@@ -76,7 +77,7 @@ def ls() -> None:
 
 
 def rm(name: NAME) -> None:
-    """Remove a table from the registry; its data stays."""
+    """Remove a table from the registry. Its data stays."""
 
     async def work(client: Client) -> None:
         await client.remove_table(name)
@@ -85,7 +86,7 @@ def rm(name: NAME) -> None:
     if current.json:
         output.write_json({"table": name, "removed": True})
     else:
-        output.say(f"table {name} is no longer registered; its data is where it was")
+        output.say(f"table {name} is removed from the registry; its data is unchanged")
 
 
 def nodes() -> None:
@@ -123,17 +124,17 @@ def nodes() -> None:
 
 def drain(
     executor: Annotated[str, typer.Argument(metavar="EXECUTOR", help="Its id; see `distop nodes`.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is empty.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it run jobs again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it runs no jobs.")] = False,
     timeout: TIMEOUT = None,
 ) -> None:
-    """Empty an executor. Its jobs go on elsewhere, and it takes no new ones until --undo."""
+    """Drain an executor. Other executors take its jobs, and it claims none until --undo."""
     from distop.protocol.keys import encode
     from distop.services.draining import undo as undo_drain
 
     check_waiting(wait, timeout)
     if undo and wait:
-        raise UsageError("--wait is for draining: leave it out with --undo")
+        raise UsageError("--wait and --undo exclude each other: leave --wait out")
     encode(executor)
     undone: list[bool] = []
 
@@ -147,51 +148,53 @@ def drain(
     if current.json:
         output.write_json({"executor": executor, "state": state})
     elif undo:
-        output.say(f"{executor} works {'again' if undone[0] else 'already'}")
+        output.say(f"{executor} runs jobs again" if undone[0] else f"{executor} is not drained: nothing to undo")
     else:
         output.say(f"{executor} is {state}")
 
 
 def behaviors(
-    of_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Only this one, with its parameters.")] = None,
+    of_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Show this type, with its parameters.")] = None,
 ) -> None:
-    """List the published operation types, or the parameters of one. An executor publishes those installed with it."""
+    """List the published operation types, or the parameters of one. Executors publish the types installed with them."""
     from distop.services.inspection.filters import type_of
 
     type_of(of_type)
 
-    async def work(client: Client) -> tuple[list[Any], dict[str, Any]]:
-        return await client.behaviors(), await client.nodes()
+    from distop.services.registered import offer_of, offers
 
-    found, live = current.with_client(work)
-    offered = {d.type_name: sum(d.type_name in node.behaviors for node in live.values()) for d in found}
+    async def work(client: Client) -> list[Offer]:
+        return await offers(client.etcd, client.keys)
+
+    found = current.with_client(work)
     if of_type is not None:
-        _behavior(of_type, found, offered)
+        _behavior(offer_of(of_type, found))
         return
     if current.json:
-        output.write_json([_document(d, offered[d.type_name]) for d in found])
+        output.write_json([_document(one.declaration, one.executors) for one in found])
         return
     output.table(
         ("type", "executors", "instances", "conflicts with", "policy", "description"),
         [
             (
                 d.type_name,
-                offered[d.type_name],
+                one.executors,
                 d.instances,
                 ", ".join(d.conflicts_with),
                 d.failure_policy,
                 d.description,
             )
-            for d in found
+            for one in found
+            for d in (one.declaration,)
         ],
-        "no operation type is published yet: an executor publishes those installed with it when it starts",
+        "no operation type is published: an executor publishes the types installed with it when it starts",
         ("executors",),
     )
 
 
 def _document(declaration: Declaration, executors: int) -> dict[str, Any]:
-    """What is published of a type (its JSON Schemas are ``arg_schema``, ``result_schema``, ``report_schema``), how many
-    executors offer it, and its parameters as a list.
+    """A type's declaration (with its schemas ``arg_schema``, ``result_schema`` and ``report_schema``), the number of
+    executors that offer it, and the list of its parameters.
     """
     import json
 
@@ -201,25 +204,20 @@ def _document(declaration: Declaration, executors: int) -> dict[str, Any]:
     return {**json.loads(declaration.encode()), "executors": executors, "parameters": told}
 
 
-def _behavior(type_name: str, found: list[Declaration], offered: dict[str, int]) -> None:
+def _behavior(offer: Offer) -> None:
     import json
 
-    from distop.errors import UnknownBehavior
     from distop.schemas.parameters import parameters
 
-    one = next((d for d in found if d.type_name == type_name), None)
-    if one is None:
-        known = ", ".join(d.type_name for d in found)
-        published = f"published: {known}" if known else "none is published yet"
-        raise UnknownBehavior(f"there is no behavior {type_name!r} ({published})")
+    one = offer.declaration
     if current.json:
-        output.write_json(_document(one, offered[type_name]))
+        output.write_json(_document(one, offer.executors))
         return
     output.fields(
         {
             "type": one.type_name,
             "description": one.description,
-            "executors": offered[type_name],
+            "executors": offer.executors,
             "instances": one.instances,
             "object": one.object_field,
             "conflicts with": ", ".join(one.conflicts_with),
@@ -240,5 +238,5 @@ def _behavior(type_name: str, found: list[Declaration], offered: dict[str, int])
             )
             for p in parameters(one.arg_schema)
         ],
-        "it has no parameters that its schema names",
+        "its schema names no parameters",
     )

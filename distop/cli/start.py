@@ -8,31 +8,11 @@ import typer
 
 from distop.cli import output
 from distop.cli.command_context import Interrupted, current, parse_argument
-from distop.cli.command_options import (
-    AFTER,
-    AFTER_END,
-    AT,
-    ATTEMPTS,
-    DELAY,
-    LABEL,
-    MAX_FAILED,
-    MAX_JOBS,
-    MAX_JOBS_PER_EXECUTOR,
-    OP,
-    PRIORITY,
-    TIME_LIMIT,
-    TIMEOUT,
-    WHERE,
-    check_waiting,
-    labels,
-    parse,
-    predecessors,
-    seconds,
-    selected,
-)
+from distop.cli.command_options import NO_OPTIONS, OP, TIMEOUT, check_waiting, parse, seconds, start_options
 from distop.cli.graph_commands import start_graph
 from distop.cli.wait_for_end import ended, follow
-from distop.errors import DistopError, InvalidArgument, NotAllowed, UsageError
+from distop.errors import DistopError, UsageError
+from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on, may_have_begun
 
 if TYPE_CHECKING:
@@ -40,31 +20,21 @@ if TYPE_CHECKING:
 
     from distop.client.async_client import Client
     from distop.client.async_operation import Operation
-    from distop.protocol.records import OperationRef
     from distop.services.operation_results import OperationResult
 
 _LAST_LOOK = 1.0
 """Seconds for the state of an operation that is no longer waited for."""
 
 
-def _check_start(
-    type_name: str,
-    table: str,
-    argument: Any,
-    partitions: list[str] | None,
-    request_id: str | None,
-    failure_policy: str | None,
-    retry_attempts: int | None,
-    **waiting: Any,
-) -> None:
+def _check_start(type_name: str, table: str, argument: Any, options: StartOptions) -> None:
     """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
     from distop.schemas.argument_schema import encode_argument
     from distop.services.submission.start_request import request
 
-    arg = encode_argument(argument)
-    request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "", **waiting)
+    request(type_name, table, encode_argument(argument), options, "")
 
 
+@start_options("start")
 def start(
     context: typer.Context,
     type_name: Annotated[
@@ -72,46 +42,12 @@ def start(
     ] = None,
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")] = None,
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
-    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="OP", help="Only what came since that validation, by its certificate.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Repeating a start with the same id starts it once.")
-    ] = None,
-    failure_policy: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
-    ] = None,
-    retry_attempts: ATTEMPTS = None,
-    time_limit: TIME_LIMIT = None,
-    label: LABEL = None,
-    at: AT = None,
-    delay: DELAY = None,
-    after: AFTER = None,
-    after_end: AFTER_END = None,
-    priority: PRIORITY = None,
-    max_jobs: MAX_JOBS = None,
-    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
-    max_failed: MAX_FAILED = None,
-    where: WHERE = None,
-    every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
-    jitter: Annotated[float, typer.Option(metavar="S", help="With --every: up to so many seconds later.")] = 0.0,
-    times: Annotated[int | None, typer.Option(metavar="N", help="With --every: so often in all.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --every: not after this time.")] = None,
-    again_on: Annotated[
-        str, typer.Option("--on", metavar="END", help="With --every: after success, failure or any end.")
-    ] = "any",
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Of one id, at most one goes on (default: the type's).")
-    ] = None,
-    on_duplicate: Annotated[
-        str | None,
-        typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on."),
-    ] = None,
-    one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
+    options: StartOptions = NO_OPTIONS,
     graph: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Instead: all operations of this graph (JSON), or none.")
     ] = None,
@@ -120,50 +56,21 @@ def start(
     check_waiting(wait, timeout)
     if graph is not None:
         _only(context, ("graph", "request_id", "wait", "timeout"))
-        start_graph(graph, request_id, wait, timeout)
+        start_graph(graph, options.request_id, wait, timeout)
         return
     if type_name is None or table is None:
         missing = "TYPE" if type_name is None else "TABLE"
         raise UsageError(f"Missing argument '{missing}' (see `distop start --help`)")
-    given = labels(label)
     argument = parse_argument(arg)
-    from distop.services.submission.start_request import Every
-
-    series = Every(every, jitter, "start" if grid else "end", again_on, until, times) if every is not None else None
-    if series is None and (grid or jitter or times is not None or until is not None or again_on != "any"):
-        raise InvalidArgument(
-            "--grid, --jitter, --times, --until and --on say how an operation comes again: add --every"
-        )
-    waiting: dict[str, Any] = {
-        "every": series,
-        "not_before": at,
-        "delay": delay,
-        "id": id_,
-        "one_off": one_off,
-        "on_duplicate": on_duplicate,
-        "after": predecessors(after, after_end),
-        "priority": priority,
-        "max_jobs": max_jobs,
-        "max_jobs_per_executor": max_jobs_per_executor,
-        "max_failed": max_failed,
-        "time_limit": time_limit,
-        "where": selected(where),
-    }
-    _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
+    _check_start(type_name, table, argument, options)
     former = parse(since) if since is not None else None
+    from distop.services.certificates import argument_since
 
     async def work(client: Client) -> Operation:
-        return await client.start_operation(
-            type_name,
-            table,
-            argument if former is None else _going_on(argument, former, await _certificate(client, former)),
-            partitions=partition or None,
-            request_id=request_id,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            labels=given,
-            **waiting,
-        )
+        asked = argument
+        if former is not None:
+            asked = await argument_since(client.etcd, client.keys, argument, former)
+        return await client.start_operation(type_name, table, asked, **options.given())
 
     _start(work, wait, timeout)
 
@@ -174,30 +81,12 @@ def _only(context: typer.Context, allowed: Collection[str]) -> None:
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE":
             raise UsageError(
-                "beside --graph stand --request-id, --wait and --timeout alone: all else is said in the file, of each "
-                "operation"
+                "--graph can only be combined with --request-id, --wait and --timeout: the file has all other options "
+                "of each operation"
             )
 
 
-async def _certificate(client: Client, ref: OperationRef) -> Mapping[str, Any]:
-    """The certificate of an operation that has ended, to look at: the executor reads its own. Raises NotFound,
-    NotAllowed.
-    """
-    seen = await client.operation(ref).status()
-    if seen.result is None:
-        raise NotAllowed(f"{ref} has no certificate yet: wait until it has ended")
-    return seen.result.certificate()
-
-
-def _going_on(argument: Any, former: OperationRef, certificate: Mapping[str, Any]) -> Any:
-    """The argument with ``since``; what it does not say of the checks is as the certificate has it."""
-    if not isinstance(argument, dict | None):
-        return argument  # the start is refused, with the reason
-    checks = [{**certified["check"], "name": certified["name"]} for certified in certificate["checks"]]
-    certified = {"checks": checks, "where": certificate["where"], "null_is": certificate["null_is"]}
-    return {**certified, **(argument or {}), "since": str(former)}
-
-
+@start_options("apply")
 def apply(
     op: OP,
     settle: Annotated[
@@ -206,23 +95,17 @@ def apply(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Repeating this with the same id does it once.")
-    ] = None,
-    label: LABEL = None,
+    options: StartOptions = NO_OPTIONS,
 ) -> None:
     """Make what a validation has proved part of its table's schema."""
     check_waiting(wait, timeout)
     ref = parse(op)
-    _check_start("apply", ref.table, None, None, request_id, None, None)
-    given = labels(label)
+    _check_start("apply", ref.table, None, options)
+    from distop.services.certificates import argument_of_apply
 
     async def work(client: Client) -> Operation:
-        await _certificate(client, ref)  # else the operation would start, and fail with the same sentence
-        argument: dict[str, Any] = {"certificate": str(ref)}
-        settled = {} if settle is None else {"settle_seconds": settle}
-        argument |= settled
-        return await client.start_operation("apply", ref.table, argument, request_id=request_id, labels=given)
+        argument = await argument_of_apply(client.etcd, client.keys, ref, settle)
+        return await client.start_operation("apply", ref.table, argument, **options.given())
 
     _start(work, wait, timeout, applies=str(ref))
 
@@ -318,6 +201,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
         output.say(started.sentence())
 
 
+@start_options("rerun")
 def rerun(
     op: OP,
     unfinished: Annotated[
@@ -326,38 +210,22 @@ def rerun(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Repeating a rerun with the same id starts it once.")
-    ] = None,
-    failure_policy: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
-    ] = None,
-    retry_attempts: ATTEMPTS = None,
-    time_limit: TIME_LIMIT = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="A label, instead of the former (repeatable).")
-    ] = None,
+    options: StartOptions = NO_OPTIONS,
 ) -> None:
-    """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
+    """Run the failed partitions again. It is a new operation, with the argument of one that has ended.
+
+    Failure policy, attempts, time limit and labels stay as they were, unless given.
+    """
     check_waiting(wait, timeout)
     ref = parse(op)
-    _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts, time_limit=time_limit)
-    given = labels(label)
+    _check_start(ref.type, ref.table, None, options)
+    from distop.services.submission.rerun import left_out
 
     async def work(client: Client) -> Operation:
         # Asked for before the start: from then on nothing may keep its name from being told.
         ended = (await client.operation(ref).status()).result
-        again = await client.rerun(
-            ref,
-            unfinished=unfinished,
-            request_id=request_id,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            time_limit=time_limit,
-            labels=given,
-        )
-        left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0
-        if left and not unfinished and ended is not None and (unfinished is False or ended.state == "failed"):
+        again = await client.rerun(ref, unfinished=unfinished, **options.given())
+        if ended is not None and (left := left_out(ended, unfinished)):
             output.note(f"{left} partitions of {ref} that had no end are left out: --unfinished takes them as well")
         return again
 

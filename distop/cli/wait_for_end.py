@@ -1,7 +1,8 @@
-"""Waiting for the end of an operation, and telling how it ended."""
+"""Waits for the end of an operation with a progress bar or progress lines, and prints how it ended."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,12 +13,19 @@ from distop.protocol.texts import one_line
 from distop.services.suggested_commands import goes_on
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from distop.client.async_operation import Operation
-    from distop.services.operation_results import OperationResult
+    from distop.services.operation_results import OperationResult, OperationStatus
+
+_BAR_SECONDS = 0.25
+"""How often the progress bar is drawn again."""
+LINE_SECONDS = 3.0
+"""Seconds before the first progress line, and between two of them."""
 
 
 def ended(result: OperationResult) -> None:
-    """Tell how it ended, and leave with 1 unless it succeeded."""
+    """Print how an operation ended. Raises ``typer.Exit`` with code 1 unless it succeeded."""
     from distop.cli.operation_text import show_result
 
     if current.json:
@@ -28,24 +36,64 @@ def ended(result: OperationResult) -> None:
         raise typer.Exit(1)
 
 
-async def follow(op: Operation, timeout: float | None = None) -> OperationResult:
-    """Wait for the end, with a progress bar on a terminal. Raises WaitTimeout, which says how to go on."""
+async def follow(op: Operation, timeout: float | None = None, *, line_seconds: float = LINE_SECONDS) -> OperationResult:
+    """Wait for the end, with a progress bar on a terminal and progress lines elsewhere; with ``--json`` neither.
+
+    Raises WaitTimeout, which names the commands that follow and stop the operation.
+    """
     from distop.errors import WaitTimeout
 
     try:
-        if current.json or not output.console(stderr=True).is_terminal:
+        if current.json:
             return await op.wait(timeout)
-        return await _with_bar(op, timeout)
+        if output.console(stderr=True).is_terminal:
+            return await _with_bar(op, timeout)
+        return await _while(op.wait(timeout), lambda: _print_lines(op, line_seconds))
     except WaitTimeout:
-        raise WaitTimeout(f"not ended within {timeout:g} s; {goes_on(op.ref)}") from None
+        raise WaitTimeout(f"time-out after {timeout:g} s; {goes_on(op.ref)}") from None
+
+
+async def _while(waiting: Awaitable[OperationResult], report: Callable[[], Awaitable[None]]) -> OperationResult:
+    """Report progress until the operation has ended. An error of the report does not end the wait."""
+    wait, reporting = asyncio.ensure_future(waiting), asyncio.ensure_future(report())
+    try:
+        return await wait
+    finally:
+        wait.cancel()
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+
+
+async def _print_lines(op: Operation, pause: float) -> None:
+    """Print a line on stderr whenever the progress has changed, and none for an operation that ends at once."""
+    printed = ""
+    await asyncio.sleep(pause)
+    async for status in op.watch(pause):
+        line = "; ".join(filter(None, (_ended_jobs(status), _activity(status))))
+        if line and line != printed and not status.ended:
+            output.note(f"{op.ref}: {line}")
+            printed = line
+
+
+def _ended_jobs(status: OperationStatus) -> str:
+    """``12/365 jobs, 2 failed``; "" before the plan."""
+    counts = status.jobs
+    if counts.get("total") is None:
+        return ""
+    done, failed = (counts.get("success") or 0) + (counts.get("failed") or 0), counts.get("failed")
+    return f"{done}/{counts['total']} jobs" + (f", {failed} failed" if failed else "")
+
+
+def _activity(status: OperationStatus) -> str:
+    """What executors report that they do, and what the operation waits for."""
+    from distop.cli.operation_text import doing
+
+    waits = f"waits for {status.waiting_for}" if status.waiting_for else None
+    return ", ".join(filter(None, (doing(status), waits)))
 
 
 async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
-    import asyncio
-
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from distop.cli.operation_text import doing
 
     columns = (
         TextColumn("{task.fields[op]}", markup=False),
@@ -54,26 +102,18 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}", style="dim", markup=False),
     )
-    waiting = asyncio.ensure_future(op.wait(timeout))
     with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
         line = bar.add_task("", total=None, op=one_line(op.ref), note="")
 
         async def draw() -> None:
-            async for seen in op.watch(0.25):
-                counts = seen.jobs
+            async for status in op.watch(_BAR_SECONDS):
+                counts = status.jobs
                 done = (counts.get("success") or 0) + (counts.get("failed") or 0)
-                note = seen.waiting_for and f"waits for {seen.waiting_for}"
-                if not note and seen.eta_seconds is not None:
-                    note = f"about {output.duration(seen.eta_seconds)} left"
-                note = one_line(", ".join(filter(None, (doing(seen), note))))
-                if counts.get("failed"):
-                    note = f"{counts['failed']} failed" + (f", {note}" if note else "")
+                failed = f"{counts['failed']} failed" if counts.get("failed") else None
+                left = None
+                if status.eta_seconds is not None and not status.waiting_for:
+                    left = f"about {output.duration(status.eta_seconds)} left"
+                note = one_line(", ".join(filter(None, (failed, _activity(status), left))))
                 bar.update(line, completed=done, total=counts.get("total"), note=note)
 
-        drawing = asyncio.ensure_future(draw())
-        try:
-            return await waiting
-        finally:
-            waiting.cancel()
-            drawing.cancel()
-            await asyncio.gather(drawing, return_exceptions=True)
+        return await _while(op.wait(timeout), draw)

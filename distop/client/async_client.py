@@ -5,48 +5,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.async_operation import Operation, parse_ref
 from distop.client.graphs import Start, requests, steps
 from distop.clock import time, uuid
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
-from distop.protocol import keys as K
-from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.identity import MADE
 from distop.protocol.keys import Keys
 from distop.protocol.operation_labels import labels as check_labels
-from distop.protocol.records import OperationRef, TableRecord
 from distop.protocol.texts import shown
-from distop.protocol.user_actions import Actions
 from distop.schemas.argument_schema import encode_argument
-from distop.services import table_registry
+from distop.services import actions, registered, table_registry
 from distop.services.claims import owned_jobs as claims
 from distop.services.claims import types_without_code as declared
 from distop.services.draining import drain, undo
 from distop.services.inspection import filters
 from distop.services.inspection import history_pages as past
-from distop.services.inspection.history_pages import newest_first
 from distop.services.inspection.status import alarms, judge, live_nodes, take
 from distop.services.inspection.survey import Filter, counts, open_states, survey
 from distop.services.operation_results import Transaction
-from distop.services.readable_records import left_out, readable
+from distop.services.readable_records import left_out
 from distop.services.submission import two_phase
 from distop.services.submission.added_dependencies import add_dependencies
-from distop.services.submission.graph_start import IN_GRAPHS, start_graph
-from distop.services.submission.insertion import AFTER_PER_START
+from distop.services.submission.graph_start import AFTER_PER_START, IN_GRAPHS, start_graph
+from distop.services.submission.option_values import after_one
 from distop.services.submission.start_batches import Starts
-from distop.services.submission.start_request import acting, after_one, derived, request, started_by
+from distop.services.submission.start_options import StartOptions, takes_options
+from distop.services.submission.start_request import acting, derived, request
 from distop.services.submission.transactional_start import commit_with, own, submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from distop.client.graphs import Step
-    from distop.protocol.behavior_declaration import Retry
-    from distop.protocol.records import Node
+    from distop.protocol.behavior_declaration import Declaration, Retry
+    from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare
     from distop.protocol.txn import Operation as TxnOperation
     from distop.services.claims.job_owner import Owner
@@ -55,8 +51,9 @@ if TYPE_CHECKING:
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus
-    from distop.services.submission.insertion import Link
-    from distop.services.submission.start_request import Every, Request
+    from distop.services.submission.graph_start import Link
+    from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
+    from distop.services.submission.start_request import Request
     from distop.services.submission.transactional_start import Submission
     from distop.settings import ClientConfig
     from distop.store.client import EtcdClient
@@ -64,9 +61,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
-def _once(
-    starts: Step | Iterable[Start], request_id: str | None, who: str
-) -> tuple[list[Request], list[Link], str]:
+def _once(starts: Step | Iterable[Start], request_id: str | None, who: str) -> tuple[list[Request], list[Link], str]:
     """What shall be started, and the request id of all together: where the caller chose none, one that it can be
     told. Those that have one of their own keep it.
     """
@@ -130,31 +125,9 @@ class Client:
         shared_dir = self.config.shared_dir
         return Operation(self._etcd, self._keys, ref, already_started=already_started, shared_dir=shared_dir)
 
+    @takes_options("start")
     async def start_operation(
-        self,
-        type_name: str,
-        table: str,
-        arg: Any = None,
-        *,
-        partitions: Sequence[str] | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        not_before: datetime | str | None = None,
-        delay: float | None = None,
-        after: Iterable[Any] | None = None,
-        priority: int | None = None,
-        max_jobs: int | None = None,
-        max_jobs_per_executor: int | None = None,
-        max_failed: int | str | None = None,
-        where: Mapping[str, str] | None = None,
-        every: Every | float | None = None,
-        id: str | None = None,  # noqa: A002
-        one_off: bool = False,
-        on_duplicate: str | None = None,
+        self, type_name: str, table: str, arg: Any = None, **options: Unpack[StartKeywords]
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -188,32 +161,8 @@ class Client:
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
         that the sentence names.
         """
-        who = acting(self._etcd)
-        wanted = request(
-            type_name,
-            table,
-            encode_argument(arg),
-            partitions,
-            request_id,
-            failure_policy,
-            retry_attempts,
-            submitter if submitter is not None else who,
-            labels,
-            not_before=not_before,
-            delay=delay,
-            after=after,
-            priority=priority,
-            max_jobs=max_jobs,
-            max_jobs_per_executor=max_jobs_per_executor,
-            max_failed=max_failed,
-            where=where,
-            every=every,
-            id=id,
-            one_off=one_off,
-            on_duplicate=on_duplicate,
-            time_limit=time_limit,
-        )
-        wanted = started_by(who, wanted)
+        chosen = StartOptions.of(options)
+        wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))
         if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
             (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
         else:
@@ -286,6 +235,7 @@ class Client:
         handles = [self._handle(ref, already_started=done.earlier) for ref in done.refs]
         return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
 
+    @takes_options("prepare")
     async def prepare_operation(
         self,
         type_name: str,
@@ -297,8 +247,7 @@ class Client:
         verify_after: float = 60.0,
         verify_attempts: int = 5,
         verify_pause: float = 5.0,
-        after: Iterable[Any] | None = None,
-        **options: Any,
+        **options: Unpack[PrepareKeywords],
     ) -> Operation:
         """Insert an operation that begins once :meth:`confirm` says that the sender's own transaction, which has this
         ``external_id``, was completed (C13). Prepared again under the same id it is the same operation, and another
@@ -315,13 +264,8 @@ class Client:
         Raises as that does; OutcomeUnknown: prepare it again.
         """
         known = two_phase.external(external_id)
-        for name in ("every", "request_id"):
-            if name in options:
-                raise InvalidArgument(f"{name} is no option of an operation that is prepared: it has its external id")
-        if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
-            raise InvalidArgument(f"after is a list of operations, such as [{shown(after)}]")
-        start = Start(type_name, table, arg, after=tuple(after or ()), options=options)
-        (wanted,), _ = requests([start], None, acting(self._etcd))
+        chosen = StartOptions.of(options, "prepare")
+        wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))
         wanted = derived(wanted, two_phase.request_id(known))
         terms = two_phase.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
         started = await two_phase.prepare(self._etcd, self._keys, wanted, terms)
@@ -341,28 +285,12 @@ class Client:
         ref = await two_phase.find(self._etcd, self._keys, two_phase.external(external_id))
         return self._handle(ref, already_started=True)
 
+    @takes_options("rerun")
     async def rerun(
-        self,
-        ref: str | OperationRef,
-        *,
-        unfinished: bool | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        self, ref: str | OperationRef, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
-        return await self.operation(ref).rerun(
-            unfinished=unfinished,
-            request_id=request_id,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            time_limit=time_limit,
-            submitter=submitter,
-            labels=labels,
-        )
+        return await self.operation(ref).rerun(unfinished=unfinished, **options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
@@ -479,9 +407,7 @@ class Client:
 
     async def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published, by name."""
-        listing = await self._etcd.list(*self._keys.family(K.BEHAVIOR))
-        found = readable(self._etcd, Declaration.decode, listing.kvs)
-        return sorted((declaration for _, declaration in found), key=lambda d: d.type_name)
+        return await registered.behaviors(self._etcd, self._keys)
 
     async def register_type(
         self,
@@ -597,21 +523,13 @@ class Client:
 
         Raises InvalidArgument.
         """
-        if table is not None:
-            kv = await self._etcd.get(self._keys.table_actions(filters.table_of(table) or ""))
-            return newest_first(readable(self._etcd, Actions.decode, [kv] if kv is not None else []), self._keys)
-        tables = await self._etcd.list(*self._keys.family(K.TABLE_ACTIONS))
-        drains = await self._etcd.list(*self._keys.family(K.NODE_DRAIN))
-        found = readable(self._etcd, Actions.decode, [*tables.kvs, *drains.kvs])
-        return newest_first(found, self._keys)
+        return await actions.of_registry(self._etcd, self._keys, table)
 
     # ----------------------------------------------------------------- tables
 
     async def tables(self) -> list[TableRecord]:
         """The registered tables, by name."""
-        listing = await self._etcd.list(*self._keys.family(K.TABLE))
-        found = readable(self._etcd, TableRecord.decode, listing.kvs)
-        return sorted((record for _, record in found), key=lambda r: r.name)
+        return await registered.tables(self._etcd, self._keys)
 
     async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
         """Register a table; the same record again changes nothing. ``replace`` changes a record that differs: what

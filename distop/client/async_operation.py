@@ -7,7 +7,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.done_callbacks import Callbacks
 from distop.clock import time
@@ -35,6 +35,7 @@ from distop.protocol.prepared_operations import denied_with
 from distop.protocol.record_reading import read
 from distop.protocol.record_reading import word as word_of
 from distop.protocol.records import Cancel, Decision, History, OperationRef, Phase, Spec, State
+from distop.protocol.state_tables import Event, states_before
 from distop.protocol.texts import shown
 from distop.protocol.txn import Get
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
@@ -44,11 +45,12 @@ from distop.services.inspection.status import JobStates, status
 from distop.services.inspection.why import why
 from distop.services.operation_results import OperationResult, OperationStatus, check_model
 from distop.services.submission import series_lookup, two_phase
-from distop.services.submission.option_checks import changes, refuse_unowned
+from distop.services.submission.contention import pause
+from distop.services.submission.option_values import refuse_unowned, seconds
+from distop.services.submission.option_values import text as check_text
 from distop.services.submission.rerun import rerun
-from distop.services.submission.start_request import acting, seconds
-from distop.services.submission.start_request import text as check_text
-from distop.services.submission.submit import pause
+from distop.services.submission.start_options import StartOptions, takes_options
+from distop.services.submission.start_request import acting
 from distop.services.submission.two_phase import never_ran
 from distop.store.connection_settings import WRITE_LIMIT
 
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from distop.protocol.txn import GetResult, KeyValue, Txn
     from distop.services.inspection.outcomes import JobResult
     from distop.services.inspection.why import Why
+    from distop.services.submission.start_options import AlterKeywords, RerunKeywords
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.client")
@@ -443,28 +446,20 @@ class Operation:
 
         await self._command("resumed", step)
 
-    async def alter(
-        self,
-        *,
-        priority: int | None = None,
-        max_jobs: int | None = None,
-        max_jobs_per_executor: int | None = None,
-        max_failed: int | str | None = None,
-    ) -> None:
+    @takes_options("alter")
+    async def alter(self, **options: Unpack[AlterKeywords]) -> None:
         """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
         running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
         to the failure policy again.
 
         Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
         """
-        wanted = changes(
-            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
-        )
+        wanted = StartOptions.of(options, "alter").checked()
         if not wanted:
             raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
-            if state not in t.ALTERABLE:
+            if state not in states_before(Event.ALTER):
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
             terms, opened, code = await self._terms()
             if not code:
@@ -495,17 +490,8 @@ class Operation:
         beside = read(Plan.decode, plan.kv).beside if plan.kv is not None else ()
         return Terms(options, mod, written.where, beside), opened, written.rules.code
 
-    async def rerun(
-        self,
-        *,
-        unfinished: bool | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Operation:
+    @takes_options("rerun")
+    async def rerun(self, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
         ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
         that files are read as they are by now. The other parameters are those of a start; policy, attempts,
@@ -515,18 +501,8 @@ class Operation:
         """
         if unfinished is not None and not isinstance(unfinished, bool):
             raise InvalidArgument(f"unfinished is True, False or None, not {shown(unfinished)}")
-        started = await rerun(
-            self._etcd,
-            self._keys,
-            self._ref,
-            unfinished=unfinished,
-            request_id=request_id,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            time_limit=time_limit,
-            submitter=submitter if submitter is not None else acting(self._etcd),
-            labels=labels,
-        )
+        given = StartOptions.of(options, "rerun")
+        started = await rerun(self._etcd, self._keys, self._ref, given, unfinished=unfinished)
         earlier, shared_dir = started.earlier, self._shared_dir
         return Operation(self._etcd, self._keys, started.ref, already_started=earlier, shared_dir=shared_dir)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import secrets, time
 from distop.errors import DistopError, FatalError, InvalidArgument, InvalidToken, JobFailed, UsageError, describe
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 from distop.services.claims import owned_jobs as m
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class Worker:
         if not isinstance(by_type, Mapping):
             raise InvalidArgument(f"the {what} is given by type, such as {{{self._types[0]!r}: 10}}")
         if unknown := sorted(set(by_type) - set(self._types)):
-            raise InvalidArgument(f"the {what} of {', '.join(unknown)} is given, which this worker does not handle")
+            hint = did_you_mean(unknown[0], self._types, "its types")
+            raise InvalidArgument(f"the {what} of {unknown[0]} is given, a type that this worker does not handle{hint}")
         return by_type
 
     def _concurrency(self, given: int | Mapping[str, int]) -> dict[str, int]:

@@ -11,14 +11,15 @@ import atexit
 import os
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.blocking_operation import Operation, Submission
 from distop.client.blocking_worker import Job, Worker
 from distop.client.loop_thread import Loop
+from distop.services.submission.start_options import takes_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus, Transaction
-    from distop.services.submission.start_request import Every
+    from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
 
 __all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
 
@@ -82,63 +83,15 @@ class Client:
     ) -> None:
         self.close()
 
+    @takes_options("start")
     def start_operation(
-        self,
-        type_name: str,
-        table: str,
-        arg: Any = None,
-        *,
-        partitions: Sequence[str] | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        not_before: datetime | str | None = None,
-        delay: float | None = None,
-        after: Iterable[Any] | None = None,
-        priority: int | None = None,
-        max_jobs: int | None = None,
-        max_jobs_per_executor: int | None = None,
-        max_failed: int | str | None = None,
-        where: Mapping[str, str] | None = None,
-        every: Every | float | None = None,
-        id: str | None = None,  # noqa: A002
-        one_off: bool = False,
-        on_duplicate: str | None = None,
+        self, type_name: str, table: str, arg: Any = None, **options: Unpack[StartKeywords]
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
         Raises UnknownBehavior, InvalidArgument, NotFound, Incompatible, OutcomeUnknown, EtcdUnavailable.
         """
-        inner = self._loop.run(
-            self._inner.start_operation(
-                type_name,
-                table,
-                arg,
-                partitions=partitions,
-                request_id=request_id,
-                failure_policy=failure_policy,
-                retry_attempts=retry_attempts,
-                time_limit=time_limit,
-                submitter=submitter,
-                labels=labels,
-                not_before=not_before,
-                delay=delay,
-                after=after,
-                priority=priority,
-                max_jobs=max_jobs,
-                max_jobs_per_executor=max_jobs_per_executor,
-                max_failed=max_failed,
-                where=where,
-                every=every,
-                id=id,
-                one_off=one_off,
-                on_duplicate=on_duplicate,
-            )
-        )
-        return Operation(self._loop, inner)
+        return Operation(self._loop, self._loop.run(self._inner.start_operation(type_name, table, arg, **options)))
 
     def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
         """Start operations that may wait for each other, all or none: see
@@ -168,11 +121,30 @@ class Client:
         )
         return replace(done, operations=[Operation(self._loop, one) for one in done.operations])
 
+    @takes_options("prepare")
     def prepare_operation(
-        self, type_name: str, table: str, arg: Any = None, *, external_id: str, **options: Any
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        external_id: str,
+        verify: str | None = None,
+        verify_after: float = 60.0,
+        verify_attempts: int = 5,
+        verify_pause: float = 5.0,
+        **options: Unpack[PrepareKeywords],
     ) -> Operation:
         """Insert an operation that begins once it is confirmed: see :meth:`distop.aio.Client.prepare_operation`."""
-        inner = self._inner.prepare_operation(type_name, table, arg, external_id=external_id, **options)
+        inner = self._inner.prepare_operation(
+            *(type_name, table, arg),
+            external_id=external_id,
+            verify=verify,
+            verify_after=verify_after,
+            verify_attempts=verify_attempts,
+            verify_pause=verify_pause,
+            **options,
+        )
         return Operation(self._loop, self._loop.run(inner))
 
     def confirm(self, external_id: str) -> Operation:
@@ -187,28 +159,12 @@ class Client:
         """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
         self._loop.run(self._inner.add_dependencies(pairs))
 
+    @takes_options("rerun")
     def rerun(
-        self,
-        ref: str | OperationRef,
-        *,
-        unfinished: bool | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        self, ref: str | OperationRef, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
-        return self.operation(ref).rerun(
-            unfinished=unfinished,
-            request_id=request_id,
-            failure_policy=failure_policy,
-            retry_attempts=retry_attempts,
-            time_limit=time_limit,
-            submitter=submitter,
-            labels=labels,
-        )
+        return self.operation(ref).rerun(unfinished=unfinished, **options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""
@@ -381,7 +337,8 @@ def connect(
 _connecting = threading.Lock()
 
 
-def start_operation(type_name: str, table: str, arg: Any = None, **options: Any) -> Operation:
+@takes_options("start")
+def start_operation(type_name: str, table: str, arg: Any = None, **options: Unpack[StartKeywords]) -> Operation:
     """Start an operation with the default client, which is connected on first use (``DISTOP_ETCD``).
 
     See :meth:`Client.start_operation` for the options and for what is raised.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from distop.client.done_callbacks import check_callback, log
 from distop.client.loop_thread import close, next_of
+from distop.services.submission.start_options import takes_options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from distop import aio
     from distop.client.loop_thread import Loop
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationResult, OperationStatus
     from distop.services.submission import transactional_start
+    from distop.services.submission.start_options import AlterKeywords, RerunKeywords
 
 T = TypeVar("T")
 
@@ -123,50 +125,17 @@ class Operation:
         """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
         self._loop.run(self._inner.abandon(text))
 
-    def alter(
-        self,
-        *,
-        priority: int | None = None,
-        max_jobs: int | None = None,
-        max_jobs_per_executor: int | None = None,
-        max_failed: int | str | None = None,
-    ) -> None:
+    @takes_options("alter")
+    def alter(self, **options: Unpack[AlterKeywords]) -> None:
         """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
-        self._loop.run(
-            self._inner.alter(
-                priority=priority,
-                max_jobs=max_jobs,
-                max_jobs_per_executor=max_jobs_per_executor,
-                max_failed=max_failed,
-            )
-        )
+        self._loop.run(self._inner.alter(**options))
 
-    def rerun(
-        self,
-        *,
-        unfinished: bool | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        time_limit: float | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Operation:
+    @takes_options("rerun")
+    def rerun(self, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; see
         :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
         """
-        inner = self._loop.run(
-            self._inner.rerun(
-                unfinished=unfinished,
-                request_id=request_id,
-                failure_policy=failure_policy,
-                retry_attempts=retry_attempts,
-                time_limit=time_limit,
-                submitter=submitter,
-                labels=labels,
-            )
-        )
-        return Operation(self._loop, inner)
+        return Operation(self._loop, self._loop.run(self._inner.rerun(unfinished=unfinished, **options)))
 
 
 class Submission:

@@ -1,4 +1,4 @@
-"""Functions that are called when an operation has ended."""
+"""Callbacks for the end of an operation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.client")
 
-_at_work: set[asyncio.Task[None]] = set()
-"""A loop keeps no task alive by itself."""
+_running: set[asyncio.Task[None]] = set()
+"""References to running tasks, because an event loop keeps only weak ones."""
 
 
 def check_callback(function: Any) -> None:
-    """Raises InvalidArgument for what cannot be called."""
+    """Raises InvalidArgument for a value that is not callable."""
     if not callable(function):
-        raise InvalidArgument(f"a callback is a function of the operation's result, not {shown(function)}")
+        raise InvalidArgument(f"a callback must be a function of the operation's result, not {shown(function)}")
 
 
 class Callbacks:
-    """Those of one operation, in one loop. ``wait`` waits for its end: once for all that are added before it."""
+    """The callbacks of one operation in one event loop. ``wait`` waits for its end, once for all callbacks."""
 
     def __init__(self, op: str, wait: Callable[[], Awaitable[OperationResult]]) -> None:
         self._op = op
@@ -37,25 +37,26 @@ class Callbacks:
         self._waiting: asyncio.Task[None] | None = None
 
     def add(self, function: Callable[[OperationResult], Any]) -> None:
-        """Call it once with the result, in this loop, when the operation has ended: soon, if it has by now. What it
-        raises is logged; where it gives something to be awaited, that is. Raises InvalidArgument.
+        """Call a function once with the result, in this loop, when the operation has ended.
+
+        Its errors are logged; if it returns an awaitable, that is awaited. Raises InvalidArgument.
         """
         check_callback(function)
         self._functions.append(function)
         if self._waiting is None or self._waiting.done():
-            self._waiting = self._begin(self._run())
+            self._waiting = self._start(self._run())
 
     def remove(self, function: Callable[[OperationResult], Any]) -> int:
-        """Call it no more; how often it was to be called."""
+        """Remove a callback; returns how many times it had been added."""
         before = len(self._functions)
         self._functions = [one for one in self._functions if one != function]
         return before - len(self._functions)
 
     @staticmethod
-    def _begin(work: Any) -> asyncio.Task[None]:
+    def _start(work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
-        _at_work.add(task)
-        task.add_done_callback(_at_work.discard)
+        _running.add(task)
+        task.add_done_callback(_running.discard)
         return task
 
     async def _run(self) -> None:
@@ -65,13 +66,13 @@ class Callbacks:
             self._functions.clear()
             why = error if isinstance(error, DistopError) else "the client was closed"
             where = {"operation": self._op}
-            log.warning("callbacks are not called, since the end cannot be told: %s", why, extra=where)
+            log.warning("Cannot wait for the end of the operation; not calling its callbacks: %s", why, extra=where)
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
         functions, self._functions = self._functions, []
         for function in functions:
-            self._begin(self._call(function, result))
+            self._start(self._call(function, result))
 
     async def _call(self, function: Callable[[OperationResult], Any], result: OperationResult) -> None:
         try:
@@ -79,4 +80,4 @@ class Callbacks:
             if inspect.isawaitable(given):
                 await given
         except Exception as error:
-            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)
+            log.error("Error in a callback", extra={"operation": self._op}, exc_info=error)

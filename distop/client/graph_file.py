@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.client.graphs import Ended, Graph, Start, chain, chord, group
 from distop.errors import InvalidArgument
-from distop.protocol.texts import shown
-from distop.services.submission.start_request import After, Every
+from distop.protocol.texts import did_you_mean, shown
+from distop.services.submission.option_values import After, Every
+from distop.services.submission.start_options import options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-OPTIONS = (
-    *("partitions", "request_id", "failure_policy", "retry_attempts", "labels", "not_before", "delay", "every"),
-    *("priority", "max_jobs", "max_jobs_per_executor", "max_failed", "where", "id", "one_off", "on_duplicate"),
-    "time_limit",
-)
-"""Of ``start_operation``, by the same names."""
+OPTIONS = tuple(name for name in options("graph") if name not in ("after", "submitter"))
+"""Of ``start_operation``, by the same names; ``after`` may name operations of the graph."""
 _OF_OPERATION = ("name", "type", "table", "arg", "after", *OPTIONS)
 _OF_EVERY = tuple(field.name for field in fields(Every))
 _SHAPES = ("chain", "group", "chord")
@@ -79,16 +76,16 @@ class _Reader:
         for field in value:
             if field not in _OF_OPERATION:
                 raise InvalidArgument(
-                    f"{place}: an operation has no field {shown(field)}; those that it may have are "
-                    f"{', '.join(_OF_OPERATION)}, and a step may be one of {', '.join(_SHAPES)}"
+                    f"{place}: an operation has no field {shown(field)}"
+                    f"{did_you_mean(field, (*_OF_OPERATION, *_SHAPES))}"
                 )
         for field in ("type", "table"):
             if not isinstance(value.get(field), str):
                 raise InvalidArgument(f"{place}: an operation needs a {field}, which is a text")
-        options = {name: value[name] for name in OPTIONS if value.get(name) is not None}
-        if isinstance(every := options.get("every"), dict):
-            options["every"] = _every(every, place)
-        start = Start(value["type"], value["table"], value.get("arg"), options=options)
+        given = {name: value[name] for name in OPTIONS if value.get(name) is not None}
+        if isinstance(every := given.get("every"), dict):
+            given["every"] = _every(every, place)
+        start = Start(value["type"], value["table"], value.get("arg"), options=given)
         if (name := value.get("name")) is not None:
             self._call(name, start, place)
         after = value.get("after")
@@ -115,18 +112,25 @@ class _Reader:
             name, on = one.get("op"), one.get("on", "success")
         if not isinstance(name, str) or on not in ("success", "end"):
             raise InvalidArgument(
-                f"{place}: in after stand names and operations, or {{\"op\": …, \"on\": \"success\"}} or \"end\", not "
+                f'{place}: in after stand names and operations, or {{"op": …, "on": "success"}} or "end", not '
                 f"{shown(one)}"
             )
         if "/" in name:
             return After(name, on)  # type: ignore[arg-type]  # it is read where the start is checked
         if name not in self.named:
-            raise InvalidArgument(f"{place}: it waits for {shown(name)}, and no operation of the graph has that name")
+            raise InvalidArgument(
+                f"{place}: it waits for {shown(name)}, and no operation of the graph has that name"
+                f"{did_you_mean(name, self.named)}"
+            )
         return Ended(self.named[name]) if on == "end" else self.named[name]
 
 
 def _every(value: Mapping[str, Any], place: str) -> Every:
     unknown = [name for name in value if name not in _OF_EVERY]
-    if unknown or "seconds" not in value:
+    if unknown:
+        raise InvalidArgument(
+            f"{place}: every has no field {shown(unknown[0])}{did_you_mean(unknown[0], _OF_EVERY, 'its fields')}"
+        )
+    if "seconds" not in value:
         raise InvalidArgument(f"{place}: every is a number of seconds, or has the fields {', '.join(_OF_EVERY)}")
     return Every(**value)

@@ -15,7 +15,9 @@ from distop.protocol.executor_nodes import JOIN
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.texts import shown
 from distop.schemas.argument_schema import encode_argument
-from distop.services.submission.start_request import Request, check_not_derived, request, started_by, text, whoami
+from distop.services.submission.option_values import text
+from distop.services.submission.start_options import StartOptions
+from distop.services.submission.start_request import Request, check_not_derived, request, whoami
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,6 +99,8 @@ def _check_fields(one: Start) -> None:
         raise InvalidArgument(f"{one!r}: after is a list of operations, such as [{shown(one.after)}]")
     if not isinstance(one.options, Mapping) or not all(isinstance(name, str) for name in one.options):
         raise InvalidArgument(f"{one!r}: options is a mapping of options of a start, not {shown(one.options)}")
+    if "after" in one.options:
+        raise InvalidArgument(f"{one!r}: after is a field of its own, and not among the options")
 
 
 def requests(
@@ -132,29 +136,12 @@ def requests(
                     raise InvalidArgument(f"{inner!r} is to be waited for once: for its success, or for its end")
             else:
                 outside.append(pred)
-        options = dict(one.options)
-        own = options.pop("request_id", None)
-        if own is None and request_id is not None:
-            own = f"{request_id}#{n}"
-        wanted.append(_request(one, outside, own, options, who))
+        options = {**one.options, "after": outside or None}
+        if options.get("request_id") is None and request_id is not None:
+            options["request_id"] = f"{request_id}#{n}"
+        chosen = StartOptions.of(options, "graph")
+        wanted.append(request(one.type_name, one.table, encode_argument(one.arg), chosen, who))
     return wanted, [(pred, succ, on) for (pred, succ), on in links.items()]
-
-
-_POSITIONAL = ("partitions", "failure_policy", "retry_attempts", "submitter")
-
-
-def _request(one: Start, after: list[Any], request_id: str | None, options: dict[str, Any], who: str) -> Request:
-    partitions, policy, attempts, submitter = (options.pop(name, None) for name in _POSITIONAL)
-    arg = encode_argument(one.arg)
-    try:
-        wanted = request(
-            *(one.type_name, one.table, arg, partitions, request_id, policy, attempts, submitter or who),
-            after=after,
-            **options,
-        )
-    except TypeError:
-        raise InvalidArgument(f"{', '.join(map(repr, options))}: no such options of a start") from None
-    return started_by(who, wanted)
 
 
 def group(*steps: Step) -> Graph:

@@ -1,1 +1,1 @@
-"""The process that carries the roles: one incarnation after another, and what each needs of its machine."""
+"""The executor daemon: runs one incarnation after another, each with both roles."""

@@ -50,7 +50,7 @@ class ClockCheck:
         transport = self._client.transport
         try:
             ahead = await server_clock.ahead(self._client.config, transport.address)
-        except server_clock.Untold as error:
+        except server_clock.ClockUnreadable as error:
             self._failed(str(error))
             return False
         self._read()

@@ -1,9 +1,9 @@
-"""Which cluster a work directory belongs to: written down there, and compared before anything in it is believed.
+"""Binds a work directory to one etcd cluster, and checks the binding before its files are used.
 
-What lies in a work directory speaks of operations by their names, and names come again: in another namespace, another
-cluster, or one that was restored from an older snapshot. So a directory is bound to the first cluster that it is used
-with, and to how far that one had come; nothing but the removal of the directory unbinds it, so that no restart by a
-service manager can.
+Files in a work directory refer to operations by name, and names are not unique: another namespace, another cluster, or
+a cluster restored from an older snapshot may use them again. So a directory is bound to the first cluster it is used
+with, and to that cluster's highest known revision. Only the removal of the directory ends the binding, so that no
+restart by a service manager can.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.executor")
 
 EVERY = 2.0
-"""Seconds between two writes, at least. What etcd loses of its last moments may go unnoticed for that long."""
+"""Minimum seconds between two writes. If etcd loses revisions of the last seconds, that may not be detected."""
 
 
 class BindingFile:
-    """Where a binding is written down. All of it blocks, and raises OSError."""
+    """The file of a binding. Its methods block, and raise OSError."""
 
     def __init__(self, work_dir: Path) -> None:
         self.work_dir = work_dir
         self._path = work_dir / "cluster.json"
 
     def read(self) -> bytes | None:
-        """What is there; None where nothing is."""
+        """The content of the file; None if it does not exist."""
         with contextlib.suppress(FileNotFoundError), os.fdopen(open_fixed(self._path, os.O_RDONLY), "rb") as file:
             return file.read()
         return None
 
     def write(self, data: bytes) -> None:
-        """A whole file, on the disk when this returns."""
+        """Replace the file atomically; it is on the disk when this returns."""
         write_whole(self._path, data, 0o600)
 
 
 class Binding:
-    """The binding of one work directory. ``identity`` is for all clients of the daemon, one after another."""
+    """The binding of one work directory. All consecutive clients of the daemon share its ``identity``."""
 
     def __init__(self, file: BindingFile, namespace: str, identity: Identity, written: tuple[int, int]) -> None:
         self.identity = identity
@@ -58,9 +58,7 @@ class Binding:
 
     @classmethod
     def load(cls, file: BindingFile, namespace: str) -> Binding:
-        """Read it. Raises NotAllowed where the directory belongs to another namespace, InvalidArgument where what is
-        there cannot be read.
-        """
+        """Read the binding. Raises NotAllowed for a directory of another namespace, InvalidArgument if unreadable."""
         where = file.work_dir
         cluster_id = revision = 0
         try:
@@ -71,28 +69,28 @@ class Binding:
                 bound = str(record["namespace"])
         except (OSError, *UNREADABLE) as error:
             raise InvalidArgument(
-                f"what {where}/cluster.json tells of the cluster that this work directory belongs to cannot be read "
+                f"cannot read {where}/cluster.json, which names the etcd cluster of this work directory "
                 f"({describe(error)}): move the directory away, or give another --work-dir"
             ) from None
         if data is not None and bound != namespace:
             raise NotAllowed(
-                f"the work directory {where} belongs to {_named(bound)}, and this executor is told to serve "
-                f"{_named(namespace)}: give it another one (--work-dir), or move this one away"
+                f"the work directory {where} belongs to {_named(bound)}, but this executor serves "
+                f"{_named(namespace)}: give another --work-dir, or move this directory away"
             )
         identity = Identity(
             cluster_id,
             revision,
-            other=f"the work directory {where} belongs to the former one; name its endpoints (--etcd), give another "
-            "--work-dir, or move this one away if the former cluster is gone for good",
-            back=f"it was restored from an older snapshot, or it is older than 3.5.28 or 3.6.9 and answered with old "
-            "data. If it was restored: stop all executors, see what was lost (docs/how-to/back-up-and-restore.md), "
-            f"then move the work directory {where} away and start again. If it was not: update etcd, and start again "
-            "with this directory",
+            other=f"the work directory {where} belongs to the previous cluster; give that cluster's endpoints "
+            "(--etcd), give another --work-dir, or move this directory away if the previous cluster no longer exists",
+            back=f"etcd was restored from an older snapshot, or its version is older than 3.5.28 or 3.6.9 and it "
+            "answered with old data. If it was restored: stop all executors, check what was lost "
+            f"(docs/how-to/back-up-and-restore.md), move the work directory {where} away, and start again. If not: "
+            "update etcd, and start again with this directory",
         )
         return cls(file, namespace, identity, (cluster_id, revision))
 
     async def save(self) -> None:
-        """Write down what is known by now, if it is news. Raises OSError."""
+        """Write the current identity if it has changed. Raises OSError."""
         async with self._writing:
             known = (self.identity.cluster_id, self.identity.revision)
             if not known[0] or known == self._written:
@@ -102,22 +100,23 @@ class Binding:
             self._written = known
 
     async def keep(self, ended: asyncio.Event) -> None:
-        """Write down what is known every now and then, and once more when ``ended`` is set."""
-        told = ""
+        """Save the identity regularly, and once more when ``ended`` is set."""
+        logged = ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
                     await ended.wait()
-            over = ended.is_set()
+            last_time = ended.is_set()
             try:
                 await self.save()
-                told = ""
+                logged = ""
             except OSError as error:
-                # What is remembered stays true, and notices less.
-                if describe(error) != told:
-                    told = describe(error)
-                    log.warning("how far etcd has come cannot be written down in %s: %s", self._file.work_dir, told)
-            if over:
+                # The saved revision stays valid, but detects less.
+                if describe(error) != logged:
+                    logged = describe(error)
+                    said = "Cannot save etcd's revision in the work directory %s; retrying: %s"
+                    log.warning(said, self._file.work_dir, logged)
+            if last_time:
                 return
 
 

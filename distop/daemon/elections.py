@@ -1,8 +1,8 @@
-"""Elections of a daemon: one coordinator per table and type, while an operation of it is open or pending.
+"""Leader elections of a daemon: one coordinator per table and type, while there are open or pending operations.
 
-An election holds as long as its incarnation's node key lives; its mod revision is the fence in every coordinator
-write. Candidates try one after the other, in an order that all of them know, so that they do not race for one key and
-yet the first loses no time.
+An election is valid as long as its incarnation's node key exists; its mod revision is the fence in every coordinator
+write. Candidates try one after the other in a common order, so that they do not race for one key, and the first one
+need not wait.
 """
 
 from __future__ import annotations
@@ -32,35 +32,42 @@ if TYPE_CHECKING:
     from distop.protocol.revisioned import Seen
 
 RACE_DELAY = 0.05
-"""Seconds between the attempts of two candidates: each has its turn, so that the first need not wait."""
+"""Seconds between the attempts of two candidates: each one has its turn, and the first one need not wait."""
 IDLE_BEFORE_RESIGNING = 300.0
-"""Seconds without an operation after which an election is given up, so that idle tables cost no watch."""
+"""Seconds without an operation after which a coordinator resigns, so that idle tables need no watch."""
 PAUSE_AFTER_FAILURE = (0.5, 2.0)
+"""Minimum and maximum seconds of the random pause after a failed election or role."""
 HAND_OVER_EVERY = 60.0
-"""Seconds between two times that a node hands an election over for what failed there: where it fails on every node, the
-election must not wander among them for ever."""
+"""Minimum seconds between two resignations of a node because of failed calls.
+
+If the calls fail on every node, the election must not move among the nodes without end.
+"""
 PASSED_ON = 5.0
-"""Seconds for which a node that gave an election up for one with other labels lets all others go first."""
+"""Seconds for which a node that resigned in favor of nodes with other labels lets all others try first."""
 TYPES_AT_ONCE = 100
-"""Types that are looked up together."""
+"""Maximum number of declarations that are read together."""
 ENDED_BY_ANYBODY = (*ENDING_PHASES, Phase.WAITING)
-"""Of operations that may end without code of their type: they were cancelled, or wait for what has failed."""
+"""Phases of operations that may end without code of their type: cancelled, or waiting for a failed operation."""
 ABANDONED_AT_ONCE = 16
-"""Subjects of types without code here, or of unserved tables, that this node seeks or coordinates at once: any
-submitter can write pending keys of invented types, so their number is unbounded."""
+"""Maximum number of subjects without code here, or of unserved tables, that this node coordinates at once.
+
+Any submitter can write pending keys of unknown types, so the number of such subjects is unbounded.
+"""
 ABANDONED_TURN = 10.0
-"""Seconds after which such a subject makes room for the next one that waits."""
+"""Seconds after which such a subject makes room for the next one."""
 SOUGHT_AT_ONCE = 32
-"""Elections that are won and listed at once: thousands together would delay the renewal of the session's lease."""
+"""Maximum number of concurrent elections with their listings: more would delay the renewal of the session's lease."""
 RESIGNED_KEPT = 600.0
-"""Seconds after a resignation by which every view shows it: all of them are listed anew with each poll."""
+"""Seconds after which every view shows a resignation: each poll lists all elections again."""
 
 Subject = tuple[str, str]
+"""A table and a type."""
 
 
 class Elections:
-    """Seeks, takes up, gives up and stops the coordinator roles of one incarnation. ``idle``: seconds without an
-    operation after which one is given up.
+    """The elections and coordinator roles of one incarnation.
+
+    ``idle``: seconds without an operation after which a role resigns.
     """
 
     def __init__(self, ctx: Context, idle: float = IDLE_BEFORE_RESIGNING) -> None:
@@ -72,24 +79,23 @@ class Elections:
         self._work: dict[Subject, asyncio.Task[None]] = {}
         self._idle_since: dict[Subject, float] = {}
         self._resigned: dict[Subject, tuple[int, float]] = {}
-        """Fences that were given up, and when: a view that still shows such an election is behind."""
+        """Fences of resigned elections, with the time: a view that still shows such an election is outdated."""
         self._handed_over: dict[Subject, float] = {}
-        """When an election was handed over last for what failed here."""
+        """Time of the last resignation because of failed calls."""
         self._passed_on: dict[Subject, float] = {}
-        """When an election was given up last for a node with other labels."""
+        """Time of the last resignation in favor of nodes with other labels."""
         self._confirmed: set[Subject] = set()
         """Roles whose election the view has shown."""
         self._without_code: dict[str, bool] = {}
         """Types that no executor offers → whether they are declared to have no code."""
         self._absent: dict[Subject, float] = {}
-        """Types and tables with operations to end and without a live node that serves them, and since when that is
-        known: the longest known first."""
+        """Subjects with operations to end but without a live node that serves them, and since when; oldest first."""
         self._turns: dict[Subject, float] = {}
-        """Abandoned subjects whose turn it is, and since when."""
+        """Abandoned subjects that this node may coordinate now, and since when."""
         self._seeking = asyncio.Semaphore(SOUGHT_AT_ONCE)
-        self._asked: set[str] = set()
-        """Those that were looked up since the last poll."""
-        self._asking: asyncio.Task[None] | None = None
+        self._looked_up: set[str] = set()
+        """Types whose declarations were read since the last poll."""
+        self._lookup: asyncio.Task[None] | None = None
         self._stopping = False
 
     def _held(self, subject: Subject) -> Seen[str] | None:
@@ -97,48 +103,49 @@ class Elections:
         return held if held is not None and held.mod > self._resigned.get(subject, (0, 0.0))[0] else None
 
     def cluster_changed(self) -> None:
-        """Nodes changed, or perhaps anything: look at all subjects."""
+        """Examine all subjects, because nodes or anything else may have changed."""
         if self._stopping:
             return
-        self._look(sorted({*self._roles, *self._absent, *self._ctx.cluster.wanted_types()}))
+        self._examine(sorted({*self._roles, *self._absent, *self._ctx.cluster.wanted_types()}))
         for role in list(self._roles.values()):
             role.cluster_changed()
 
     def subjects_changed(self, subjects: Collection[Subject]) -> None:
-        """Operations or elections of these subjects changed, and no nodes.
+        """Examine subjects whose operations or elections changed, but no nodes.
 
-        This comes several times for each operation, and there may be thousands of tables: no other table is looked at.
+        This is called several times per operation, and there may be thousands of tables: skip all other tables.
         """
         if self._stopping:
             return
-        self._look(sorted(subjects))
+        self._examine(sorted(subjects))
         for table in sorted({table for table, _ in subjects}):
             for role in list(self._on_table.get(table, {}).values()):
                 role.table_changed()
 
     def holds_changed(self, ids: Collection[str]) -> None:
-        """These holds changed."""
+        """Notify all roles that these holds changed."""
         for role in list(self._roles.values()):
             role.holds_changed(ids)
 
-    def _look(self, subjects: Sequence[Subject]) -> None:
-        """Seek, keep or give up the elections of these subjects, which are sorted, and of those whose turn changed."""
+    def _examine(self, subjects: Sequence[Subject]) -> None:
+        """Start, keep or end the elections of these sorted subjects, and of abandoned ones whose turn changed."""
         turns = set(self._turns)
         self._note_absent(subjects)
         turns ^= self._abandoned()
         if not self._ctx.draining:
-            self._ask({type_name for table, type_name in subjects if self._ctx.cluster.wants((table, type_name))})
+            wanted = {type_name for table, type_name in subjects if self._ctx.cluster.wants((table, type_name))}
+            self._start_lookup(wanted)
         for subject in sorted(turns.union(subjects)) if turns else subjects:
-            self._look_at(subject)
+            self._examine_one(subject)
         self._ctx.activity_changed()
 
-    def _look_at(self, subject: Subject) -> None:
+    def _examine_one(self, subject: Subject) -> None:
         role, held = self._roles.get(subject), self._held(subject)
         if role is not None:
             if held is not None and held.mod == role.fence:
                 self._confirmed.add(subject)
             if (held is None and subject in self._confirmed) or (held is not None and held.mod > role.fence):
-                self._drop(subject)  # gone; or taken over, by another, or by a later write of mine
+                self._drop(subject)  # the election is gone, or was taken over by another node or a later write of mine
         if self._wanted(subject):
             self._idle_since.pop(subject, None)
             if subject in self._roles or subject in self._work:
@@ -148,19 +155,22 @@ class Elections:
         elif (role := self._roles.get(subject)) is not None:
             unfit = self._ctx.draining or not self._coordinates(subject)
             if unfit and subject not in self._work:
-                self._ctx.log.info("gives up coordinating %s on %s: another can", subject[1], subject[0])
+                said = "Resigning as coordinator of %s on %s: another node can take over"
+                self._ctx.log.info(said, subject[1], subject[0])
                 self._give_up(subject, role.fence)
             else:
                 self._idle_since.setdefault(subject, time.monotonic())
 
     @property
     def busy(self) -> bool:
-        """It coordinates something, or is about to."""
+        """Whether it has roles or pending elections."""
         return bool(self._roles or self._work)
 
     def _wanted(self, subject: Subject) -> bool:
-        """This node should coordinate the subject if nobody else does. While it drains: only what has to be brought to
-        its end and nobody else can, so that a cancel ends also when the last capable executor is drained.
+        """Whether this node should coordinate the subject if no other node does.
+
+        While it drains: only subjects with operations to end that no other node can coordinate, so that a cancel
+        succeeds also when the last capable executor is drained.
         """
         if subject in self._turns:
             return True
@@ -172,8 +182,10 @@ class Elections:
         return cluster.wants(subject) and self._coordinates(subject)
 
     def _note_absent(self, subjects: Sequence[Subject]) -> None:
-        """Which of these are abandoned: their operations are cancelled, or wait, and no live node has had code of the
-        type, or none has served the table. One that waits for what has failed ends with it.
+        """Record which subjects are absent: they have operations to end, and no live node can coordinate them.
+
+        Operations to end are cancelled, or wait for an operation that may have failed. A node cannot coordinate them
+        without code of the type, or if it does not serve the table.
         """
         cluster, now = self._ctx.cluster, time.monotonic()
         ending = {s for s in subjects if cluster.any_in(s, ENDED_BY_ANYBODY) and not self._here(s)}
@@ -187,10 +199,10 @@ class Elections:
                 self._absent.pop(subject, None)
 
     def _abandoned(self) -> set[Subject]:
-        """Abandoned subjects whose turn it is.
+        """The abandoned subjects that this node may coordinate now.
 
-        After a minute any daemon may end these operations: of :data:`ABANDONED_AT_ONCE` subjects at once, the longest
-        abandoned first. One that does not end makes room for the next.
+        After a minute any daemon may end their operations: for :data:`ABANDONED_AT_ONCE` subjects at once, oldest
+        first. A subject that does not end makes room for the next one.
         """
         now = time.monotonic()
         due = [s for s, since in islice(self._absent.items(), ABANDONED_AT_ONCE + 1) if now - since >= ABSENT]
@@ -207,7 +219,7 @@ class Elections:
         return (*node.behaviors, *node.failing, *node.unable)
 
     def _missing(self, subject: Subject, known: Container[str]) -> bool:
-        """No live node may coordinate the subject. ``known``: the types that any live node names."""
+        """Whether no live node may coordinate the subject. ``known``: all types in the records of live nodes."""
         (table, type_name), nodes = subject, self._ctx.cluster.nodes
         if self._has_code(type_name):
             if type_name not in known:
@@ -216,53 +228,54 @@ class Elections:
         return all(refusal(node.serves, type_name, (table,)) for node in nodes.values())
 
     def _here(self, subject: Subject) -> bool:
-        """This node serves the subject, and has the type's code or knows that there is none."""
+        """Whether this node serves the subject, and the type's code is installed or does not exist."""
         table, type_name = subject
         known = type_name in self._ctx.types or not self._has_code(type_name)
         return known and self._ctx.admits(type_name, (table,))
 
     def _has_code(self, type_name: str) -> bool:
-        """Whether the type may have code: it is not known to be declared without."""
+        """Whether the type may have code. False only if it is declared without code."""
         return not self._without_code.get(type_name, False)
 
     def _coordinates(self, subject: Subject) -> bool:
-        """This node may coordinate operations of the type on the table: it serves them; or it is a type without code,
-        whose jobs are run by actors, and nobody offers it.
+        """Whether this node may coordinate operations of the type on the table.
+
+        It serves them, or the type has no code (actors run its jobs) and no executor offers it.
         """
         table, type_name = subject
         if type_name in self._ctx.types:
             return self._ctx.serves(type_name, (table,))
         return self._here(subject) and not self._ctx.cluster.capable(type_name)
 
-    def _ask(self, types: set[str]) -> None:
-        """Look up what these are that are not installed here; nothing waits for it."""
-        types = {name for name in types - self._ctx.types - self._asked if not self._ctx.cluster.capable(name)}
-        if types and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.ensure_future(self._look_up(sorted(types)[:TYPES_AT_ONCE]))
+    def _start_lookup(self, types: set[str]) -> None:
+        """Start reading the declarations of types that are not installed here."""
+        types = {name for name in types - self._ctx.types - self._looked_up if not self._ctx.cluster.capable(name)}
+        if types and (self._lookup is None or self._lookup.done()):
+            self._lookup = asyncio.ensure_future(self._look_up(sorted(types)[:TYPES_AT_ONCE]))
 
     async def _look_up(self, types: list[str]) -> None:
         keys = self._ctx.keys
         try:
             found = await self._ctx.client.read(*(Get(keys.behavior(name)) for name in types))
         except DistopError as error:
-            self._ctx.log.debug("could not look up behaviors: %s", describe(error))
-            return  # with the next poll
+            self._ctx.log.debug("Cannot read declarations of behaviors; retrying at the next poll: %s", describe(error))
+            return
         for name, answer in zip(types, found, strict=True):
             try:
                 declared = Declaration.decode(answer.kv.value) if answer.kv is not None else None
             except UNREADABLE:
                 declared = None
             self._without_code[name] = declared is not None and not declared.code
-            self._asked.add(name)
+            self._looked_up.add(name)
         if not self._stopping:
             asyncio.get_running_loop().call_soon(self.cluster_changed)
 
     def poll(self) -> None:
-        """The regular look: take up elections that name me, resign from idle ones."""
+        """Regular check: take over elections that name this incarnation, resign from idle ones."""
         if self._stopping:
             return
         now = time.monotonic()
-        self._asked.clear()  # a type may be declared at any time, or its code be installed
+        self._looked_up.clear()  # a type may be declared, or its code installed, at any time
         self._resigned = {s: one for s, one in self._resigned.items() if now - one[1] < RESIGNED_KEPT}
         self._handed_over = {s: at for s, at in self._handed_over.items() if now - at < HAND_OVER_EVERY}
         self._passed_on = {s: at for s, at in self._passed_on.items() if now - at < PASSED_ON}
@@ -273,7 +286,7 @@ class Elections:
         for subject, held in list(self._ctx.cluster.elections.items()):
             known = subject in self._roles or subject in self._work or self._wanted(subject)
             if held.value == self._ctx.incarnation and not known and self._held(subject) is not None:
-                self._give_up(subject, held.mod)  # nobody needs it, and giving it up went wrong, or its answer was lost
+                self._give_up(subject, held.mod)  # not needed: an earlier resignation failed, or its answer was lost
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
@@ -281,20 +294,21 @@ class Elections:
         turn = min(next_steps.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
         lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
         if subject in self._handed_over or lately:
-            turn += min(len(capable), 20)  # whoever has not tried goes first
+            turn += min(len(capable), 20)  # nodes that have not tried go first
         try:
             if turn:
                 await asyncio.sleep(turn * RACE_DELAY)
             async with self._seeking:
                 await self._take_up(subject)
         except SessionLost:
-            pass  # whoever ends the incarnation knows it already
+            pass  # the incarnation ends because of it
         except DistopError as error:
-            ctx.log.warning("could not become coordinator of %s on %s: %s", type_name, table, error)
+            ctx.log.warning("Cannot become coordinator of %s on %s; retrying: %s", type_name, table, error)
             self._drop(subject)
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         except Exception:
-            ctx.log.exception("could not become coordinator of %s on %s", type_name, table)
+            said = "Unexpected error while becoming coordinator of %s on %s; retrying"
+            ctx.log.exception(said, type_name, table)
             self._drop(subject)
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         finally:
@@ -308,7 +322,7 @@ class Elections:
             return
         held = self._held(subject)
         if held is not None and held.value == ctx.incarnation:
-            fence = held.mod  # an election of mine that I knew nothing of: its answer was lost
+            fence = held.mod  # an election of mine whose answer was lost
         elif held is not None and ctx.cluster.live(held.value):
             return
         else:
@@ -331,10 +345,10 @@ class Elections:
         self._roles[subject] = self._on_table.setdefault(table, {})[subject] = role
         await role.start()
         if self._roles.get(subject) is role:
-            ctx.log.info("coordinates %s on %s", type_name, table)
+            ctx.log.info("Coordinating %s on %s", type_name, table)
 
     async def _drop_strays(self, subject: Subject) -> bool:
-        """Delete pending keys without an operation, up to the first one that has an operation. True: there is one."""
+        """Delete pending keys without an operation, until one has an operation. Returns whether one has."""
         pending = self._ctx.cluster.pending
         for ref in pending.of(*subject):
             if pending.get(ref) in ENDED_BY_ANYBODY:
@@ -350,19 +364,18 @@ class Elections:
             asyncio.get_running_loop().call_soon(self.subjects_changed, (subject,))
 
     def _failed(self, subject: Subject, fence: int, error: BaseException) -> None:
-        """A role cannot go on: whoever comes first, perhaps this incarnation after a pause, begins it anew."""
+        """End a role that failed: any node, also this one after a pause, may win a new election."""
         role = self._roles.get(subject)
         if role is None or role.fence != fence:
             return
-        self._ctx.log.error(
-            "the coordinator of %s on %s gives up: %s", subject[1], subject[0], describe(error), exc_info=error
-        )
+        said = "The coordinator of %s on %s failed; resigning: %s"
+        self._ctx.log.error(said, subject[1], subject[0], describe(error), exc_info=error)
         self._drop(subject)
         if subject not in self._work and not self._stopping:
             self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
 
     def _hand_over(self, subject: Subject, fence: int) -> None:
-        """What the role asked its child for has failed, and may go well on another node: let another have it."""
+        """Resign because a role's call to its child failed, which may succeed on another node."""
         role, now = self._roles.get(subject), time.monotonic()
         if role is None or role.fence != fence or subject in self._work or self._stopping:
             return
@@ -370,12 +383,14 @@ class Elections:
         if lately or not self._ctx.others(subject[1], (subject[0],)):
             return
         self._handed_over[subject] = now
-        self._ctx.log.warning("hands over coordinating %s on %s: another node may do better", subject[1], subject[0])
+        said = "Resigning as coordinator of %s on %s: a call failed here, and may succeed on another node"
+        self._ctx.log.warning(said, subject[1], subject[0])
         self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
 
     def _pass_on(self, subject: Subject, fence: int) -> bool:
-        """What is next is for a node with other labels: let others have the election, one after the other until it is
-        the right one. False: it is just being taken up.
+        """Resign because the next operation requires other labels; the other nodes try one after the other.
+
+        False: the election is just being held, so it cannot resign now.
         """
         role = self._roles.get(subject)
         if role is None or role.fence != fence or self._stopping:
@@ -383,7 +398,8 @@ class Elections:
         if subject in self._work:
             return False
         self._passed_on[subject] = time.monotonic()
-        self._ctx.log.info("passes coordinating %s on %s on to a node with other labels", subject[1], subject[0])
+        said = "Resigning as coordinator of %s on %s: the next operation requires a node with other labels"
+        self._ctx.log.info(said, subject[1], subject[0])
         self._give_up(subject, fence)
         return True
 
@@ -392,7 +408,7 @@ class Elections:
         self._work[subject] = asyncio.ensure_future(self._resign(subject, fence, pause))
 
     async def _resign(self, subject: Subject, fence: int, pause: float) -> None:
-        """Give up an election, and seek none for ``pause`` seconds."""
+        """Resign, and start no election of the subject for ``pause`` seconds."""
         try:
             await self._commit_resignation(subject, fence)
             await asyncio.sleep(pause)
@@ -408,7 +424,8 @@ class Elections:
         except SessionLost:
             raise
         except DistopError as error:
-            self._ctx.log.warning("could not resign as coordinator of %s on %s: %s", subject[1], subject[0], error)
+            said = "Cannot resign as coordinator of %s on %s; retrying at the next poll: %s"
+            self._ctx.log.warning(said, subject[1], subject[0], error)
 
     def _drop(self, subject: Subject) -> None:
         role = self._roles.pop(subject, None)
@@ -422,10 +439,10 @@ class Elections:
             role.close()
 
     async def stop(self) -> None:
-        """Resign from everything, so that others take over at once. Raises SessionLost."""
+        """Resign from all elections, so that other nodes take over at once. Raises SessionLost."""
         self._stopping = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
         for work in self._work.values():
             work.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
@@ -435,10 +452,10 @@ class Elections:
             await self._commit_resignation(subject, role.fence)
 
     def close(self) -> None:
-        """Drop everything at once."""
+        """Close all roles at once, without resigning."""
         self._stopping = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
         for work in self._work.values():
             work.cancel()
         for role in self._roles.values():

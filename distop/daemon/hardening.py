@@ -1,7 +1,7 @@
-"""Keeps what a daemon knows of etcd (its password, the keys of its certificates) from what it runs.
+"""Protects a daemon's secrets (etcd's password, private keys of certificates) from its jobs.
 
-Jobs run as the daemon's user, and the kernel lets processes of one user look into each other: /proc/PID/environ holds
-the environment that a process began with, even of variables that it removed, and /proc/PID/mem everything else.
+Jobs run as the daemon's user, and the kernel lets processes of one user read each other: /proc/PID/environ has the
+initial environment of a process, even variables that it removed, and /proc/PID/mem has its memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ log = logging.getLogger("distop.executor")
 PR_SET_DUMPABLE = 4
 
 
-def shut() -> None:
-    """Bar processes of the same user, all but root's, from this one's environment, memory and descriptors, for as long
-    as it lives; programs that it starts are as open as ever. It leaves no core dump, and only root can debug it.
+def protect_process() -> None:
+    """Deny other processes of the same user access to this process's environment, memory and descriptors.
+
+    Root keeps access. Programs that this process starts are not protected. There are no core dumps, and only root can
+    attach a debugger.
     """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except (OSError, AttributeError) as error:
-        said = "Cannot protect this process's memory: jobs may read its etcd password. Run it as a user of its own: %s"
+        said = "Cannot protect this process's memory, so jobs may read its etcd password; use a separate user: %s"
         log.warning(said, describe(error))
 
 
 def forget_credentials() -> None:
-    """Take credentials, once they have been read, out of this process's variables: nothing started here has them."""
+    """Remove credentials, after they were read, from the environment that started programs inherit."""
     for name in secret_settings.CREDENTIALS:
         os.environ.pop(name, None)

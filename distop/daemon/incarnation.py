@@ -1,7 +1,7 @@
-"""One life of a daemon: a session, what it watches, its worker, and its two roles.
+"""One incarnation of a daemon: a session, its watches, its worker, and its two roles (executor and coordinator).
 
-An incarnation ends when the daemon stops or when its session is lost; in the second case everything of it is dropped
-at once (its child is killed by the guardian before the lease can expire) and a new incarnation begins with a new id.
+An incarnation ends when the daemon stops or its session is lost. If the session is lost, all its work is dropped at
+once (the guardian kills the child before the lease can expire), and a new incarnation starts with a new id.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from distop.protocol.keys import Keys
 from distop.protocol.record_reading import read
 from distop.protocol.record_signature import why_refused
 from distop.protocol.records import History, Node, OperationRef, TableRecord
+from distop.protocol.texts import did_you_mean
 from distop.protocol.txn import Get, Put, Txn, unchanged
 from distop.protocol.user_actions import NO_ACTIONS, entries
 from distop.settings import ALL_TYPES, ExecutorConfig
@@ -55,9 +56,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import ParsedKey
-    from distop.protocol.txn import TxnResult
     from distop.runtime.logs import ContextLogger
-    from distop.services.open_operation import OpenOperation
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
@@ -65,39 +64,40 @@ if TYPE_CHECKING:
     MakeFiles = Callable[[Path], RunFiles]
 
 STOP_GRACE = 15.0
-"""Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
+"""Maximum seconds for running jobs to stop in a graceful stop, before the session ends."""
 
 SUBJECT_FAMILIES = (K.OPEN, K.PENDING, K.COORDINATOR)
-"""Keys of which each concerns one type on one table."""
+"""Families of keys that concern one type on one table each."""
 
 TABLES_LISTED = 3_600.0
-"""Seconds between the listings behind the watch of what is done to tables: nothing depends on it."""
+"""Seconds between the listings of the watch of table actions, which serves the log only."""
 
 
-def _of_placing(node: Node | None) -> Node | None:
-    """A node's record without the fields that change often and do not concern who coordinates or claims."""
+def _placement_fields(node: Node | None) -> Node | None:
+    """A node's record without the frequently changing fields that do not affect elections and claims."""
     if node is None:
         return None
-    told = replace(node, released=0, doing={}, refused={}, refused_more=0)
-    return replace(told, clock=0, clock_unknown="", spark="")
+    stable = replace(node, released=0, doing={}, refused={}, refused_more=0)
+    return replace(stable, clock=0, clock_unknown="", spark="")
 
 
 def _watch_name(families: Sequence[str]) -> str:
-    """What a watch is called."""
+    """The name of a watch: its first family."""
     return families[0]
 
 
-async def together(*roles: Coroutine[Any, Any, None]) -> None:
-    """Run them all. The first to fail ends the others, and what it raised is raised when none of them goes on: it would
-    be nobody's, beside the incarnation that follows.
+async def run_all(*roles: Coroutine[Any, Any, None]) -> None:
+    """Run all coroutines. If one fails, cancel the others, wait until they have ended, and raise its error.
+
+    So no task of this incarnation runs beside the next one.
     """
-    at_work = [asyncio.ensure_future(role) for role in roles]
+    tasks = [asyncio.ensure_future(role) for role in roles]
     try:
-        await asyncio.gather(*at_work)
+        await asyncio.gather(*tasks)
     finally:
-        for work in at_work:
-            work.cancel()
-        await asyncio.gather(*at_work, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Incarnation(Context):
@@ -126,22 +126,21 @@ class Incarnation(Context):
         self.cluster = ClusterView(self.keys)
         self.types = frozenset()
         self.reports_only = frozenset()
-        self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
+        self.capability = Capability(self.cluster, self.incarnation, self.log, self._capability_changed)
         self.doing = Doing(lambda: len(self.cluster.nodes), self.activity_changed)
         self.rejected_writes = RejectedWrites(self.log, self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
-        self.gates_at = 0
         self._make_worker = make_worker
         self._make_files = make_files
         self._node = Node(
             executor_id, socket.gethostname(), config.slots, (), config.labels, __version__, serves=config.serves
         )
-        """What is always so, and the count of releases; the rest of the record is made when it is said."""
-        self._said = self._node
-        """The record that etcd has taken."""
+        """The constant fields of the node record, and the count of releases."""
+        self._published = self._node
+        """The node record in etcd."""
         self._announcing = asyncio.Lock()
-        self._saying: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
         self.clock = ClockCheck(client, self.log, self.activity_changed)
         self._sweeper = ResultSweeper(self)
         self._pruner = HistoryPruner(self, self._sweeper.tell)
@@ -151,9 +150,9 @@ class Incarnation(Context):
         self._caught_up = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Live until ``stop`` is set (then end gracefully) or the session is lost (SessionLost).
+        """Run until ``stop`` is set (then end gracefully) or the session is lost (SessionLost).
 
-        Raises EtcdUnavailable and its like from the first requests; the caller tries again.
+        Raises EtcdUnavailable and other errors of the first requests; the caller retries.
         """
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
@@ -180,15 +179,17 @@ class Incarnation(Context):
             await self._tear_down(graceful)
 
     async def _live(self) -> None:
-        """Set everything up and keep it going; returns only by an error."""
+        """Start and run everything; ends only with an error."""
         installed = await self.worker.start()
         declarations = [d for d in installed if not refusal(self.config.serves, d.type_name, ())]
         if unknown := self.config.job_time_limits.keys() - {ALL_TYPES, *(d.type_name for d in installed)}:
-            self.log.warning("job-time-limit names types that are not installed here: %s", ", ".join(sorted(unknown)))
+            known = sorted(d.type_name for d in installed)
+            named = ", ".join(f"{name}{did_you_mean(name, known)}" for name in sorted(unknown))
+            self.log.warning("Ignoring job-time-limit for types that are not installed on this node: %s", named)
         self.types = frozenset(d.type_name for d in declarations)
         self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
         self._sweeper.types = frozenset(d.type_name for d in declarations if d.to_file)
-        await self._publish(declarations)
+        await self._publish_declarations(declarations)
         self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
         self.session = Session(
             self.client,
@@ -199,7 +200,7 @@ class Incarnation(Context):
         )
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
-        self._said = self._node
+        self._published = self._node
         self.reporter = Reporter(
             self.client, self.keys, self.lost, self.log, self.rejected_writes, self.limits, self.meter
         )
@@ -218,21 +219,20 @@ class Incarnation(Context):
             tables, told = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
             watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
             try:
-                await watch.start()  # what is done from "ready" on is written
+                await watch.start()  # so the log has all actions from "ready" on
             except EtcdRejected:
-                watch.begin()  # it tries again, and nothing else waits for it
+                watch.begin()  # retries in the background
             self._actions_of_tables.append(watch)
         self.caught_up_at = max(feed.revision for feed in self._feeds)
         self._caught_up = True
         offers, only = ", ".join(sorted(self.types)) or "nothing", str(self.config.serves)
-        self.log.info(
-            "ready: %d slots, offers %s%s", self.config.slots, offers, f"; serves only {only}" if only else ""
-        )
+        slots = "1 slot" if self.config.slots == 1 else f"{self.config.slots} slots"
+        self.log.info("ready: %s, offers %s%s", slots, offers, f"; serves only {only}" if only else "")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
         self._holds.changed()
         age = self.config.history_age
-        await together(
+        await run_all(
             self._reconciler.begin(),
             self.executor.run(),
             self._poll(),
@@ -264,7 +264,7 @@ class Incarnation(Context):
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Hold, Node, NodeDrain, Open and Pending are neighbours in the key order: one stream shows them as one."""
+        """The watched ranges with their families. Hold to Pending are adjacent in key order, so one watch has all."""
         first, _ = self.keys.family(K.HOLD)
         _, after = self.keys.family(K.PENDING)
         return [
@@ -277,8 +277,6 @@ class Incarnation(Context):
             if batch.events and not batch.listing:
                 newest = max(event.kv.mod_revision for event in batch.events)
                 self.meter.heard(_watch_name(families), self.client.transport.identity.revision - newest)
-            if K.OPEN in families:
-                self.gates_at = batch.revision
             before, changed = dict(self.cluster.nodes), []
             drained = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS).count
             if batch.listing:
@@ -314,7 +312,7 @@ class Incarnation(Context):
         drains = any(key.family == K.NODE_DRAIN for key in changed)
         refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
         named = {key.id for key in changed if key.family == K.NODE}
-        placing = any(_of_placing(nodes.get(inc)) != _of_placing(before.get(inc)) for inc in named)
+        placing = any(_placement_fields(nodes.get(inc)) != _placement_fields(before.get(inc)) for inc in named)
         nodes_changed = listing or drains or placing
         if nodes_changed:
             self.executor.nodes_changed()
@@ -331,8 +329,8 @@ class Incarnation(Context):
         if not self.lost.done():
             self.lost.set_exception(SessionLost(reason.result()))
 
-    async def _publish(self, declarations: Sequence[Declaration]) -> None:
-        """Publish what this node offers, where it is not published yet, or differs."""
+    async def _publish_declarations(self, declarations: Sequence[Declaration]) -> None:
+        """Write the declarations of installed behaviors to etcd, if they are missing or differ."""
         for declaration in declarations:
             key, value = self.keys.behavior(declaration.type_name), declaration.encode()
             found = await self.client.get(key)
@@ -341,24 +339,27 @@ class Incarnation(Context):
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
 
     async def _find_history(self, op: str) -> Mapping[str, Any]:
-        """A history record for a behavior, which may act on it: it is of that operation, and signed with this
-        executor's key where there is one. Raises what etcd answers.
+        """A history record for a behavior, checked because the behavior may act on it.
+
+        It belongs to the operation, and has a valid signature if this executor has a certificate key. Raises the
+        errors of the client.
         """
         try:
             ref = OperationRef.parse(op)
             kv = await self.client.get(self.keys.history(ref))
             if kv is None:
-                return {"refused": f"there is no history record of {op}: it has not ended, or was forgotten"}
+                return {"refused": f"there is no history record of {op}: it has not ended, or the record was deleted"}
             record = read(History.decode, kv)
         except (InvalidArgument, UnreadableRecord) as error:
             return {"refused": str(error)}
         if why := why_refused(str(ref), self.config.certificate_key, self.keys.namespace, record):
-            return {"refused": f"the history record of {op} is not accepted: {why}"}
+            return {"refused": f"the history record of {op} is rejected: {why}"}
         return {"record": record.to_json()}
 
     async def _find_tables(self, names: Collection[str]) -> Mapping[str, TableRecord | None]:
-        """The records that are registered; none for a name that can be no table's, and where what stands there cannot
-        be read. Raises what etcd answers.
+        """The registered records of tables; None for an invalid name, and for an unreadable record.
+
+        Raises the errors of the client.
         """
         asked: dict[str, Get] = {}
         for name in names:
@@ -372,63 +373,61 @@ class Incarnation(Context):
                     found[name] = read(TableRecord.decode, answer.kv) if answer.kv is not None else None
         return found
 
-    async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
-        return await self.executor.open(ref, make, plan, state_mod)
-
     async def announce_released(self) -> None:
         async with self._announcing:
-            # Counted even where it is refused: a copy of that may stand in etcd, and the next count has to differ.
+            # Count also a rejected update: etcd may have a copy of it, and the next count must differ.
             self._node = replace(self._node, released=self._node.released + 1)
-            await self._update(self._to_say())
+            await self._update(self._current_node())
 
     def activity_changed(self) -> None:
-        if self._caught_up and self._saying is None and self._to_say() != self._said:
-            self._saying = asyncio.ensure_future(self._say())
+        if self._caught_up and self._publishing is None and self._current_node() != self._published:
+            self._publishing = asyncio.ensure_future(self._publish_node())
 
-    def _can_less(self) -> None:
+    def _capability_changed(self) -> None:
         self.activity_changed()
         self.elections.cluster_changed()
 
-    def _to_say(self) -> Node:
-        """Asked after each turn of a role: nearly always nothing has changed."""
+    def _current_node(self) -> Node:
+        """The current node record. Called after each step of a role, so it is fast if nothing has changed."""
         node, unable, failing = self._node, self.capability.unable, self.capability.failing
         doing, refused, more = self.doing.told, self.rejected_writes.told, self.rejected_writes.more
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
         clock, unknown, spark = self.clock.ahead, self.clock.unknown, self.worker.trouble
-        said = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
-        if (*said, node.clock, node.clock_unknown) == (
+        fields = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
+        if (*fields, node.clock, node.clock_unknown) == (
             *(state, unable, doing, refused, more, spark, failing),
             *(clock, unknown),
         ):
             return node
         able = tuple(sorted(self.types - unable.keys()))
-        told = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
-        told = replace(told, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
-        return replace(told, spark=spark, failing={**failing})
+        current = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
+        current = replace(current, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
+        return replace(current, spark=spark, failing={**failing})
 
-    async def _say(self) -> None:
-        """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been
-        done here for a while. What is refused is said again by the next poll at the latest: somebody may be waiting for
-        it (`drain --wait`).
+    async def _publish_node(self) -> None:
+        """Write the current node record to etcd: drain state, unavailable types, long-running activities, problems.
+
+        The next poll retries a rejected write, since somebody may wait for the record (`drain --wait`).
         """
         try:
-            while self._to_say() != self._said:
+            while self._current_node() != self._published:
                 async with self._announcing:
-                    await self._update(self._to_say())
+                    await self._update(self._current_node())
         except DistopError as error:
-            self.log.debug("could not tell what this node is: %s", describe(error))
+            said = "Could not update this node's record in etcd; retrying at the next poll: %s"
+            self.log.debug(said, describe(error))
         finally:
-            self._saying = None
+            self._publishing = None
 
     async def _update(self, node: Node) -> None:
         await self.session.update(node.encode())
-        before, self._said = self._said, node
+        before, self._published = self._published, node
         if node.state is not before.state:
-            self.log.info("this node is %s", node.state)
+            self.log.info("Node state changed to %s", node.state)
 
     def gauges(self) -> Gauges:
-        """How it stands now."""
+        """The current values of the metrics."""
         ready = self._caught_up
         return Gauges(
             self.incarnation,
@@ -442,7 +441,7 @@ class Incarnation(Context):
         )
 
     def _coordinated(self) -> dict[tuple[str, str], int]:
-        """How many operations this incarnation coordinates, by type and stage."""
+        """The number of operations that this incarnation coordinates, by type and stage."""
         cluster = self.cluster
         mine = {subject for subject, held in cluster.elections.items() if held.value == self.incarnation}
         found = Counter((ref.type, "open") for ref in cluster.gates if (ref.table, ref.type) in mine)
@@ -455,7 +454,7 @@ class Incarnation(Context):
         await self._pruner.prune(table)
 
     async def _poll(self) -> None:
-        """A poll backs every watch: claims and elections that name me and that I know nothing of are settled."""
+        """Poll regularly, besides the watches: resolve claims and elections that this incarnation does not know of."""
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
@@ -463,23 +462,24 @@ class Incarnation(Context):
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending and not self.cluster.holds:
                 continue
-            with self._refusal_told():
+            with self._rejection_logged():
                 await self._holds.look()
-            with self._refusal_told():
-                await self._settle_claims()
+            with self._rejection_logged():
+                await self._release_unknown_claims()
             self.executor.cluster_changed(hint=True)
 
     @contextlib.contextmanager
-    def _refusal_told(self) -> Iterator[None]:
-        """Of one step of a poll; the others go on. A role may have been revoked: what runs here goes on, for as long as
-        the session lives.
+    def _rejection_logged(self) -> Iterator[None]:
+        """Log a rejected request of one step of a poll; other steps continue.
+
+        A role of our user may have been revoked: running jobs continue as long as the session lives.
         """
         try:
             yield
         except EtcdRejected as error:
-            self.log.warning("the poll was refused, and is tried again: %s", describe(error))
+            self.log.warning("Polling failed; retrying at the next poll: %s", describe(error))
 
-    async def _settle_claims(self) -> None:
+    async def _release_unknown_claims(self) -> None:
         listing = await self.client.list(*self.keys.family(K.CLAIM))
         for kv in listing.kvs:
             if self.incarnation.encode() not in kv.value:
@@ -489,7 +489,7 @@ class Incarnation(Context):
                 self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
 
     async def _stop_gracefully(self) -> None:
-        self.log.info("stopping: running jobs are stopped and released")
+        self.log.info("stopping: cancelling and releasing running jobs")
         started = time.monotonic()
         await self.executor.stop(STOP_GRACE)
         await self.elections.stop()
@@ -509,7 +509,7 @@ class Incarnation(Context):
             self.elections.close()
         feeds = (*self._feeds, *self._actions_of_tables)
         await asyncio.gather(*(feed.close() for feed in feeds), return_exceptions=True)
-        # The child is dead before the lease is given up: nobody may start its jobs while it still runs.
+        # The child must be dead before the lease ends: other nodes may then start its jobs.
         await self.worker.stop(STOP_GRACE if graceful else 0.0)
         if hasattr(self, "session") and not graceful:
             await self.session.close()

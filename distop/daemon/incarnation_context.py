@@ -14,7 +14,7 @@ from distop.protocol.size_limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from distop.daemon.capability import Capability
     from distop.daemon.clock_check import ClockCheck
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import Txn, TxnResult
     from distop.runtime.logs import ContextLogger
-    from distop.services.open_operation import OpenOperation
     from distop.settings import ExecutorConfig
     from distop.store.client import EtcdClient
     from distop.store.session import Session
@@ -69,8 +68,6 @@ class Context:
     """Of the operations that were asked for last; see :meth:`argument`."""
     caught_up_at: int
     """The revision of the first listing: what was written later was seen from its first event on."""
-    gates_at: int
-    """The revision up to which it is known which operations are open or pending."""
     clock: ClockCheck
     """Whether this machine's clock agrees with etcd's."""
     lost: asyncio.Future[Any]
@@ -89,13 +86,6 @@ class Context:
             if self.lost.done():
                 self.lost.result()
             raise
-
-    async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
-        """Write a small operation's plan; where this node's executor takes jobs of it at once, these are claimed in the
-        same transaction, provided that the state is the one seen (``state_mod``). ``make`` makes what an executor
-        knows of the operation, where that is asked for. Raises as :meth:`commit` does.
-        """
-        raise NotImplementedError
 
     async def argument(self, ref: OperationRef) -> Any:
         """An operation's argument. It never changes and each call into the child needs it, so small ones are kept."""
@@ -153,7 +143,7 @@ class Context:
         """A checkpoint as stored. Raises InvalidArgument where it is too large."""
         data = dumps(value)
         if len(data) > MAX_BYTES + MARGIN:
-            raise InvalidArgument(f"a checkpoint has {len(data)} bytes; at most {MAX_BYTES} are kept")
+            raise InvalidArgument(f"a checkpoint has {len(data)} bytes: at most {MAX_BYTES} are allowed")
         return data
 
     @staticmethod

@@ -79,7 +79,8 @@ class Doing:
         self._timer = None
         runs: dict[str, list[_Run]] = {}
         for run in self._runs.values():
-            runs.setdefault(run.op, []).append(run)
+            if str(run):
+                runs.setdefault(run.op, []).append(run)
         found = {op: _together(some) for op, some in list(runs.items())[:MOST_OPERATIONS]}
         if found != self.told:
             self.told = found

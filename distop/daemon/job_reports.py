@@ -1,7 +1,7 @@
 """Group commit of job reports: outcomes, retries, releases and checkpoints.
 
 Each report is guarded by its own fence. Writes that arrive together, or while a commit is in flight, share a
-transaction if they do not conflict (``protocol.group_commit``). A refused group is sent once more as nested
+transaction if they do not conflict (``protocol.transaction_groups``). A refused group is sent once more as nested
 transactions, each decided alone. A report that is refused then is no longer ours, and is dropped (I36). A group that
 etcd rejects as invalid is split until the single rejected write is found; that write is set aside, and retried with
 back-off.
@@ -10,19 +10,19 @@ back-off.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.daemon.meter import NO_METER, Meter
 from distop.errors import DistopError, MalformedRequest, describe
 from distop.protocol import job_transitions
-from distop.protocol.group_commit import Room, independent_count
 from distop.protocol.size_limits import DEFAULT, Limits
+from distop.protocol.transaction_groups import Room, independent_count
 from distop.protocol.txn import MAX_OPERATIONS, TxnResult
 from distop.runtime.backoff import Backoff
+from distop.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.daemon.rejected_writes import RejectedWrites
     from distop.protocol.job_transitions import Guarded
@@ -33,16 +33,33 @@ if TYPE_CHECKING:
 IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
 
-PARTS_BESIDE = 1
-"""Commits under way beside which less than a whole group waits: it goes with the end of one at the latest, and has
-grown by then. Each transaction costs etcd, and whoever waits for it, much the same however little is in it."""
-
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
 _FAILED = "Cannot write pending %s to etcd; retrying with back-off: %s"
 
 Answer: TypeAlias = "Callable[[int], None]"
 """Gets the revision at which a write was applied, 0 where its fence was gone."""
+Write: TypeAlias = "tuple[Guarded, Answer]"
+
+
+class _Group:
+    """Writes that share a transaction, as far as they do not conflict."""
+
+    def __init__(self, most: int) -> None:
+        self.items: list[Write] = []
+        self._most = most
+        self._room = Room(most=MAX_OPERATIONS - 1)
+        """One by one, a group has one entry more than its longest list (T1)."""
+
+    def add(self, item: Write) -> bool:
+        if not self._room.add(job_transitions.alone(item[0])):
+            return False
+        self.items.append(item)
+        return True
+
+    @property
+    def full(self) -> bool:
+        return len(self.items) >= self._most or self._room.full
 
 
 class Reporter:
@@ -67,27 +84,16 @@ class Reporter:
         self._limits = limits
         self._rejected_writes = rejected_writes
         self._keys = keys
-        self._queue: deque[tuple[Guarded, Answer]] = deque()
-        self._group: list[tuple[Guarded, Answer]] = []
-        """The next group, while it grows."""
-        self._room = self._new_room()
-        self._full = False
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._commits: GroupCommit[Write] = GroupCommit(self._commit, self._new_group, self._failed, most=IN_FLIGHT)
+        lost.add_done_callback(lambda _: self._commits.stop())
         self._aside: set[asyncio.Task[None]] = set()
         """Retries of writes that etcd rejects as invalid, each alone."""
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._pumping = False
 
-    def submit(self, writes: Iterable[tuple[Guarded, Answer]]) -> None:
+    def submit(self, writes: Iterable[Write]) -> None:
         """Queue writes; each one's answer is called once. What is submitted in the same turn of the loop goes together:
         ends of several operations come in one message.
         """
-        self._queue.extend(writes)
-        if self._queue and not self._pumping:
-            self._pumping = True
-            self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._commits.add(writes)
 
     async def write(self, write: Guarded) -> int:
         """Submit one write and wait for its answer. Raises SessionLost if the session ends first."""
@@ -108,7 +114,7 @@ class Reporter:
 
         It does not wait for writes that etcd rejects as invalid.
         """
-        idle = asyncio.ensure_future(self._idle.wait())
+        idle = asyncio.ensure_future(self._commits.drained())
         try:
             await asyncio.wait({idle, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -116,10 +122,9 @@ class Reporter:
 
     def close(self) -> None:
         """Drop what is queued: the session is over."""
-        self._queue.clear()
-        self._group.clear()
-        for commit in (*self._in_flight, *self._aside):
-            commit.cancel()
+        self._commits.close()
+        for retry in self._aside:
+            retry.cancel()
 
     async def _applied(self, writes: list[Guarded]) -> list[int]:
         result = await self._client.commit(job_transitions.group(writes), until=self._lost)
@@ -135,48 +140,20 @@ class Reporter:
             self._log.info(came_late, applied.count(0), len(writes), self._what)
         return applied
 
-    def _pump(self) -> None:
-        self._pumping = False
-        while self._gather() and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
-            if len(self._in_flight) >= PARTS_BESIDE and not self._full:
-                break  # part of a group waits for a commit under way, and grows meanwhile
-            commit = asyncio.ensure_future(self._commit(self._next()))
-            self._in_flight.add(commit)
-            commit.add_done_callback(self._done)
-        if self._group or self._in_flight:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    def _new_group(self) -> _Group:
+        return _Group(self._limits.reports)
 
-    def _gather(self) -> bool:
-        """Fill the next group from the queue; False where there is nothing to send."""
-        while self._queue and not self._full:
-            if self._room.add(job_transitions.alone(self._queue[0][0])):
-                self._group.append(self._queue.popleft())
-                self._full = len(self._group) >= self._limits.reports or self._room.full
-            else:
-                self._full = True
-        return bool(self._group)
-
-    def _next(self) -> list[tuple[Guarded, Answer]]:
-        """The next group, as far as its writes do not conflict; the rest is queued again."""
-        count = independent_count(self._room.parts)
-        group, rest = self._group[:count], self._group[count:]
-        self._queue.extendleft(reversed(rest))
-        self._group, self._full, self._room = [], False, self._new_room()
-        return group
-
-    def _new_room(self) -> Room:
-        """One by one, a group has one entry more than its longest list (T1)."""
-        return Room(most=MAX_OPERATIONS - 1)
-
-    def _done(self, commit: asyncio.Task[None]) -> None:
-        self._in_flight.discard(commit)
-        if not commit.cancelled() and (error := commit.exception()) is not None and not self._lost.done():
+    def _failed(self, error: BaseException) -> None:
+        if not self._lost.done():
             self._log.error("a group of %s could not be written: %s", self._what, error)
-        self._pump()
 
-    async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
+    async def _commit(self, group: list[Write]) -> Sequence[Write]:
+        """Commit those of a group that do not conflict; the others are sent next."""
+        count = independent_count([job_transitions.alone(write) for write, _ in group])
+        await self._write(group[:count])
+        return group[count:]
+
+    async def _write(self, group: list[Write]) -> None:
         writes = [write for write, _ in group]
         backoff = Backoff(*REFUSED_PAUSE)
         while True:
@@ -188,8 +165,8 @@ class Reporter:
                     self._set_aside(*group[0], error)
                     return
                 half = len(group) // 2
-                await self._commit(group[:half])
-                await self._commit(group[half:])
+                await self._write(group[:half])
+                await self._write(group[half:])
                 return
             except DistopError as error:
                 # Nobody else can write these, so they are kept for as long as the session lives.
@@ -199,7 +176,7 @@ class Reporter:
                 await asyncio.wait([self._lost], timeout=backoff.pause())
         self._answer(group, applied)
 
-    def _answer(self, group: list[tuple[Guarded, Answer]], applied: list[int]) -> None:
+    def _answer(self, group: list[Write], applied: list[int]) -> None:
         late = applied.count(0)
         self._meter.reported(len(applied) - late, late)
         for (_, answer), ok in zip(group, applied, strict=True):

@@ -1,7 +1,7 @@
-"""The executor daemon: waits for etcd, lives one incarnation after another, stops on SIGTERM or SIGINT.
+"""The executor daemon: waits for etcd, runs one incarnation after another, stops on SIGTERM or SIGINT.
 
-It never gives up: an etcd that cannot be reached, a lost session and an unexpected error are told in the log and
-tried again with back-off.
+It retries without end: if etcd is unreachable, a session is lost or an unexpected error occurs, it logs that and
+retries with back-off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from distop.storage.files import open_fixed, write_whole
 from distop.storage.folder_ownership import make_own
 from distop.store import certificates
 from distop.store.client import EtcdClient
-from distop.store.cluster_identity import made_space
+from distop.store.cluster_identity import ensure_space_id
 from distop.worker.daemon_side.host import Worker
 
 if TYPE_CHECKING:
@@ -55,25 +55,25 @@ if TYPE_CHECKING:
     FindSpace = Callable[[EtcdClient, Keys], Awaitable[str]]
 
 LOCK = "lock"
-"""The file in a work directory that its daemon has locked."""
+"""The lock file in a work directory."""
 LOCK_LOOK = 5.0
-"""Seconds between two looks at whether the locked file is still the one in the work directory."""
+"""Seconds between two checks whether the locked file is still the one in the work directory."""
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
 LONG_LIFE = 60.0
-"""An incarnation that lived so long (seconds) starts the back-off anew."""
+"""Seconds after which an incarnation resets the back-off."""
 
 
 def check_system(platform: str = sys.platform) -> None:
-    """Raises UsageError where a child could not be stopped in time: that takes CLOCK_BOOTTIME, /proc, prctl, pidfds."""
+    """Raises UsageError unless the system can kill a child in time, with CLOCK_BOOTTIME, /proc, prctl and pidfds."""
     if platform != "linux":
-        raise UsageError(
-            f"an executor runs on Linux only, and this is {platform}: its jobs could not be stopped in time"
-        )
+        raise UsageError(f"an executor needs Linux, but this is {platform}, where jobs cannot be killed in time")
 
 
 def make_work_dir(work_dir: Path) -> None:
-    """Make it where it is missing. Raises InvalidArgument where it cannot be made, or others can change it
+    """Create a work directory if it is missing.
+
+    Raises InvalidArgument if it cannot be created, or if other users can change it
     (:mod:`distop.storage.folder_ownership`).
     """
     try:
@@ -84,8 +84,10 @@ def make_work_dir(work_dir: Path) -> None:
 
 @contextlib.contextmanager
 def locked(work_dir: Path) -> Iterator[os.stat_result]:
-    """Own a work directory alone. Raises NotAllowed while another daemon has it, InvalidArgument where it cannot be
-    written, or others can change it. Gives what tells the locked file from others.
+    """Lock a work directory; yields the lock file's stat, which identifies it.
+
+    Raises NotAllowed while another daemon has the lock, InvalidArgument if the directory cannot be written, or if other
+    users can change it.
     """
     make_work_dir(work_dir)
     try:
@@ -97,19 +99,20 @@ def locked(work_dir: Path) -> Iterator[os.stat_result]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise NotAllowed(
-                f"the work directory {work_dir} belongs to a running executor: give this one another (--work-dir)"
+                f"the work directory {work_dir} is in use by a running executor: give another --work-dir"
             ) from None
         yield os.fstat(lock)
 
 
 def _unusable(work_dir: Path, error: OSError | UnsafePath) -> InvalidArgument:
     why = error.strerror or error if isinstance(error, OSError) else error
-    return InvalidArgument(f"the work directory {work_dir} cannot be used: {why}")
+    return InvalidArgument(f"cannot use the work directory {work_dir}: {why}")
 
 
 def stable_id(work_dir: Path, wanted: str | None) -> str:
-    """The executor's id: as told, else the one kept in the work directory, else a new one that is kept there. Raises
-    InvalidArgument where it cannot be read or written.
+    """The executor's id: ``wanted``, else the id saved in the work directory, else a new id, which is saved there.
+
+    Raises InvalidArgument if it cannot be read or written.
     """
     if wanted:
         return wanted
@@ -132,9 +135,7 @@ def _new_id(file: Path) -> str:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """What ends a daemon in order: SIGTERM, Ctrl-C, and the end of its terminal, unless it was begun to outlive that
-    (``nohup``).
-    """
+    """The signals that stop a daemon gracefully: SIGTERM, SIGINT, and SIGHUP unless it is ignored (``nohup``)."""
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
 
@@ -142,16 +143,16 @@ def ending_signals() -> list[signal.Signals]:
 async def run_executor(config: ExecutorConfig) -> int:
     """Run an executor daemon until a signal of :func:`ending_signals`; returns its exit code (0).
 
-    Raises UsageError or NotAllowed where it cannot begin at all (its system, its work directory, certificates that
-    cannot be used), and ClusterChanged when the etcd behind the endpoints is not the one that the work directory
-    belongs to, or was restored from an older snapshot: at every start, until the work directory is moved away.
+    Raises UsageError or NotAllowed if it cannot start (wrong system, unusable work directory or certificates), and
+    ClusterChanged if etcd is not the cluster that the work directory belongs to, or was restored from an older
+    snapshot: at every start, until the work directory is moved away.
     """
     check_system()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in ending_signals():
         loop.add_signal_handler(signum, stop.set)
-    certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
+    certificates.read(config.etcd)  # fails if they are invalid now; later they may be just in replacement
     secret_settings.hide([config.etcd.password or ""])
     secret_settings.hide_settings(config.spark_conf)
     secret_settings.hide_variables(os.environ, config.spark_conf.get(secret_settings.PATTERN_SETTING, ""))
@@ -160,37 +161,37 @@ async def run_executor(config: ExecutorConfig) -> int:
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
-        gc_tuning.settle(look=False)
+        gc_tuning.freeze_loaded(collect=False)
         metrics = _metrics(config, executor_id, log)
-        looking = asyncio.ensure_future(_look_at_lock(config.work_dir, lock, stop, log))
+        checking = asyncio.ensure_future(_check_lock(config.work_dir, lock, stop, log))
         try:
-            await serve(config, executor_id, stop, log, binding, metrics=metrics, find_space=made_space)
+            await serve(config, executor_id, stop, log, binding, metrics=metrics, find_space=ensure_space_id)
         finally:
-            looking.cancel()
+            checking.cancel()
             if metrics is not None:
                 await asyncio.to_thread(metrics.close)
     return 0
 
 
-async def _look_at_lock(work_dir: Path, lock: os.stat_result, stop: asyncio.Event, log: logs.ContextLogger) -> None:
-    """End the daemon once another one can have locked its work directory: the directory was removed and made again."""
+async def _check_lock(work_dir: Path, lock: os.stat_result, stop: asyncio.Event, log: logs.ContextLogger) -> None:
+    """Stop the daemon if its work directory was removed and created again: another daemon may lock the new one."""
     while not stop.is_set():
         await asyncio.sleep(LOCK_LOOK)
         with contextlib.suppress(OSError):
             if not os.path.samestat(lock, await asyncio.to_thread((work_dir / LOCK).stat)):
-                log.error("the work directory %s was replaced while this executor used it: it ends", work_dir)
+                log.error("stopping: the work directory %s was replaced while this executor used it", work_dir)
                 stop.set()
 
 
 def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) -> Metrics | None:
-    """The metrics that are served, where they are wanted. Raises InvalidArgument."""
+    """Start serving metrics if they are configured. Raises InvalidArgument."""
     if config.metrics is None:
         return None
     from distop.daemon.metrics import Metrics
 
     metrics = Metrics(executor_id)
     host, port = config.metrics[0], metrics.serve(*config.metrics)
-    log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
+    log.info("Serving metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
     return metrics
 
 
@@ -206,42 +207,43 @@ async def serve(
     metrics: Metrics | None = None,
     find_space: FindSpace | None = None,
 ) -> None:
-    """Live one incarnation after another until ``stop`` is set. ``find_space``: of the namespace; None where nothing is
-    written into a shared directory. Raises ClusterChanged.
+    """Run one incarnation after another until ``stop`` is set.
+
+    ``find_space`` returns the namespace's id; None if no shared directory is used. Raises ClusterChanged.
     """
     ended = asyncio.Event()
     keeping = asyncio.ensure_future(binding.keep(ended))
     try:
         make = (make_worker, make_files)
-        live = functools.partial(_live, config, executor_id, stop, log, binding, *make, metrics, find_space)
-        await _live_on(live, stop, log, binding)
+        run_once = functools.partial(_run_once, config, executor_id, stop, log, binding, *make, metrics, find_space)
+        await _run_repeatedly(run_once, stop, log, binding)
     finally:
         ended.set()
         await keeping
 
 
-async def _live_on(
-    live: Callable[[], Awaitable[None]], stop: asyncio.Event, log: logs.ContextLogger, binding: Binding
+async def _run_repeatedly(
+    run_once: Callable[[], Awaitable[None]], stop: asyncio.Event, log: logs.ContextLogger, binding: Binding
 ) -> None:
     backoff = Backoff(*PAUSE)
     while not stop.is_set():
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            await live()
+            await run_once()
         except SessionLost as error:
             binding.identity.check()
-            log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
+            log.error("Session lost, its jobs were stopped; starting a new session: %s", error)
         except ClusterChanged:
-            raise  # everything known of this etcd is void: a person has to look (F18)
+            raise  # the known state of etcd is no longer valid: a person must decide (F18)
         except (EtcdUnavailable, PermissionDenied) as error:
-            log.warning("waiting for etcd: %s", error)
+            log.warning("Waiting for etcd: %s", error)
         except DistopError as error:
-            log.error("%s", error)
+            log.error("The daemon failed; restarting with back-off: %s", error)
         except Exception as error:
-            log.error("unexpected error", exc_info=error)
+            log.error("Unexpected error in the daemon; restarting with back-off", exc_info=error)
         if stop.is_set():
             break
-        if time.monotonic() - began > LONG_LIFE:
+        if time.monotonic() - started > LONG_LIFE:
             backoff.reset()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(backoff.pause()):
@@ -249,14 +251,14 @@ async def _live_on(
 
 
 async def _bind(binding: Binding, work_dir: Path) -> None:
-    """Raises InvalidArgument where it cannot be written down: the directory would belong to nobody."""
+    """Save the binding. Raises InvalidArgument if it cannot be written, since the directory would not be bound."""
     try:
         await binding.save()
     except OSError as error:
         raise _unusable(work_dir, error) from None
 
 
-async def _live(
+async def _run_once(
     config: ExecutorConfig,
     executor_id: str,
     stop: asyncio.Event,
@@ -280,8 +282,8 @@ async def _live(
             return
         connecting.result()
         await client.check_server()
-        # A linearizable answer: that this is the cluster we knew is certain before anything is written to it, or
-        # anything on our disk is held against it.
+        # A linearizable read: it confirms that this is the known cluster, before anything is written to it or compared
+        # with files on the disk.
         await client.count(*keys.family(K.NODE))
         await _bind(binding, config.work_dir)
         meter = metrics if metrics is not None else NO_METER

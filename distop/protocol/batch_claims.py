@@ -1,6 +1,6 @@
-"""Claims of several small operations in one transaction: a join of those that each would be claimed with alone, under
-the guards that each has alone (``protocol.job_transitions.claim_unread``), so that many operations of one job each do
-not take a round trip each. For the rule of one-way guards see ``protocol.operation_transitions``.
+"""Claims of jobs that nobody has touched, of one or of several operations, in one transaction: a join of those that
+each operation would be claimed with alone, under the guards that each has alone. What is not known yet of an operation
+is read with its claims. For the rule of one-way guards see ``protocol.operation_transitions``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
+from distop.protocol.keys import claim_ordinal
 from distop.protocol.txn import Compare, Get, GetResult, Operation, Put, Txn, TxnResult, exists, none_within, unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from distop.protocol.jobs import Claim
     from distop.protocol.keys import Keys
@@ -24,89 +25,100 @@ PLANNED_PER_CLAIM = 25
 
 
 @frozen
-class Opened:
-    """An operation of one job behind the gate of this mod revision, with what is read of it (``records``)."""
+class Untouched:
+    """Jobs of an operation behind the gate of this mod revision, as runs of neighbours: (first, the one after the
+    last). ``records``: what is read of it with the claims.
+    """
 
     ref: OperationRef
     gate_mod: int
-    records: tuple[Get, ...]
+    runs: tuple[tuple[int, int], ...]
+    records: tuple[Get, ...] = ()
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        """Their ordinals."""
+        return tuple(p for first, after in self.runs for p in range(first, after))
 
 
 @frozen
 class Granted:
-    """A claim that was won: its fence, and what was read."""
+    """Claims that were won: the fence of each job, and what was read."""
 
-    fence: int
+    fences: Mapping[int, int]
     records: tuple[GetResult, ...]
 
 
-def _guards(keys: Keys, one: Opened) -> tuple[Compare, ...]:
-    return (
-        unchanged(keys.gate(one.ref), one.gate_mod),
-        none_within(*keys.claims_between(one.ref, 0, 1)),
-        none_within(*keys.jobs_between(one.ref, 0, 1)),
-    )
-
-
-def claim_together(keys: Keys, incarnation: str, opened: Sequence[Opened], first: Claim) -> Txn:
-    """Claim the one job of each, and read their records, all or none. A refused one is followed by
-    :func:`claim_apart`.
+def _guards(keys: Keys, one: Untouched) -> tuple[Compare, ...]:
+    """ "No claim and no state" is one-way for each job while the gate stands, so "none in the run" is (T5: the ranges
+    are empty).
     """
-    value = first.encode()
-    claims: list[Operation] = []
-    for one in opened:
-        claims += (Put(keys.claim(one.ref, 0), value), *one.records)
-    guards = (guard for one in opened for guard in _guards(keys, one))
-    return Txn((exists(keys.node(incarnation)), *guards), tuple(claims), (), "claim_together")
+    guards = [unchanged(keys.gate(one.ref), one.gate_mod)]
+    for first, after in one.runs:
+        guards += (
+            none_within(*keys.claims_between(one.ref, first, after)),
+            none_within(*keys.jobs_between(one.ref, first, after)),
+        )
+    return tuple(guards)
 
 
-def claim_apart(keys: Keys, incarnation: str, opened: Sequence[Opened], first: Claim) -> Txn:
-    """The same, each decided alone. In each failure branch claim and records are read: a claim that is mine already
-    means that an earlier copy of either transaction won it (T9).
+def _puts(keys: Keys, one: Untouched, value: bytes) -> tuple[Operation, ...]:
+    return (*(Put(keys.claim(one.ref, p), value) for p in one.jobs), *one.records)
+
+
+def claim_together(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
+    """Claim these jobs, and read the records, all or none: the usual case behind fresh gates. A refused one is followed
+    by :func:`claim_apart`; of one operation that is known, by ``job_transitions.claim``, which decides each job alone.
     """
     value = first.encode()
     return Txn(
-        (exists(keys.node(incarnation)),),
-        tuple(
-            Txn(
-                _guards(keys, one),
-                (Put(keys.claim(one.ref, 0), value), *one.records),
-                (Get(keys.claim(one.ref, 0)), *one.records),
-            )
-            for one in opened
-        ),
+        (exists(keys.node(incarnation)), *(guard for one in asked for guard in _guards(keys, one))),
+        tuple(op for one in asked for op in _puts(keys, one, value)),
         (),
-        "claim_apart",
+        "claim_together" if len(asked) > 1 else "claim",
     )
 
 
-def granted_together(answer: TxnResult, opened: Sequence[Opened]) -> list[Granted]:
-    """What :func:`claim_together` brought for each, where it applied."""
+def claim_apart(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
+    """The same, each operation decided alone. In each failure branch its claims and records are read: claims that are
+    mine already mean that an earlier copy of either transaction won them (T9).
+    """
+    value = first.encode()
+    parts = []
+    for one in asked:
+        claims = Get(*keys.claims_between(one.ref, one.runs[0][0], one.runs[-1][1]))
+        parts.append(Txn(_guards(keys, one), _puts(keys, one, value), (claims, *one.records)))
+    return Txn((exists(keys.node(incarnation)),), tuple(parts), (), "claim_apart")
+
+
+def granted_together(answer: TxnResult, asked: Sequence[Untouched]) -> list[Granted]:
+    """What :func:`claim_together` brought for each operation, where it applied."""
     found, position = [], 0
-    for one in opened:
-        after = position + 1 + len(one.records)
-        found.append(Granted(answer.revision, _reads(answer.responses[position + 1 : after])))
-        position = after
+    for one in asked:
+        begin = position + len(one.jobs)
+        position = begin + len(one.records)
+        found.append(Granted(dict.fromkeys(one.jobs, answer.revision), _reads(answer.responses[begin:position])))
     return found
 
 
-def granted_apart(answer: TxnResult, first: Claim) -> list[Granted | None]:
-    """What :func:`claim_apart` brought for each; None where it was not won. All of it is None where it was refused as a
-    whole: the node key is gone, and with it the session.
+def granted_apart(answer: TxnResult, asked: Sequence[Untouched], first: Claim) -> list[Granted | None]:
+    """What :func:`claim_apart` brought for each operation; None where it was not won. All of it is None where it was
+    refused as a whole: the node key is gone, and with it the session.
     """
+    found: list[Granted | None] = [None] * len(asked)
     value = first.encode()
-    found: list[Granted | None] = []
-    for nested in answer.responses:
+    for n, (one, nested) in enumerate(zip(asked, answer.responses, strict=False)):
         if not isinstance(nested, TxnResult):
-            found.append(None)
             continue
-        head, *records = nested.responses
         if nested.succeeded:
-            found.append(Granted(answer.revision, _reads(records)))
+            records = _reads(nested.responses[len(one.jobs) :])
+            found[n] = Granted(dict.fromkeys(one.jobs, answer.revision), records)
             continue
-        kv = head.kv if isinstance(head, GetResult) else None
-        mine = kv is not None and kv.value == value
-        found.append(Granted(kv.mod_revision, _reads(records)) if kv is not None and mine else None)
+        claims, *read = _reads(nested.responses)
+        mine = {claim_ordinal(kv.key): kv.mod_revision for kv in claims.kvs if kv.value == value}
+        fences = {p: mine[p] for p in one.jobs if p in mine}
+        if fences:
+            found[n] = Granted(fences, tuple(read))
     return found
 
 

@@ -6,15 +6,13 @@ writes nothing. For the rule of one-way guards see ``protocol.operation_transiti
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.group_commit import merged
-from distop.protocol.jobs import Claim, JobState, Outcome
 from distop.protocol.json_codec import word
 from distop.protocol.permits import gives_back, takes
-from distop.protocol.records import OperationRef, State
+from distop.protocol.state_tables import Event, JobEvent, comes_in, job_ends
+from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import (
     Compare,
     Delete,
@@ -26,15 +24,15 @@ from distop.protocol.txn import (
     TxnResult,
     absent,
     exists,
-    none_within,
     unchanged,
-    value_is,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from distop.protocol.jobs import Claim, JobState, Outcome
     from distop.protocol.keys import Keys
+    from distop.protocol.records import OperationRef
 
 LIMITED_CLAIMS_PER_TXN = 80
 """Claims that take permits: three compares and puts in each, and one common guard for each holder that is gone."""
@@ -101,7 +99,7 @@ def claim(
 
 
 RUNS_PER_CLAIM = 16
-"""Runs in one all-or-nothing claim: two range compares each."""
+"""Runs in one all-or-nothing claim (``protocol.batch_claims``): two range compares each."""
 
 
 def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
@@ -120,59 +118,6 @@ def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
         else:
             found.append((p, p + 1))
     return found or None
-
-
-def claim_runs(
-    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, runs: Sequence[tuple[int, int]], first: Claim
-) -> Txn:
-    """Claim runs of jobs that nobody has touched, all or nothing: the usual case behind a fresh gate. "No claim and no
-    state" is one-way for each job while the gate stands, so "none in the run" is (T5: the ranges are empty). A refused
-    one is followed by :func:`claim`, which decides each job alone and tells whether an earlier copy won.
-    """
-    value = first.encode()
-    guards: list[Compare] = []
-    puts: list[Operation] = []
-    for begin, after in runs:
-        guards += (
-            none_within(*keys.claims_between(ref, begin, after)),
-            none_within(*keys.jobs_between(ref, begin, after)),
-        )
-        puts += [Put(keys.claim(ref, p), value) for p in range(begin, after)]
-    return Txn((unchanged(keys.gate(ref), gate_mod), exists(keys.node(incarnation)), *guards), tuple(puts), (), "claim")
-
-
-def claim_unread(
-    keys: Keys,
-    ref: OperationRef,
-    gate_mod: int,
-    incarnation: str,
-    runs: Sequence[tuple[int, int]],
-    first: Claim,
-    records: Sequence[Get],
-) -> Txn:
-    """As :func:`claim_runs`, for a small operation whose gate tells how many jobs it has: its ``records`` are read with
-    the claim instead of before it. They are the last answers.
-    """
-    claimed = claim_runs(keys, ref, gate_mod, incarnation, runs, first)
-    return replace(claimed, success=(*claimed.success, *records))
-
-
-def with_first(
-    keys: Keys, ref: OperationRef, plan: Txn, state_mod: int, incarnation: str, wants: Sequence[Want]
-) -> Txn:
-    """The transaction that writes a plan and opens its gate, and with it the first claims behind that gate: those of
-    the executor in the coordinator's own daemon. A join of two adjacent transactions, so no new interleaving: that the
-    gate is as it was seen follows from its being made here, and no job of an operation without a plan has a claim or
-    a state. By its value alone the state is no one-way guard: paused and resumed, it is as it was, and a refused plan
-    that applies then is only early. Claims that nobody knows of would be more, so their guard is its mod revision.
-    """
-    values = {claim: claim.encode() for claim in {want.claim for want in wants}}  # mostly one
-    return replace(
-        plan,
-        compares=(*plan.compares, unchanged(keys.of(ref, "state"), state_mod), exists(keys.node(incarnation))),
-        success=(*plan.success, *(Put(keys.claim(ref, want.partition), values[want.claim]) for want in wants)),
-        label="plan_and_claim",
-    )
 
 
 @frozen
@@ -285,7 +230,7 @@ def fail_lost(
             Txn(
                 (unchanged(keys.claim(ref, p), mod),),
                 (
-                    Put(keys.job(ref, p, "state"), word(JobState.FAILED)),
+                    Put(keys.job(ref, p, "state"), word(job_ends(JobEvent.FAIL_LOST))),
                     Put(keys.job(ref, p, "outcome"), outcome.encode()),
                     Delete(keys.claim(ref, p)),
                     *gives_back(keys, ref, claims.get(p)),
@@ -357,5 +302,4 @@ def reap(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claim
 
 
 def _cancelling(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
-    state = keys.of(ref, "state")
-    return election, unchanged(state, state_mod), value_is(state, word(State.CANCELLING))
+    return election, unchanged(keys.of(ref, "state"), state_mod), comes_in(keys, ref, Event.REAP)

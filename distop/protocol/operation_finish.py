@@ -5,15 +5,16 @@ For the rule of one-way guards see ``protocol.operation_transitions``.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.group_commit import fitting_count, merged
 from distop.protocol.identity import forgotten, freed, released
 from distop.protocol.json_codec import dumps, word
-from distop.protocol.records import Decision, History, OperationRef, Phase, State
+from distop.protocol.records import Decision, History, OperationRef, State
+from distop.protocol.state_tables import PHASES, Event, Stage, enters
+from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import (
-    MAX_OPERATIONS,
     Compare,
     Delete,
     Get,
@@ -58,8 +59,7 @@ def decide(
         ),
         (
             Put(keys.of(ref, "decision"), decision.encode()),
-            Delete(keys.gate(ref)),
-            Put(keys.pending(ref), word(Phase.COMPLETING)),
+            *enters(keys, ref, Event.DECIDE),
         ),
         (Get(keys.of(ref, "state")), Get(keys.of(ref, "decision"))),
         "decide",
@@ -129,14 +129,17 @@ def finish(
     counts[first.type] = counts.get(first.type, 0) - len(finals)
     if counts[first.type] <= 0:
         del counts[first.type]
-    common = _common(keys, first.table, election, run_ops_mod, counts)
-    return merged([part(keys, one) for one in finals] if parts is None else parts, common)
+    whole = common(keys, first.table, election, run_ops_mod, counts)
+    return merged([part(keys, one) for one in finals] if parts is None else parts, whole)
 
 
-def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
+def common(
+    keys: Keys, table: str, election: Compare, run_ops_mod: int = 0, counts: Mapping[str, int] = MappingProxyType({})
+) -> Txn:
     """What a finish compares, writes and reads once, however many operations it ends."""
     run_ops = keys.run_ops(table)
-    return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "finish")
+    value = dumps(dict(counts))
+    return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, value),), (Get(run_ops),), "finish")
 
 
 def part(keys: Keys, one: Final) -> Txn:
@@ -161,26 +164,15 @@ def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
 
 def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
     ref = one.ref
-    left = not one.gone
+    event = Event.FINISH if one.decision_mod else Event.FINISH_AT_ONCE
+    ended = enters(keys, ref, event, ends=one.history.state)
     return (
-        *((Put(keys.of(ref, "state"), word(one.history.state)),) if left else ()),
         Put(keys.history(ref), one.value or one.history.encode()),
         *one.kept,
-        *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
+        *((Delete(keys.gate(ref)), Delete(*keys.own_range(ref))) if one.gone else ended),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
         *freed(keys, ref, one.history),
-        Put(keys.pending(ref), word(Phase.CLEANING)) if left else Delete(*keys.own_range(ref)),
     )
-
-
-def finish_together(
-    keys: Keys, election: Compare, table: str, parts: Sequence[Txn], most: int = MAX_OPERATIONS
-) -> int:
-    """How many of these parts fit into one transaction, in order; at least one.
-
-    See ``protocol.group_commit``.
-    """
-    return fitting_count(parts, _common(keys, table, election, 0, {}), most)
 
 
 @frozen
@@ -247,7 +239,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: s
 
 
 def _over(keys: Keys, ref: OperationRef) -> Compare:
-    return value_is(keys.pending(ref), word(Phase.CLEANING))
+    return value_is(keys.pending(ref), word(PHASES[Stage.CLEANING]))
 
 
 def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:

@@ -18,6 +18,7 @@ from distop.protocol.operation_options import DEFAULT, Options, Terms
 from distop.protocol.pending_operations import ending, link
 from distop.protocol.plan import Gate
 from distop.protocol.records import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
+from distop.protocol.state_tables import Event, Stage, comes_in, enters
 from distop.protocol.txn import (
     MAX_OPERATIONS,
     PARCEL,
@@ -35,7 +36,6 @@ from distop.protocol.txn import (
     parcels,
     unchanged,
     unpacked,
-    value_is,
 )
 from distop.protocol.user_actions import NO_ACTIONS, recorded
 
@@ -199,20 +199,32 @@ def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
         Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
-        Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
+        *_puts(enters(keys, ref, begin_event(one))),
     ]
     if one.options != DEFAULT:
         puts.append(Put(keys.of(ref, "options"), one.options.encode()))
     if one.waits:
         links = [put for pred in one.after for put in link(keys, pred.ref, ref, pred.on)]
-        return [*puts, Put(keys.pending(ref), word(Phase.WAITING)), *links]
+        return [*puts, *links]
     if one.spec.one_at_a_time:
         puts.append(Put(keys.current(ref.table, ref.type, ref.object), word(str(ref.instance))))
     if one.planned is None:
-        return [*puts, Put(keys.pending(ref), word(Phase.PLANNING))]
+        return puts
     plan, chunks = one.planned
     puts += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
     return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), gate(one.terms, plan.count))]
+
+
+def _puts(ops: Iterable[Put | Delete]) -> list[Put]:
+    """Nothing is there to delete before the first event of an operation."""
+    return [op for op in ops if isinstance(op, Put)]
+
+
+def begin_event(one: NewOperation) -> Event:
+    """How an operation is started: to wait, with its own plan, or to be planned."""
+    if one.waits:
+        return Event.SUBMIT
+    return Event.START if one.planned is None else Event.START_PLANNED
 
 
 def gate(terms: Terms, count: int = 0) -> bytes:
@@ -279,7 +291,7 @@ def write_chunk(keys: Keys, ref: OperationRef, election: Compare, number: int, s
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), word(State.RUNNING)),
+            comes_in(keys, ref, Event.PLAN),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             unchanged(keys.chunk(ref, number), seen_mod),
@@ -309,7 +321,7 @@ def write_plan(
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), word(State.RUNNING)),
+            comes_in(keys, ref, Event.PLAN),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             unchanged(keys.of(ref, "options"), terms.mod),
@@ -319,7 +331,7 @@ def write_plan(
             *(Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)),
             Put(keys.of(ref, "plan"), plan.encode()),
             Put(keys.gate(ref), gate(terms, plan.count)),
-            Delete(keys.pending(ref)),
+            *enters(keys, ref, Event.PLAN),
             Delete(keys.of(ref, "planning")),
             beyond,
         ),
@@ -333,7 +345,7 @@ def plan_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), word(State.RUNNING)),
+            comes_in(keys, ref, Event.PLAN),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             unchanged(keys.of(ref, "planning"), seen_mod),
@@ -350,11 +362,11 @@ def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, de
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(State.RUNNING)),
+            comes_in(keys, ref, Event.PLAN),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
         ),
-        (Put(keys.of(ref, "decision"), decision.encode()), Put(keys.pending(ref), word(Phase.COMPLETING))),
+        (Put(keys.of(ref, "decision"), decision.encode()), *enters(keys, ref, Event.GIVE_UP)),
         (Get(keys.of(ref, "state")),),
         "give_up",
     )
@@ -379,10 +391,8 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
             *((election, exists(keys.gate(ref))) if election else goes_on),
         ),
         (
-            Put(keys.of(ref, "state"), word(State.CANCELLING)),
             Put(keys.of(ref, "cancel"), why.encode()),
-            Delete(keys.gate(ref)),
-            Put(keys.pending(ref), word(Phase.CANCELLING)),
+            *enters(keys, ref, Event.FAIL_FAST if election else Event.CANCEL),
         ),
         _who_won(keys, ref),
         "fail_fast" if election else "cancel",
@@ -408,18 +418,15 @@ def pause(
     """No more claims until it is resumed. Running jobs finish; with ``now`` they are told to stop, also those of an
     operation that is paused already (``seen``), whose state is written again so that no copy of this applies later.
     """
-    if seen is not State.RUNNING and not (now and seen is State.PAUSED):
-        raise ValueError(f"{ref} cannot be paused while it is {seen}")
+    event = Event.PAUSE_NOW if now else Event.PAUSE
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(seen)),
+            comes_in(keys, ref, event, seen),
             absent(keys.of(ref, "decision")),
         ),
         (
-            Put(keys.of(ref, "state"), word(State.PAUSED)),
-            Delete(keys.gate(ref)),
-            Put(keys.pending(ref), word(Phase.HALTED if now else Phase.PAUSED)),
+            *enters(keys, ref, event, phase=Phase.HALTED if now else None),
             *_recorded(keys, ref, actions),
         ),
         _who_won(keys, ref),
@@ -437,25 +444,22 @@ def resume(
 ) -> Txn:
     """Back to where it was paused: open, or planning when it had no plan yet (both are compared)."""
     plan = keys.of(ref, "plan")
-    after: tuple[Operation, ...]
-    if planned:
-        after = (Put(keys.gate(ref), gate(terms)), Delete(keys.pending(ref)))
-    else:
-        after = (Put(keys.pending(ref), word(Phase.PLANNING)),)
+    stage = Stage.OPEN if planned else Stage.PLANNING
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(State.PAUSED)),
+            comes_in(keys, ref, Event.RESUME),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
         ),
-        (Put(keys.of(ref, "state"), word(State.RUNNING)), *after, *_recorded(keys, ref, actions)),
+        (
+            *((Put(keys.gate(ref), gate(terms)),) if planned else ()),
+            *enters(keys, ref, Event.RESUME, stage),
+            *_recorded(keys, ref, actions),
+        ),
         _who_won(keys, ref),
         "resume",
     )
-
-
-ALTERABLE = (State.PENDING, State.RUNNING, State.PAUSED)
 
 
 def alter(
@@ -471,14 +475,12 @@ def alter(
     claim that was decided by the former ones is refused. The state is written again as well: an end that does not know
     of this action is refused.
     """
-    if state not in ALTERABLE:
-        raise ValueError(f"{ref} cannot be altered while it is {state}")
     written, mod = opened if opened is not None else (None, 0)
     again = (Put(keys.gate(ref), replace(written, options=new).encode()),) if written is not None else ()
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(state)),
+            comes_in(keys, ref, Event.ALTER, state),
             absent(keys.of(ref, "decision")),
             unchanged(keys.gate(ref), mod),
         ),

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.dependencies import Edge
 from distop.protocol.frozen import frozen
-from distop.protocol.group_commit import fitting_count, merged
 from distop.protocol.identity import edge_id, freed
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.operation_options import Terms
 from distop.protocol.plan import Gate
 from distop.protocol.records import OperationRef, Phase, State
+from distop.protocol.state_tables import Event, comes_in, enters
+from distop.protocol.transaction_groups import fitting_count, merged
 from distop.protocol.txn import (
     Compare,
     Delete,
@@ -182,7 +183,7 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
     ref = one.ref
     compares = [
         unchanged(keys.of(ref, "state"), one.state_mod),
-        value_is(keys.of(ref, "state"), word(State.PENDING)),
+        comes_in(keys, ref, Event.BEGIN),
         none_within(*keys.edges_range(ref, "after")),
     ]
     if one.hold:
@@ -194,21 +195,21 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
 
 def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
     ref = one.ref
-    ops: list[Put | Delete] = [Put(keys.of(ref, "state"), word(State.RUNNING))]
+    ops = [*enters(keys, ref, Event.BEGIN if one.planned is None else Event.BEGIN_PLANNED)]
     if one.one_at_a_time:
         ops.append(Put(keys.current(ref.table, ref.type, ref.object), word(str(ref.instance))))
     if one.planned is None:
-        return [*ops, Put(keys.pending(ref), word(Phase.PLANNING))]
+        return ops
     plan, chunks = one.planned
     ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
     gate = Put(keys.gate(ref), Gate(plan.count, one.terms.options, one.terms.where).encode())
-    return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate, Delete(keys.pending(ref))]
+    return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate]
 
 
 def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
     """How many of these begin in one transaction, in order; at least one.
 
-    See ``group_commit.Room``.
+    See ``transaction_groups.Room``.
     """
     common = _common(keys, new[0].ref.table, election, 0, {})
     return fitting_count((_part(keys, one) for one in new), common)
@@ -270,14 +271,13 @@ def ending(
     keys: Keys, ref: OperationRef, history: History, why: Cancel | None
 ) -> tuple[tuple[Compare, ...], tuple[Put, ...]]:
     """What is compared, beside the revision of its state, and put, where an operation ends that has not begun."""
-    state = keys.of(ref, "state")
+    event = Event.JOIN if why is None else Event.END_WAITING
     return (
-        (value_is(state, word(State.PENDING)),),
+        (comes_in(keys, ref, event),),
         (
-            Put(state, word(history.state)),
+            *(op for op in enters(keys, ref, event, ends=history.state) if isinstance(op, Put)),
             *((Put(keys.of(ref, "cancel"), why.encode()),) if why is not None else ()),
             Put(keys.history(ref), history.encode()),
-            Put(keys.pending(ref), word(Phase.CLEANING)),
         ),
     )
 

@@ -1,18 +1,27 @@
 """The state tables of operations and jobs: where each event leads, and that all else is refused.
 
-``protocol.operation_transitions`` and ``protocol.job_transitions`` have the transaction of each event; the diagrams in
-docs/internals/architecture.md are generated from these tables.
+``protocol.operation_transitions``, ``protocol.pending_operations``, ``protocol.operation_finish`` and
+``protocol.job_transitions`` have the transaction of each event: which state it compares, and which state, pending and
+gate keys it writes, they look up here. The diagrams in docs/internals/architecture.md are generated from these tables.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING
 
-from distop.protocol.records import State
+from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import word
+from distop.protocol.records import Phase, State
+from distop.protocol.txn import Delete, Put, value_is
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from distop.protocol.keys import Keys
+    from distop.protocol.records import OperationRef
+    from distop.protocol.txn import Compare
 
 
 class Stage(StrEnum):
@@ -28,7 +37,25 @@ class Stage(StrEnum):
     CLEANING = "cleaning"
 
 
-_HELD = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
+STATES: Mapping[Stage, State] = {
+    Stage.WAITING: State.PENDING,
+    Stage.PLANNING: State.RUNNING,
+    Stage.OPEN: State.RUNNING,
+    Stage.PAUSED: State.PAUSED,
+    Stage.CANCELLING: State.CANCELLING,
+}
+"""What ``.state`` says in each stage. One that is decided keeps the state that it had; one that is cleaned up has a
+terminal one."""
+PHASES: Mapping[Stage, Phase] = {
+    Stage.WAITING: Phase.WAITING,
+    Stage.PLANNING: Phase.PLANNING,
+    Stage.PAUSED: Phase.PAUSED,
+    Stage.CANCELLING: Phase.CANCELLING,
+    Stage.COMPLETING: Phase.COMPLETING,
+    Stage.CLEANING: Phase.CLEANING,
+}
+"""What the pending key says in each stage. An open one has a gate instead."""
+_HELD = {STATES[stage]: stage for stage in (Stage.WAITING, Stage.PAUSED, Stage.CANCELLING)}
 
 
 def stage_of(state: State | None, *, decided: bool, planned: bool) -> Stage:
@@ -138,6 +165,68 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
 caller put into them, and changes nothing."""
 
 
+def leads_to(event: Event, *among: Stage) -> Stage:
+    """The one stage, ``among`` these if they are given, to which an event leads. Raises ValueError where it leads to
+    none of them, or to several.
+    """
+    found = {after for events in OPERATION_TABLE.values() for after in events.get(event, ())}
+    found &= set(among or Stage)
+    if len(found) != 1:
+        raise ValueError(f"{event} leads to {', '.join(sorted(found)) or 'none of these'}")
+    return found.pop()
+
+
+@cache
+def states_before(event: Event) -> frozenset[State]:
+    """What ``.state`` may say where an event comes."""
+    return frozenset(STATES[stage] for stage, events in OPERATION_TABLE.items() if event in events and stage in STATES)
+
+
+def comes_in(keys: Keys, ref: OperationRef, event: Event, seen: State | None = None) -> Compare:
+    """The guard of an event: ``.state`` says what the table wants. ``seen``: which, where it may be several. Raises
+    ValueError where the event does not come in that state.
+    """
+    allowed = states_before(event)
+    if seen is None and len(allowed) == 1:
+        (seen,) = allowed
+    if seen is None or seen not in allowed:
+        raise ValueError(f"{event.replace('_', ' ')} does not happen to {ref} while it is {seen}")
+    return value_is(keys.of(ref, "state"), word(seen))
+
+
+@cache
+def _entered(event: Event, among: tuple[Stage, ...]) -> tuple[Stage, bool, bool, bool]:
+    """Where an event leads; whether ``.state`` says something else than before, a gate goes, and a pending key goes."""
+    after = leads_to(event, *among)
+    stages = [stage for stage, events in OPERATION_TABLE.items() if after in events.get(event, ())]
+    return (
+        after,
+        any(STATES.get(stage) is not STATES.get(after) for stage in stages),
+        after is not Stage.OPEN and Stage.OPEN in stages,
+        after not in PHASES and any(stage in PHASES for stage in stages),
+    )
+
+
+def enters(
+    keys: Keys, ref: OperationRef, event: Event, *among: Stage, ends: State | None = None, phase: Phase | None = None
+) -> tuple[Put | Delete, ...]:
+    """What an event writes of the state, the gate and the pending key: those of the stage to which it leads. A gate
+    that opens is written by the caller, who knows what it says. ``ends``: the terminal state of an operation that ends;
+    ``phase``: where a stage has two. Raises as :func:`leads_to`.
+    """
+    after, moves, shuts, goes_on = _entered(event, among)
+    ops: list[Put | Delete] = []
+    if (says := ends or STATES.get(after)) is not None and (ends or moves):
+        ops.append(Put(keys.of(ref, "state"), word(says)))
+    if shuts:
+        ops.append(Delete(keys.gate(ref)))
+    if (waits := phase or PHASES.get(after)) is not None:
+        ops.append(Put(keys.pending(ref), word(waits)))
+    elif goes_on:
+        ops.append(Delete(keys.pending(ref)))
+    return tuple(ops)
+
+
 class JobStage(StrEnum):
     """What a job is in, as its state and claim keys tell together."""
 
@@ -186,3 +275,9 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
 """Where each event leads a job. TAKE_OVER, FAIL_LOST, REVOKE and REVOKE_LOST need its incarnation to be gone; of one
 that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
 """
+
+
+def job_ends(event: JobEvent) -> JobState:
+    """What ``.state`` of a job says after an event that ends it. Raises ValueError for another event."""
+    (after,) = {events[event] for events in JOB_TABLE.values() if event in events}
+    return JobState(after)

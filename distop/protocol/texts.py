@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MAX_SHOWN = 200
 """Characters of a value that an error message quotes."""
+
+_SIMILAR = 0.75
+"""How similar a known name is at least to the unknown one for which it is proposed (``difflib``'s ratio)."""
+_LONGEST_NAME = 100
+"""Characters of an unknown name beyond which no similar one is searched: the search takes their square."""
+_MOST_NAMES = 50
+"""Known names that a message lists."""
 
 _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -33,6 +43,31 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
         return f"a value of type {type(value).__name__}"
     text = text.replace("\n", " ")
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def did_you_mean(name: object, known: Iterable[str], listed_as: str = "") -> str:
+    """The end of an error message about an unknown name: `` (did you mean 'validate'? known: index, validate)``.
+
+    ``listed_as``: what the known names are called in their list; "": they are not listed. "" where there is nothing to
+    say.
+    """
+    from difflib import get_close_matches  # loads slowly, for errors alone
+
+    names = [str(one) for one in known]
+    parts = []
+    if isinstance(name, str) and len(name) <= _LONGEST_NAME:
+        spellings = {one.lower(): one for one in names}
+        if similar := get_close_matches(name.lower(), spellings, 1, _SIMILAR):
+            parts.append(f"did you mean {spellings[similar[0]]!r}?")
+    if listed_as:
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        parts.append(f"{listed_as}: {', '.join(names[:_MOST_NAMES]) or 'none'}{more}")
+    return f" ({' '.join(parts)})" if parts else ""
+
+
+def plural(count: int, word: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def one_line(text: str) -> str:

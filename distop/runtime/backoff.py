@@ -1,4 +1,4 @@
-"""Pauses between tries of the same thing by the same process, which grow while it fails."""
+"""Exponential back-off with jitter."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from distop.clock import random
 
 @dataclass(slots=True)
 class Backoff:
-    """Doubles from ``first`` to ``longest`` seconds; each pause is between the half and the whole of that, so that who
-    were refused together do not come back together.
+    """Pauses that double from ``first`` to ``longest`` seconds.
+
+    Each pause is random between half and all of that, so that processes that failed together do not retry together.
     """
 
     first: float
@@ -18,12 +19,12 @@ class Backoff:
     _doubled: int = 0
 
     def pause(self) -> float:
-        """Seconds to wait before the next try."""
+        """Seconds to wait before the next attempt."""
         whole = self.first * 2.0**self._doubled
         if whole < self.longest:
             self._doubled += 1
         return min(whole, self.longest) * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """It works: the next pause is a first one."""
+        """Start again with the first pause, after a success."""
         self._doubled = 0

@@ -1,5 +1,6 @@
-"""How often a process of ours stands still to look for garbage in circles. For the command line, daemon and child;
-never for a library in somebody else's process.
+"""Tunes Python's garbage collector in distop's own processes: command line, daemon and child.
+
+A client library in another program does not change that program's collector.
 """
 
 from __future__ import annotations
@@ -7,35 +8,37 @@ from __future__ import annotations
 import gc
 
 YOUNG = 10_000
-"""Objects more than at the last look, after which the next one is due; Python's own 700 are made by a quarter of an
-operation of 84 jobs, and almost all of them are gone without any look, once nobody refers to them. Not many more: a
-look takes as long as there are objects.
+"""Number of new objects that triggers a collection of the youngest generation.
+
+A quarter of an operation of 84 jobs creates Python's default of 700, and reference counting frees almost all of them.
+A much larger number would make each collection slow.
 """
 LOADING = 100_000
-"""The same of a process that loads what it needs: more than that makes."""
-_begun = False
-"""This process is ours."""
+"""The same number while a process imports its modules, which creates fewer objects."""
+_enabled = False
+"""Whether this process is one of distop's own."""
 
 
-def begin() -> None:
-    """Of a process of ours that begins: hardly any look until :func:`settle`, if that comes. Those that Python would
-    have while a daemon loads what it needs, and one at the end, take a tenth of its start, and find half a megabyte.
+def tune_for_start() -> None:
+    """Suppress collections during the start of a process, until :func:`freeze_loaded`.
+
+    With Python's defaults, collections take a tenth of a daemon's start and free half a megabyte.
     """
-    global _begun
-    _begun = True
+    global _enabled
+    _enabled = True
     gc.set_threshold(LOADING, *gc.get_threshold()[1:])
 
 
-def settle(*, look: bool = True) -> None:
-    """What has been loaded by now stays as long as the process: no look goes through it any more. May be called again,
-    when more has been loaded. ``look``: what is garbage by now goes first, and stays otherwise.
+def freeze_loaded(*, collect: bool = True) -> None:
+    """Exclude all current objects from later collections; can be called again after more modules were imported.
 
-    Without it the daemon looks three times in an operation of 84 jobs, and at all that it has in every fiftieth, for
-    tens of milliseconds. A process of somebody else, for which :func:`begin` was not called, is left as it is.
+    ``collect``: collect garbage first; otherwise current garbage is never freed. Without this call, the daemon collects
+    three times in an operation of 84 jobs, and examines all objects in every fiftieth, for tens of milliseconds. Does
+    nothing in a process without :func:`tune_for_start`.
     """
-    if not _begun:
+    if not _enabled:
         return
-    if look:
+    if collect:
         gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

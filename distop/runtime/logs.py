@@ -1,6 +1,6 @@
-"""Logging for the daemon and the command line: text for people or one JSON object per line, always on stderr.
+"""Logging of the daemon and the command line to stderr: text for people, or one JSON object per line.
 
-A record is one line, whatever stands in it; in text at level debug, its traceback follows.
+Each record is one line, whatever its message contains; in text at level debug, its traceback follows.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 CONTEXT = ("operation", "partition", "attempt", "executor", "incarnation")
-"""What a log record may carry beside its message; shown where it is set."""
+"""Optional fields of a log record besides its message."""
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 def brief(text: str) -> str:
-    """One line: the first of a text, which says what happened, and the last, which is where the end of a log or a
-    traceback says why.
-    """
+    """The first and the last line of a text in one line: the event, and the cause at the end of a log or traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " … ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else ""
 
 
 def indented(trace: str) -> str:
-    """A traceback below a record: no line of it, such as one of an error's message, looks like another record."""
+    """A traceback with indented lines, so that no line of it looks like another record."""
     return "\n".join(f"  {one_line(line)}" for line in trace.split("\n"))
 
 
 class Plain(logging.Formatter):
-    """A format of the standard library, with each record in one line and its traceback indented below."""
+    """The standard library's formatter, with each record in one line and its traceback indented below."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
@@ -84,8 +82,9 @@ class _Json(logging.Formatter):
 
 
 class ActionsFile(WatchedFileHandler):
-    """A file with a line of JSON for each action (``daemon.action_log``), for its owner alone. One that was moved away,
-    as logrotate does, is made anew. Raises OSError where it cannot be written.
+    """A file with one JSON line per action (``daemon.action_log``), readable only for its owner.
+
+    It is created again after it was moved away, for example by logrotate. Raises OSError if it cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -108,7 +107,7 @@ class ActionsFile(WatchedFileHandler):
 
 
 class ContextLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose records carry the fields of :data:`CONTEXT` that it was made with, and the call's own."""
+    """A logger that adds its own fields of :data:`CONTEXT`, and those of the call, to its records."""
 
     def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
@@ -120,7 +119,7 @@ class ContextLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Where this process logs: known by its class, to be replaced."""
+    """The handler of this process's logs; its class identifies it for replacement."""
 
     def format(self, record: logging.LogRecord) -> str:
         return secret_settings.redact(super().format(record))
@@ -131,10 +130,11 @@ def get(name: str = "distop", **fields: Any) -> ContextLogger:
     return ContextLogger(logging.getLogger(name), fields)
 
 
-def _matters(record: logging.LogRecord) -> bool:
-    """Where a process has had several event loops, gRPC's queue is read by any of them: a second reader finds nothing
-    (BlockingIOError), and what ends late may be for a loop that is closed (RuntimeError). asyncio logs both as errors,
-    and nothing is lost: nobody waits for either.
+def _is_no_grpc_noise(record: logging.LogRecord) -> bool:
+    """Filter out two harmless gRPC errors that asyncio logs in processes with several event loops.
+
+    Any of the loops may read gRPC's queue: a second reader finds nothing (BlockingIOError), and a late event may belong
+    to a closed loop (RuntimeError). Nothing waits for either.
     """
     error = record.exc_info[1] if record.exc_info else None
     late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
@@ -146,27 +146,27 @@ def _actions_file(path: str) -> ActionsFile:
     try:
         return ActionsFile(path)
     except OSError as error:
-        raise InvalidArgument(f"the file {path} of actions-log cannot be written: {error.strerror or error}") from None
+        raise InvalidArgument(f"cannot write the file {path} of actions-log: {error.strerror or error}") from None
 
 
 def configure(level: str = "info", style: str = "text", actions: str | None = None) -> None:
-    """Send distop's logs to stderr, and the warnings of libraries, which else would stand there in a form of their own.
-    ``style``: text or json. Tracebacks are shown to people at level debug alone. ``actions``: a file with a line for
-    each action. Without it they stand in the log, if that is JSON. Raises InvalidArgument where the file cannot be
-    written.
+    """Send distop's logs, and the warnings of libraries in the same format, to stderr.
+
+    ``style``: text or json. Text has tracebacks only at level debug. ``actions``: a file with one line per action;
+    without it, actions go to the log if that is JSON. Raises InvalidArgument if the file cannot be written.
     """
-    # What no line shows need not be found out for each.
+    # No format uses these fields, so do not compute them for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sink = _Stderr(sys.stderr)
     sink.setFormatter(_Json() if style == "json" else _Text(level.upper() == "DEBUG"))
-    sink.addFilter(_matters)
+    sink.addFilter(_is_no_grpc_noise)
     own, others = logging.getLogger("distop"), logging.getLogger()
     own.handlers[:] = [sink]
     own.setLevel(level.upper())
     own.propagate = False
-    told = logging.getLogger("distop.actions")
-    told.handlers[:] = [*([_actions_file(actions)] if actions else [])]
-    told.propagate = style == "json" and own.isEnabledFor(logging.INFO)
-    told.setLevel(logging.INFO if told.propagate or actions else logging.CRITICAL)
+    action_log = logging.getLogger("distop.actions")
+    action_log.handlers[:] = [*([_actions_file(actions)] if actions else [])]
+    action_log.propagate = style == "json" and own.isEnabledFor(logging.INFO)
+    action_log.setLevel(logging.INFO if action_log.propagate or actions else logging.CRITICAL)
     others.handlers[:] = [*(handler for handler in others.handlers if not isinstance(handler, _Stderr)), sink]
     logging.captureWarnings(True)

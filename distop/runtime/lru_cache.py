@@ -1,4 +1,4 @@
-"""What was costly to make and is wanted again: by the next batch, or by the next operation."""
+"""A thread-safe LRU cache for values that are expensive to compute."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASK_EVERY = 0.2
-"""Seconds between two questions whether to go on with waiting."""
+"""Seconds between two checks whether to stop waiting."""
 
 
-class Kept(Generic[T]):
-    """At most ``limit`` values, by what they were made of: the one that was not asked for for longest goes first.
-    Batches ask from threads of their own; two that ask for the same at once may both make it.
-    """
+class LruCache(Generic[T]):
+    """An LRU cache of at most ``limit`` values. Thread-safe; two threads may compute the same value in :meth:`get`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,8 +25,9 @@ class Kept(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, key: tuple[Any, ...], make: Callable[[], T], *, keep: bool | Callable[[T], bool] = True) -> T:
-        """The value of the key; where there is none ``make`` makes it, and it is kept if it is to be. Raises what that
-        raises.
+        """The value of a key, computed with ``make`` if it is not cached. Raises the errors of ``make``.
+
+        ``keep``: whether to cache a computed value, or a function that decides.
         """
         with self._lock:
             if key in self._values:
@@ -40,9 +39,10 @@ class Kept(Generic[T]):
         return made
 
     def get_once(self, key: tuple[Any, ...], make: Callable[[], T], check: Callable[[], None]) -> T:
-        """As :meth:`get`; while one thread makes the value others that ask for it wait, and make it themselves where
-        that thread fails. Those that wait call ``check`` now and then, which raises where they are to stop. Raises what
-        ``make`` and ``check`` raise.
+        """Like :meth:`get`, but only one thread at a time computes a value; others wait for it.
+
+        If that thread fails, another one computes the value. Waiting threads call ``check`` regularly, which raises to
+        stop the wait. Raises the errors of ``make`` and ``check``.
         """
         made = threading.Event()
         while True:
@@ -65,7 +65,7 @@ class Kept(Generic[T]):
             made.set()
 
     def put(self, key: tuple[Any, ...], value: T) -> None:
-        """Keep a value, instead of the one that is kept."""
+        """Cache a value, replacing the old one."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)

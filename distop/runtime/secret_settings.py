@@ -1,7 +1,7 @@
-"""Which settings and environment variables are secret, and how their values stay out of environments and texts.
+"""Decides which settings and environment variables are secret, and redacts their values in texts.
 
-Secret is decided by name: by Spark's own default pattern (``spark.redaction.regex`` in Spark 4.1), and by the names of
-keys, passwords and headers that it misses. A setting may widen the pattern, never narrow it.
+The name decides: Spark's default pattern (``spark.redaction.regex`` in Spark 4.1), and names of keys, passwords and
+headers that it lacks. A setting may extend the pattern, but not narrow it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ PATTERN = (
     "|(azure|storage|adls|blob)[.]sas(?![a-z])|conn(ection)?[.]?str(ing)?(?![a-z])"
     "|header[.](.*[.])?(authorization|cookie)(?![a-z])|jaas[.]config"
 )
-"""Names that match are secret, with a dot for each ``_``, ``-`` or run of these. The regular expression is Java's, too.
-"""
+"""Pattern of secret names, in which a dot stands for ``_``, ``-`` or several of them. Also valid in Java."""
 PATTERN_SETTING = "spark.redaction.regex"
 REPLACEMENT = "*********(redacted)"
-"""Spark's own."""
+"""Spark's replacement text."""
 SHORTEST = 4
-"""Characters of the shortest value that is replaced in texts: a shorter one occurs everywhere."""
+"""Minimum characters of a redacted value: shorter values occur in many texts."""
 
 CREDENTIALS = frozenset(
     {"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY", "DISTOP_SPARK_CONF"}
 )
-"""Variables that no started program gets: what the daemon proves itself to etcd with, and Spark's settings."""
+"""Variables that no started program gets: the daemon's credentials for etcd, and Spark's settings."""
 _CATALOGS = "PYICEBERG_"
 """Prefix of the variables of Iceberg catalogs. The process that runs behaviors needs them; Spark does not."""
 _IN_URI = re.compile(r"://([^/@:\s]*):([^/@\s]+)@")
@@ -63,18 +62,18 @@ _any_hidden: re.Pattern[str] | None = None
 
 
 def is_secret(name: str, pattern: str = "") -> bool:
-    """Whether the value of a setting or a variable of this name is secret. ``pattern``: names that are, besides."""
+    """Whether a setting or variable of this name has a secret value. ``pattern``: further secret names."""
     found = re.search(PATTERN, re.sub("[._-]+", ".", name))
     if found is None and pattern:
         try:
             found = re.search(pattern, name)
-        except re.error:  # a pattern of Java's that Python does not read: Spark itself obeys it
+        except re.error:  # a Java pattern that Python does not support; Spark itself uses it
             found = None
     return found is not None
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program that is started here: without credentials and the variables of catalogs."""
+    """The environment for a started program: without credentials and the variables of catalogs."""
     return {name: value for name, value in own.items() if name not in CREDENTIALS and not name.startswith(_CATALOGS)}
 
 
@@ -84,35 +83,35 @@ def of_catalogs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide_settings(settings: Mapping[str, str]) -> None:
-    """Replace the values of secret settings in all texts that :func:`redact` sees from now on."""
+    """Let :func:`redact` replace the values of secret settings from now on."""
     pattern = settings.get(PATTERN_SETTING, "")
     _hide({name: value for name, value in settings.items() if is_secret(name, pattern)}, settings.values())
 
 
 def hide_variables(own: Mapping[str, str], pattern: str = "") -> None:
-    """Replace the values of secret environment variables in all texts that :func:`redact` sees from now on.
+    """Let :func:`redact` replace the values of secret environment variables from now on.
 
-    ``pattern``: names that are secret, besides. Paths are not replaced, nor is the number of MAX_TOKENS.
+    ``pattern``: further secret names. Paths are not replaced, nor are numbers such as MAX_TOKENS.
     """
     secret = {name: value for name, value in own.items() if is_secret(name, pattern) and not _is_harmless(name, value)}
     _hide(secret, own.values())
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Whether the value of a variable with a secret name is none: the path of a secret, or a limit or age of tokens."""
+    """Whether a variable with a secret name has no secret value: a path, or a limit or age of tokens."""
     if _PATH_VARIABLE.search(name) or os.path.exists(value):  # noqa: PTH110 - Path raises where a value is too long
         return True
     return "token" in name.lower() and _SHORT_NUMBER.fullmatch(value) is not None
 
 
 def _hide(secret: Mapping[str, str], others: Iterable[str]) -> None:
-    """Hide secret values with their secret parts, and the secrets in other values, which may be URIs."""
+    """Redact secret values and their secret parts, and secrets in other values, which may be URIs."""
     parts = (part for name, value in secret.items() for part in _parts(name, value))
     hide([*secret.values(), *parts, *(part for value in others for part in _in_uri(value))])
 
 
 def _parts(name: str, value: str) -> Iterator[str]:
-    """The parts of a secret value that are secret by themselves: programs send them alone, and servers quote them."""
+    """The parts of a secret value that are secret by themselves: programs send them, and servers may quote them."""
     for found in _IN_STRING.finditer(value):
         part = found[1] or found[2] or found[3]
         yield from (part, unquote(part))
@@ -131,14 +130,14 @@ def _in_uri(value: str) -> Iterator[str]:
 
 
 def basic(user: str, password: str) -> str:
-    """How HTTP's basic authentication spells them."""
+    """The encoding of user and password in HTTP's basic authentication."""
     return base64.b64encode(f"{user}:{password}".encode(errors="surrogatepass")).decode()
 
 
 def hide(values: Iterable[str]) -> None:
-    """Replace these values in all texts that :func:`redact` sees from now on, also as JSON, logs and URLs have them."""
+    """Let :func:`redact` replace these values from now on, also in their forms in JSON, logs and URLs."""
     global _any_hidden, _hidden
-    # Logs are redacted line by line, and a key has several.
+    # Logs are redacted line by line, and a key has several lines.
     parts = {part.strip() for value in values for part in (value, *value.splitlines())}
     forms = (_forms(part) for part in parts if len(part) >= SHORTEST and part.lower() not in _NO_SECRET)
     new = {form for found in forms for form in found}
@@ -146,12 +145,12 @@ def hide(values: Iterable[str]) -> None:
         if new <= _hidden:
             return
         _hidden = _hidden | new
-        # The longest first: one may be part of another.
+        # Longest first, since one value may be part of another.
         _any_hidden = re.compile("|".join(map(re.escape, sorted(_hidden, key=len, reverse=True))))
 
 
 def _forms(part: str) -> set[str]:
-    """How a value may be spelled in a text."""
+    """The forms that a value may have in a text."""
     in_json = (json.dumps(part, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
     as_bytes = part.encode(errors="surrogatepass")  # of a variable that is no UTF-8
     in_url = {quote(as_bytes), quote(as_bytes, safe=""), quote_plus(as_bytes)}
@@ -160,18 +159,18 @@ def _forms(part: str) -> set[str]:
 
 
 def longest() -> int:
-    """Characters of the longest hidden value."""
+    """The length of the longest redacted value."""
     return max(map(len, _hidden), default=0)
 
 
 def redact(text: str) -> str:
-    """The text without the values that are hidden."""
+    """The text with all known secrets replaced."""
     return _any_hidden.sub(REPLACEMENT, text) if _any_hidden is not None else text
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text without hidden values, within ``limit`` characters.
+    """The redacted text, cut to ``limit`` characters.
 
-    A text that is cut before it is redacted keeps most of a value across the cut: no value equals it any more.
+    It is redacted before it is cut: a secret across the cut would not be recognized afterwards.
     """
     return shorten(redact(text), limit)

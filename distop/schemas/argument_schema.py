@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument, UnreadableRecord
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.records import MAX_ARGUMENT_BYTES
-from distop.protocol.texts import check_encoded
+from distop.protocol.texts import check_encoded, did_you_mean
 from distop.schemas.row_expressions import refusal
 from distop.schemas.schema_bounds import (
     ORDERED,
@@ -26,7 +26,7 @@ from distop.schemas.schema_bounds import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from jsonschema.exceptions import ValidationError
     from jsonschema.protocols import Validator
@@ -364,6 +364,14 @@ def _foreign(child: ValidationError, parent: ValidationError) -> bool:
     return same_place and child.validator in ("type", "required", "additionalProperties", "const", "enum")
 
 
+def _unknown(extra: Sequence[str], known: Sequence[str]) -> str:
+    """``unknown field 'colum' (did you mean 'column'? known: column, type)``."""
+    if len(extra) == 1:
+        return f"unknown field {extra[0]!r}{did_you_mean(extra[0], known, 'known')}"
+    named = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in extra)
+    return f"unknown fields {named}; known: {', '.join(known) or 'none'}"
+
+
 def _at(parts: Iterable[str | int]) -> str:
     where = path(parts)
     return f"at {where}: " if where else ""
@@ -383,7 +391,7 @@ def _sentence(error: ValidationError, root: Mapping[str, Any]) -> str:
     if kind == "additionalProperties" and isinstance(instance, dict):
         known = _available(schema)
         extra = [name for name in instance if name not in known]
-        return f"{at}unknown field {', '.join(map(repr, extra))} (known: {', '.join(known) or 'none'})"
+        return f"{at}{_unknown(extra, known)}"
     if kind == "type":
         wanted = limit if isinstance(limit, str) else " or ".join(limit)
         return f"{at}{shown} is not of type {wanted}"
@@ -393,7 +401,8 @@ def _sentence(error: ValidationError, root: Mapping[str, Any]) -> str:
     if kind in ("minProperties", "maxProperties"):
         return at + _how_many(error, _owner(root, error.absolute_schema_path), limit)
     if kind == "enum":
-        return f"{at}{shown} is none of {', '.join(json.dumps(v, ensure_ascii=False) for v in limit)}"
+        hint = did_you_mean(instance, [v for v in limit if isinstance(v, str)])
+        return f"{at}{shown} is none of {', '.join(json.dumps(v, ensure_ascii=False) for v in limit)}{hint}"
     if kind in ("anyOf", "oneOf"):
         names = alternatives(limit, schema)
         return f"{at}{shown} fits none of what is allowed there" + (f" ({', '.join(names)})" if names else "")

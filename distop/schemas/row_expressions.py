@@ -7,11 +7,10 @@ reported at submission. It must never refuse what the executor accepts.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -83,8 +82,7 @@ def unlisted(name: str, functions: Collection[str]) -> str:
     """The sentence about a function that is not allowed."""
     if name.lower() in _CLOCK:
         return f"the expression uses {shown(name)}, which depends on the time: write the date with digits"
-    similar = get_close_matches(name.lower(), sorted(functions), 1, 0.8)
-    hint = f" (did you mean {similar[0]!r}?)" if similar and similar[0] != name.lower() else ""
+    hint = did_you_mean(name, sorted({*functions} - {name.lower()}))
     return f"the expression uses {shown(name)}, which is not on the list of allowed functions{hint}: {LIST_AT}"
 
 

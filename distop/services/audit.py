@@ -1,17 +1,16 @@
-"""The audit: etcd's own history, as it is told, held against the invariants
-(docs/internals/architecture.md, "Invariants").
-"""
+"""The audit: checks etcd's history against the invariants (docs/internals/architecture.md, "Invariants")."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop.errors import InvalidArgument
 from distop.invariants.checker import Checker
 from distop.invariants.replay_state import NUMBERS
 from distop.protocol import keys as K
-from distop.store.history import Beginning, HistoryReader, Revision
+from distop.store.history import CaughtUp, HistoryReader, HistoryStart, Revision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -25,15 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "Totals", "history"]
 
+Moment: TypeAlias = Literal["lost", "caught up", "violation"]
+"""``lost``: revisions were compacted before they could be read. ``caught up``: all that is there was read."""
+
 
 def history(client: EtcdClient, keys: Keys, *, follow: bool = False) -> AsyncGenerator[Step, None]:
-    """The history of all of distop's keys in a namespace. Raises what ``HistoryReader.steps`` raises."""
+    """The history of all of distop's keys in a namespace. Raises the errors of ``HistoryReader.steps``."""
     return HistoryReader(client, *keys.everything(), follow=follow).steps()
 
 
 @dataclass(slots=True)
 class Totals:
-    """What was checked. ``lost``: (first, last) revisions that were compacted before they could be read."""
+    """Counts of what was checked. ``lost``: (first, last) ranges of revisions that were compacted before the audit."""
 
     first: int = 1
     last: int = 0
@@ -45,18 +47,20 @@ class Totals:
 
 
 class Audit:
-    """A fold over the steps of a history. With ``ref``, everything is replayed (counters and elections depend on all of
-    a table's operations), and what concerns that operation, or what it depends on, is told.
+    """Checks the steps of a history, one after the other.
+
+    With ``ref``, all steps are replayed, since counters and elections depend on all of a table's operations, but only
+    violations of that operation and its dependencies are reported.
     """
 
     def __init__(self, keys: Keys, ref: OperationRef | None = None) -> None:
         self.totals = Totals()
         self.violation: Violation | None = None
-        """The first one."""
+        """The first violation."""
         self.known = ref is None
-        """Whether the operation that is asked for occurs: its keys, or its history record."""
+        """Whether the history has keys or the history record of ``ref``."""
         self.concerning = 0
-        """Revisions that were checked and wrote something of the operation that is asked for."""
+        """Number of checked revisions that wrote keys of ``ref``."""
         self._keys = keys
         self._ref = ref
         self._record = keys.history(ref) if ref is not None else ""
@@ -64,20 +68,33 @@ class Audit:
         self._own = (keys.gate(ref), keys.pending(ref), self._record) if ref is not None else ()
         self._checker = Checker(keys)
         self._before = (0, 0)
-        """Operations and jobs that were seen before history was lost; those that went on are counted again."""
+        """Numbers of operations and jobs before the last loss of history; running ones are counted again."""
 
     def take(self, step: Step) -> None:
-        """The next step. Nothing is taken in after a violation was found."""
+        """Check the next step. Steps after a violation are ignored."""
         if self.violation is not None:
             return
-        if isinstance(step, Beginning):
-            self._begin(step)
+        if isinstance(step, HistoryStart):
+            self._restart(step)
         elif isinstance(step, Revision):
             self._revision(step)
         else:
             self.totals.last = max(self.totals.last, step.revision)
 
-    def _begin(self, step: Beginning) -> None:
+    async def run(self, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[Moment, None]:
+        """Check a history, and yield each moment to report. Ends at a violation."""
+        async with aclosing(steps) as stream:
+            async for step in stream:
+                self.take(step)
+                if self.violation is not None:
+                    yield "violation"
+                    return
+                if isinstance(step, HistoryStart):
+                    yield "lost"
+                if isinstance(step, CaughtUp):
+                    yield "caught up"
+
+    def _restart(self, step: HistoryStart) -> None:
         totals = self.totals
         totals.lost.append((step.lost, step.revision))
         if not totals.revisions:
@@ -112,7 +129,7 @@ class Audit:
             totals.jobs = max(totals.jobs, checker.jobs_of(self._ref))
 
     def _is_of_it(self, change: Change) -> bool:
-        """Whether a change is one of the operation's life; that its history is dropped long after is not."""
+        """Whether a change belongs to the operation; the later deletion of its history record does not."""
         key = change.kv.key
         if change.deleted and key.startswith(self._record):
             return False
@@ -120,27 +137,25 @@ class Audit:
 
     @property
     def unseen(self) -> bool:
-        """Nothing of the operation that is asked for was checked: there is no more of it than its end, or how it stood
-        where the history that is kept begins.
-        """
+        """Whether no change of ``ref`` was checked: the kept history has only its record or its initial state."""
         return self._ref is not None and not self.concerning
 
     def summary(self) -> str:
-        """What was checked, and what was not, in one line."""
+        """What was checked and what was not, in one line."""
         totals, ref = self.totals, self._ref
-        told = f"checked revisions {totals.first} to {totals.last} ({totals.revisions:,} of distop, "
         if totals.last < totals.first:
-            told = f"checked nothing: nothing came after revision {totals.last}"
+            text = f"checked nothing: there are no revisions after {totals.last}"
         elif not totals.revisions:
-            told = f"checked nothing: distop wrote nothing from revision {totals.first} to {totals.last}"
+            text = f"checked nothing: distop wrote nothing in revisions {totals.first} to {totals.last}"
         elif self.unseen:
-            told = f"checked nothing of {ref}: revisions {totals.first} to {totals.last} have nothing of it"
+            text = f"checked nothing of {ref}: revisions {totals.first} to {totals.last} have no changes of it"
         else:
-            of_it = f"{self.concerning:,} of them of {ref}, " if ref is not None else ""
-            told += f"{of_it}{totals.changes:,} changes): {_so_many(totals.operations, 'operation')}, "
-            told += f"{_so_many(totals.jobs, 'job')}, {len(NUMBERS)} invariants"
+            own = f"{self.concerning:,} of them of {ref}, " if ref is not None else ""
+            text = f"checked revisions {totals.first} to {totals.last} ({totals.revisions:,} of distop, {own}"
+            text += f"{totals.changes:,} changes): {_counted(totals.operations, 'operation')}, "
+            text += f"{_counted(totals.jobs, 'job')}, {len(NUMBERS)} invariants"
         lost = ", ".join(f"{first}–{last}" for first, last in totals.lost)
-        return f"{told}; not checked: revisions {lost}" if lost else told
+        return f"{text}; not checked: revisions {lost}" if lost else text
 
     def _concerns(self, violation: Violation) -> bool:
         ref = self._ref
@@ -153,7 +168,7 @@ class Audit:
         return key.ref == ref if key.ref is not None else _depends(ref, key)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as ``distop audit --json`` prints it."""
+        """The result for ``distop audit --json``."""
         totals, violation = self.totals, self.violation
         return {
             "ok": violation is None,
@@ -178,12 +193,12 @@ class Audit:
         }
 
 
-def _so_many(count: int, what: str) -> str:
+def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _depends(ref: OperationRef, key: ParsedKey) -> bool:
-    """Whether an operation depends on a key that belongs to none."""
+    """Whether an operation depends on a key that belongs to no operation."""
     if key.family == K.NODE:
         return True
     if key.table != ref.table:

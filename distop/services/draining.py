@@ -1,4 +1,4 @@
-"""A client's side of draining executors: ask, undo, and wait until one is empty."""
+"""The client's part of draining executors: request, undo, and wait until an executor is empty."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from distop.errors import NotFound, WaitTimeout
 from distop.protocol.executor_nodes import Drain, NodeState, put_drain
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.record_reading import read
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 from distop.protocol.txn import Get
 from distop.services.inspection.status import live_nodes
-from distop.services.submission.start_request import acting, seconds, text
+from distop.services.submission.option_values import seconds, text
+from distop.services.submission.start_request import acting
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 _LOOK = 0.1
-"""Seconds between two looks at whether an executor is empty."""
+"""Seconds between two checks whether an executor is empty."""
 
 
 async def drain(
     etcd: EtcdClient, keys: Keys, executor: str, *, wait: bool = False, timeout: float | None = None
 ) -> NodeState:
-    """Have an executor release what it runs, and claim nothing until :func:`undo`. Again changes nothing. ``wait``:
-    until it is empty, or not alive, at most ``timeout`` seconds. Returns what it is by then: draining or drained.
+    """Let an executor release its jobs, and claim nothing until :func:`undo`. Idempotent.
 
-    Raises NotFound where no such executor is alive or drained, InvalidArgument, OutcomeUnknown, WaitTimeout.
+    ``wait``: wait until it is empty, or not alive, at most ``timeout`` seconds. Returns the state: draining or drained.
+    Raises NotFound if no such executor is alive or drained, InvalidArgument, OutcomeUnknown, WaitTimeout.
     """
     if timeout is not None:
         seconds(timeout, "the timeout")
@@ -44,7 +45,7 @@ async def drain(
                     return NodeState.DRAINED if drained else NodeState.DRAINING
                 await asyncio.sleep(_LOOK)
     except TimeoutError:
-        raise WaitTimeout(f"{executor} is not empty within {timeout:g} s; it goes on draining") from None
+        raise WaitTimeout(f"{executor} is not empty after {timeout:g} s; it continues draining") from None
 
 
 async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
@@ -54,14 +55,14 @@ async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
         if seen is not None and read(Drain.decode, seen).drain:
             return
         if executor not in known:
-            alive = f"alive: {', '.join(sorted(known))}" if known else "none is alive"
-            raise NotFound(f"there is no executor {shown(executor)} ({alive}); see `distop nodes`")
+            alive = did_you_mean(executor, sorted(known), "alive")
+            raise NotFound(f"there is no executor {shown(executor)}{alive}; see `distop nodes`")
         if await _put(etcd, keys, executor, seen, True):
             return
 
 
 async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> bool:
-    """Let an executor work again; whether it was drained. Raises NotFound, OutcomeUnknown."""
+    """Let an executor work again; returns whether it was drained. Raises NotFound, OutcomeUnknown."""
     key = keys.drain(text(executor, "the id of an executor"))
     undone = False
     while True:
@@ -72,11 +73,11 @@ async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> bool:
             return undone
         if await _put(etcd, keys, executor, seen, False):
             return True
-        undone = True  # by us, if an earlier copy won; by another, with the same effect
+        undone = True  # by an earlier copy of ours, or by another client with the same effect
 
 
 async def _known(etcd: EtcdClient, keys: Keys) -> dict[str, NodeState]:
-    """The live executors; one that lives twice is as busy as the busier of its lives."""
+    """The live executors with their states; for two incarnations of one executor the busier state."""
     found: dict[str, NodeState] = {}
     order = list(NodeState)
     for node in (await live_nodes(etcd, keys)).values():

@@ -18,7 +18,7 @@ from distop.protocol.jobs import Claim
 from distop.protocol.json_codec import SCHEMA_VERSION, loads
 from distop.protocol.keys import claim_ordinal, state_ordinal
 from distop.protocol.permits import Permits, permits
-from distop.protocol.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals, whole_plan
+from distop.protocol.plan import CHUNK_PAGE, Gate, Plan, begin_with, whole_plan
 from distop.protocol.record_reading import read
 from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec
 from distop.protocol.revisioned import Seen
@@ -73,12 +73,6 @@ class OpenOperation:
         self.arg = arg
         self.plan = plan
         self.held: dict[int, Held] = {}
-        self.exhausted = False
-        """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
-        self.returned = 0
-        """How many claims of this executor have ended without ending their job. A look that began before does not show
-        these jobs.
-        """
         self.next_due: float | None = None
         """When something is due by ``time.monotonic``: the wall clock may jump until then."""
         self.free: deque[int] = deque()
@@ -86,8 +80,6 @@ class OpenOperation:
         """How many of ``free``, at its head, are this executor's by rendezvous."""
         self.told_to_stop = False
         """The child was told to stop its jobs: said once, told again each time in case a run was on its way."""
-        self.done = 0
-        """Jobs of it that ended here."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
         self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
@@ -104,15 +96,6 @@ class OpenOperation:
         """The table's record as its jobs have it: with the options that planning found."""
         table = self.spec.table
         return table.extended(self.plan.options).to_json() if table is not None else None
-
-    @classmethod
-    def planned(
-        cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes], gate: Gate | None = None
-    ) -> OpenOperation:
-        """An operation whose plan was made of these chunks in this process; its ``gate`` is yet to be written."""
-        op = cls(ref, 0, spec, arg, plan, chunks, first_ordinals(plan, chunks))
-        op.gate = gate if gate is not None else Gate()
-        return op
 
     @staticmethod
     def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
@@ -257,7 +240,7 @@ class OpenOperation:
     def reopened(self, gate_mod: int, gate: Gate) -> None:
         """The operation was paused and resumed, or altered: the same plan behind a new gate."""
         self.gate_mod, self.gate = gate_mod, gate
-        self.exhausted = self.told_to_stop = False
+        self.told_to_stop = False
         self.forget_candidates()
 
     async def look(
@@ -326,7 +309,6 @@ class OpenOperation:
         for p in self.suspects:
             del self.again[p]
         self.next_due = None if found.next_due is None else clock + found.next_due - now
-        self.exhausted = not self.open_jobs and not self.suspects and not self.uncompared
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
         listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
@@ -336,6 +318,16 @@ class OpenOperation:
         """Seconds for which a waiting or lost claim was seen unchanged at the last looks."""
         _, since = self._first_seen.get(partition, (0, time.monotonic()))
         return time.monotonic() - since
+
+    def turns(self, executor: str, others: Sequence[str]) -> dict[int, float]:
+        """Seconds until it is this executor's turn to fall quiet for each of the suspects, which are sorted by that."""
+        turns = {}
+        for p, (seen, _) in self.suspects.items():
+            place = next_steps.place_for_suspect(seen.value, executor, others, f"{self.ref}/{p}")
+            turns[p] = next_steps.quiet_in(place, self.unchanged_for(p))
+        turns = dict(sorted(turns.items(), key=lambda turn: turn[1]))
+        self.suspects = {p: self.suspects[p] for p in turns}
+        return turns
 
     def take_suspect(self) -> list[tuple[int, Seen[Claim], bool]]:
         """One that is to run alone."""

@@ -1,8 +1,8 @@
 """Records that are read in spite of what cannot be read beside them.
 
-Lists of records, in which one that cannot be read takes nothing else with it: it is left out, and that is said.
+Decodes lists of records, skipping and logging unreadable records.
 
-Whether executors can read what they need of an open operation: it waits for ever where they cannot.
+Checks that executors can read the argument and the plan of an open operation, which otherwise waits for ever.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logging.getLogger("distop.client")
 
 T = TypeVar("T")
 
-_told: WeakKeyDictionary[EtcdClient, set[str]] = WeakKeyDictionary()
-"""What was said of each connection: a list that is read again and again says it once."""
+_logged: WeakKeyDictionary[EtcdClient, set[str]] = WeakKeyDictionary()
+"""Connection → logged errors, so that a repeated read logs each error once."""
 
 
 def left_out(etcd: EtcdClient, error: UnreadableRecord) -> None:
-    """Say, once for each connection, that something is left out because a record cannot be read."""
-    said = _told.setdefault(etcd, set())
-    if str(error) not in said:
-        said.add(str(error))
-        log.warning("%s; it is left out", error)
+    """Log a skipped unreadable record, once per connection."""
+    logged = _logged.setdefault(etcd, set())
+    if str(error) not in logged:
+        logged.add(str(error))
+        log.warning("Skipping an unreadable record: %s", error)
 
 
 def readable(etcd: EtcdClient, decode: Callable[[bytes], T], found: Iterable[KeyValue]) -> list[tuple[KeyValue, T]]:
-    """The records that can be read, each with its key."""
+    """The readable records with their keys; unreadable ones are skipped and logged."""
     records = []
     for kv in found:
         try:
@@ -53,22 +53,22 @@ def readable(etcd: EtcdClient, decode: Callable[[bytes], T], found: Iterable[Key
     return records
 
 
-class Legible:
-    """Of one operation: what was read once and could be, is not read again until it is written again."""
+class ReadabilityCheck:
+    """The check of one operation. Records that were readable are not read again until they change."""
 
     def __init__(self) -> None:
-        self._read: tuple[int, ...] = ()
-        """Mod revisions."""
+        self._readable: tuple[int, ...] = ()
+        """The mod revisions of the records that were readable."""
 
-    async def why_not(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str:
-        """Why this release cannot read its argument or its plan; nothing where it can, or they are gone."""
+    async def problem(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str:
+        """Why this release cannot read the argument or the plan; "" where it can, or they are deleted."""
         first, after = keys.chunks_range(ref)
         arg, plan = (answer.kv for answer in await etcd.read(Get(keys.of(ref, "arg")), Get(keys.of(ref, "plan"))))
         listed = await etcd.list(first, after, keys_only=True)
         if arg is None or plan is None:
             return ""
         mods = (arg.mod_revision, plan.mod_revision, *(kv.mod_revision for kv in listed.kvs))
-        if mods == self._read:
+        if mods == self._readable:
             return ""
         try:
             read(loads, arg)
@@ -79,5 +79,5 @@ class Legible:
             return str(error)
         except ValueError as error:
             return f"the plan {error}"
-        self._read = mods
+        self._readable = mods
         return ""

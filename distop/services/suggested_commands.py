@@ -1,4 +1,4 @@
-"""Commands that a message proposes: written so that they can be pasted into a shell, whatever the names in them."""
+"""Suggestions in messages: shell commands that can be pasted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 
 def command(*words: str) -> str:
-    """``distop`` and these words, quoted where a shell would read them otherwise, between backticks."""
+    """``distop`` and these words, quoted for a shell, between backticks."""
     return f"`{' '.join(map(_quoted, ['distop', *words]))}`"
 
 
@@ -18,13 +18,14 @@ def _quoted(word: str) -> str:
 
 
 def goes_on(op: str) -> str:
-    """Of an operation that is no longer waited for."""
+    """The text about a running operation after the end of the wait for it."""
     return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
 def may_have_begun(request_id: str) -> str:
-    """Of a start that etcd had not answered when it was interrupted. No list tells of it for certain: it may have ended
-    by now, or begin only then.
+    """The text about a start that was interrupted before etcd answered.
+
+    No list shows for certain whether it was applied: the operation may have ended already, or start only later.
     """
     again = f"--request-id {shlex.quote(request_id)}"
     return (

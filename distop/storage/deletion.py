@@ -1,12 +1,11 @@
-"""The one place where files under a table, a shared directory, a stage or an index are removed, or written whole.
+"""The only module that removes or writes files below a table, a shared directory, a stage or an index.
 
-A :class:`Place` is derived from an operation, a partition and an attempt, or from an index: never from a result, a plan
-or a file. What is removed or written is named by a path below its place. On a disk every folder on the way is opened by
-the folder before it, and a symbolic link among them is refused: nobody can move the path elsewhere between a look and
-the removal, or the write.
+A :class:`Place` is derived from an operation, a partition and an attempt, or from an index, but never from a result, a
+plan or a file. A removed or written file has a path below its place. On a disk every folder is opened relative to its
+parent, and symbolic links are rejected, so that the path cannot be redirected between check and use.
 
-The stage of an attempt is made by that attempt (:func:`make_new`), in folders that only the executor's user and root
-may change: its name can be told beforehand, and nothing that somebody put there counts.
+An attempt creates its own stage (:func:`make_new`) in folders that only the executor's user and root may change: the
+stage's name is predictable, and files that others put there must not be used.
 """
 
 from __future__ import annotations
@@ -33,20 +32,18 @@ if TYPE_CHECKING:
     from distop.runtime.logs import Log
 
 _TRIES = 1000
-"""How often the removal of a folder is repeated while somebody else removes files from it: each try gets further."""
+"""Maximum repetitions of the removal of a folder while another process removes files from it."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
-"""Of what is made, less the umask: whatever that is, nobody else may write there."""
-_STAGED = ("nothing is staged", "give the executors a --shared-dir that their user alone can change or replace")
-_LED = ("nothing is read, removed or written", "name the folder that it leads to, or have the link belong to root")
-"""What is not done in a folder that others may change, or have put a link to, and what to do about it."""
+"""Modes of new folders and files, before the umask: other users may never write there."""
+_STAGED = ("nothing is staged", "give the executors a --shared-dir that only their user can change or replace")
+_LED = ("nothing is read, removed or written", "give the folder that the link leads to, or let root own the link")
+"""For a folder that other users may change, or a link of theirs: what is not done, and what to do about it."""
 
 
 def components(path: str) -> list[str]:
-    """The components of a path that leads downwards. Raises UnsafePath for any other: an absolute one, an empty name,
-    ``.`` and ``..``.
-    """
+    """The components of a relative path. Raises UnsafePath for an absolute path, empty names, ``.`` and ``..``."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise UnsafePath(f"{path!r} is not a path below a folder: it is empty or absolute, or has '.', '..' or '//'")
@@ -55,9 +52,10 @@ def components(path: str) -> list[str]:
 
 @frozen
 class Place:
-    """A folder that belongs to one operation, index or cluster. ``anchor``: a folder or URL that a person has named, in
-    which links are followed; ``path``: where the place is below it, without a link. ``own``: nothing is written there
-    unless the anchor and all folders below it are such that only the executor's user and root may change them.
+    """A folder that belongs to one operation, index or cluster.
+
+    ``anchor``: a configured folder or URL, in which links are followed; ``path``: the path below it, without links.
+    ``own``: write there only if nobody but the executor's user and root may change the anchor and the folders below it.
     """
 
     anchor: str
@@ -66,19 +64,19 @@ class Place:
 
     @property
     def location(self) -> str:
-        """Its path or URL."""
+        """The place's path or URL."""
         anchor = self.anchor.rstrip("/") or self.anchor
         return f"{anchor}/{self.path}" if self.path else anchor
 
     @property
     def parent(self) -> Place:
-        """The place that this one is in. Raises UnsafePath for an anchor."""
+        """The parent place. Raises UnsafePath for an anchor."""
         components(self.path)
         return Place(self.anchor, self.path.rpartition("/")[0], self.own)
 
     @property
     def name(self) -> str:
-        """Its name in :attr:`parent`."""
+        """The place's name in :attr:`parent`."""
         return self.path.rpartition("/")[2]
 
     def below(self, path: str) -> Place:
@@ -88,10 +86,10 @@ class Place:
 
 
 def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
-    """Remove a file, a link (never its target), or a folder with all that is in it; whether anything was removed.
-    ``path``: below the place. ``only_empty``: a folder that has something in it stays.
+    """Remove a file, a link (never its target), or a folder with its content; returns whether anything was removed.
 
-    Raises UnsafePath where the path leads out of its place or through a link, and OSError.
+    ``path``: below the place. ``only_empty``: keep a folder that is not empty. Raises UnsafePath if the path leads out
+    of its place or through a link, and OSError.
     """
     parts = components(path)
     whole = place.below(path)
@@ -104,15 +102,15 @@ def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
 
 
 def delete_or_log(place: Place, path: str, log: Log) -> None:
-    """Remove it as :func:`delete` does; what cannot be removed is logged, and left for the next time."""
+    """Remove a path like :func:`delete`, but log errors; the next call retries."""
     try:
         delete(place, path)
     except (OSError, UnsafePath) as error:
-        log.warning("Could not remove %s: %s", place.below(path).location, describe(error))
+        log.warning("Cannot remove %s; retrying later: %s", place.below(path).location, describe(error))
 
 
 def names(place: Place) -> list[str]:
-    """The names of what is in a place; none where it is no folder. Raises UnsafePath, and OSError."""
+    """The names in a place; empty if it is not a folder. Raises UnsafePath, and OSError."""
     if local_path(place.anchor) is None:
         from pyarrow import fs
 
@@ -126,15 +124,16 @@ def names(place: Place) -> list[str]:
 
 
 def check_unlinked(place: Place) -> None:
-    """Raises UnsafePath where a link leads to a place, or OSError; that it is not there is fine."""
+    """Raises UnsafePath if the path of a place has a link, and OSError. The place need not exist."""
     if local_path(place.anchor) is not None:
         with _opened(place.anchor, components(place.path) if place.path else []):
             pass
 
 
 def read_regular(place: Place, path: str, limit: int) -> bytes:
-    """The bytes of a file in a place. On a disk it is a regular file, and no link leads to it. At most ``limit`` bytes
-    are read, and one more where the file is larger. Raises UnsafePath, FileNotFoundError where there is none, and
+    """Read a file in a place; on a disk only a regular file, without following links.
+
+    Returns at most ``limit`` bytes, and one more if the file is larger. Raises UnsafePath, FileNotFoundError, and
     OSError.
     """
     parts = components(path)
@@ -145,7 +144,7 @@ def read_regular(place: Place, path: str, limit: int) -> bytes:
     with _opened(place.anchor, [*(components(place.path) if place.path else []), *parts[:-1]]) as folder:
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.below(path).location)
-        # A pipe would hold up who opens it.
+        # O_NONBLOCK: opening a pipe would otherwise block.
         try:
             file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except OSError as error:
@@ -159,8 +158,9 @@ def read_regular(place: Place, path: str, limit: int) -> bytes:
 
 
 def write(place: Place, path: str, data: bytes) -> None:
-    """Write a file in a place, seen wholly or not at all; its folders are made. On a disk no link leads to it, and a
-    link of its name is replaced. Raises UnsafePath, and OSError.
+    """Write a file in a place atomically, with its folders. Raises UnsafePath, and OSError.
+
+    On a disk, no link is followed, and a link of the file's name is replaced.
     """
     parts = components(path)
     whole = place.below(path)
@@ -187,10 +187,11 @@ def write(place: Place, path: str, data: bytes) -> None:
 
 
 def make_new(place: Place, mode: int = 0o700) -> None:
-    """Make a folder, with those above it; on an object store, see that nothing is there. Raises FileExistsError where
-    something is there before, UnsafePath, and OSError.
+    """Create a folder and its parents; on an object store, check that nothing exists there.
+
+    Raises FileExistsError if something exists already, UnsafePath, and OSError.
     """
-    taken = f"{place.location} exists before the attempt that is to make it: its content is not used; remove it"
+    taken = f"{place.location} exists already, but only its attempt may create it: remove it; its content is not used"
     if local_path(place.anchor) is None:
         if names(place):
             raise FileExistsError(taken)
@@ -203,8 +204,9 @@ def make_new(place: Place, mode: int = 0o700) -> None:
 
 
 def check_own(place: Place, told: tuple[str, str] = _STAGED, *, missing: bool = False) -> None:
-    """Raises UnsafePath where a place on a disk is no folder, or others may change or replace it, and OSError.
-    ``told``: what is not done there then, and what to do about it. ``missing``: that it is not there is fine.
+    """Raises UnsafePath if a place on a disk is not a folder, or other users may change or replace it, and OSError.
+
+    ``told``: for the error, what is not done there, and what to do about it. ``missing``: accept a missing folder.
     """
     if local_path(place.anchor) is not None:
         with _opened(place.anchor, components(place.path) if place.path else [], own=told) as folder:
@@ -213,8 +215,9 @@ def check_own(place: Place, told: tuple[str, str] = _STAGED, *, missing: bool = 
 
 
 def new_file(place: Place, path: str) -> BinaryIO:
-    """A new file in a place on a disk, open for writing; its folders are made. Raises FileExistsError where its name is
-    taken, UnsafePath, and OSError.
+    """Create a file in a place on a disk, with its folders, and open it for writing.
+
+    Raises FileExistsError if it exists, UnsafePath, and OSError.
     """
     whole = place.below(path)
     with made_folder(whole.parent) as folder:
@@ -223,8 +226,9 @@ def new_file(place: Place, path: str) -> BinaryIO:
 
 @contextmanager
 def made_folder(place: Place) -> Iterator[int]:
-    """A descriptor of the folder that a place on a disk is, made with those above it; no link leads to it. Raises
-    UnsafePath, and OSError.
+    """Create a place's folder and its parents on a disk, without following links; yields a descriptor of it.
+
+    Raises UnsafePath, and OSError.
     """
     parts = components(place.path) if place.path else []
     with _opened(place.anchor, parts, make=True, own=_STAGED if place.own else None) as opened:
@@ -234,9 +238,7 @@ def made_folder(place: Place) -> Iterator[int]:
 
 
 def regular_file(place: Place, path: str) -> Path:
-    """The path of a file that lies in a place and is no link. Raises UnsafePath where that is not so, FileNotFoundError
-    where there is none, and OSError.
-    """
+    """The path of a regular file in a place. Raises UnsafePath for other kinds and links, and OSError."""
     parts = components(path)
     found = local_path(place.below(path).location)
     if found is None:
@@ -257,9 +259,10 @@ def regular_file(place: Place, path: str) -> Path:
 def _opened(
     anchor: str, parts: list[str], *, make: bool = False, own: tuple[str, str] | None = None
 ) -> Iterator[int | None]:
-    """The folder at the end of a path, open; None where it is not there. ``make``: what is missing is made.
-    Raises UnsafePath where a link is on the way behind the anchor, or another user's link on the way to it, and with
-    ``own`` where others may change a folder.
+    """Open the folder at the end of a path; yields None if it does not exist. ``make``: create missing folders.
+
+    Raises UnsafePath for a link below the anchor, for another user's link in the anchor's path, and with ``own`` if
+    other users may change a folder.
     """
     path = (local_path(anchor) if anchor else None) or Path("/")
     unsafe = partial(_unsafe, own or _LED)
@@ -303,8 +306,9 @@ def _opened(
 
 
 def _check_own(folder: int, path: str, told: tuple[str, str], *, sticky: bool = False) -> None:
-    """Raises UnsafePath for an open folder that others may change. ``sticky``: that they cannot replace what is in it
-    is enough, since the folders below are checked as well.
+    """Raises UnsafePath for an open folder that other users may change.
+
+    ``sticky``: accept a sticky folder, since the folders below it are checked as well.
     """
     if why := changeable(os.fstat(folder), sticky=sticky):
         raise _unsafe(told, path, why)
@@ -335,7 +339,7 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
                 shutil.rmtree(name, dir_fd=folder)
             return True
         except FileNotFoundError:
-            # It is gone; or, within a folder, somebody else removes the same.
+            # The path is gone, or another process removes files in the folder.
             if not _is_there(folder, name):
                 return removed
             if not left:
@@ -359,7 +363,7 @@ def _is_there(folder: int, name: str) -> bool:
 
 
 def _remote(place: Place) -> tuple[Any, str]:
-    """The file system of a place, and its path there: at least a bucket."""
+    """The file system of a place, and its path there, which has at least a bucket."""
     filesystem, root = open_filesystem(place.anchor)
     root = root.strip("/")
     if not root:
@@ -384,6 +388,6 @@ def _delete_remote(whole: Place, only_empty: bool) -> bool:
     elif only_empty and filesystem.get_file_info(fs.FileSelector(inner)):
         return False
     else:
-        # pyarrow ends the prefix with a slash: what lies at ``a/bc`` is not in ``a/b``.
+        # pyarrow adds a slash to the prefix, so ``a/bc`` is not removed with ``a/b``.
         filesystem.delete_dir(inner)
     return True

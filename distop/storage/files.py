@@ -1,8 +1,8 @@
 """Files: opening and reading them wherever they are, and writing local ones as a whole.
 
-Small whole files at a path or a URL that pyarrow knows, such as those in the shared directory.
+Reads whole small files at a local path or a URL that pyarrow supports, such as in the shared directory.
 
-Files of fixed names: whole or not there, whatever happens to the machine, and never behind a link.
+Reads and writes files with fixed names: atomically, durably, and without following links.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ _SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)+//")
 
 
 def local_path(location: str) -> Path | None:
-    """The local path of a location, or None for a URL of another kind: what has ``://`` further on is no URL."""
+    """The local path of a location; None for a URL other than ``file:``. A ``://`` later in a path does not count."""
     if location.startswith("file:"):
         return Path("/" + location[len("file:") :].lstrip("/"))
     return None if _SCHEME.match(location) else Path(location)
 
 
 def identity(location: str) -> tuple[str, ...]:
-    """What tells a file from others, as a key of what is kept of it: one that was removed and written anew has the same
-    name. Of one that is not on a disk this is the name alone.
-    """
+    """A cache key of a file, which changes when the file is replaced. For a remote file: its name only."""
     path = local_path(location)
     if path is None:
         return (location,)
@@ -43,24 +41,24 @@ def identity(location: str) -> tuple[str, ...]:
         found = path.stat()
     except OSError:
         return gone(location)
-    # Who rewrites a file in its place can set the time of its content back, but not the other one.
+    # A user who rewrites a file in place can reset its mtime, but not its ctime.
     numbers = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev)
     return (location, *map(str, numbers))
 
 
 def gone(location: str) -> tuple[str, ...]:
-    """The identity of what is not there, or cannot be looked at."""
+    """The identity of a file that does not exist or cannot be examined."""
     return (location, "gone")
 
 
 GCS_RETRIES = 20.0
-"""Seconds for which Google's client repeats a request that fails; by itself it does so for a quarter of an hour."""
+"""Seconds for which Google's client repeats a failed request; its default is a quarter of an hour."""
 
 
 def open_filesystem(location: str) -> tuple[Any, str]:
-    """pyarrow's file system of a URL, and the path in it.
+    """pyarrow's file system for a URL, and the path in it.
 
-    Raises InvalidArgument for a URL that is not allowed in data, and what pyarrow raises: OSError, ImportError,
+    Raises InvalidArgument for a URL that is not allowed in data, and pyarrow's errors: OSError, ImportError,
     ValueError and others.
     """
     from pyarrow import fs
@@ -73,22 +71,22 @@ def open_filesystem(location: str) -> tuple[Any, str]:
 
 
 _PIECE = 8 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 METADATA_BYTES = 256 << 20
-"""Of a table's metadata file, a manifest, or a footer at most, decompressed: whoever reads one has it in memory."""
+"""Maximum bytes of a table's metadata file, manifest or footer, decompressed: readers hold it in memory."""
 
 
 class TooLarge(ValueError):
-    """A file has more bytes than are read of one."""
+    """A file has more bytes than the limit for its kind."""
 
 
 def read_whole(stream: Any, limit: int, location: str) -> bytes:
-    """All bytes of an open file. Raises TooLarge where it has more than ``limit``, and OSError."""
+    """All bytes of an open file. Raises TooLarge if it has more than ``limit``, and OSError."""
     found = bytearray()
     while piece := stream.read(min(_PIECE, limit + 1 - len(found))):
         found += piece
         if len(found) > limit:
-            raise TooLarge(f"the file {location} has more than {limit} bytes, the most that is read of such a file")
+            raise TooLarge(f"the file {location} has more than {limit} bytes, the limit for such a file")
     return bytes(found)
 
 
@@ -96,17 +94,18 @@ _IRREGULAR = "the file {} is not a regular file: it is a pipe, a device or a fol
 
 
 class NotRegular(OSError):
-    """A pipe, a device or a link stands where a file should."""
+    """The path is a pipe, a device or a link instead of a regular file."""
 
 
 def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file on a disk: a pipe would hold up whoever opens it, and no signal would reach them. No link of
-    another user is followed, whatever was looked at before; ``follow``: one of root or of this user at its place is.
-    Raises NotRegular and OSError.
+    """Open a regular file on a disk. Raises NotRegular and OSError.
+
+    Other kinds are rejected: a pipe, for example, would block its reader, without reacting to signals. Links of other
+    users are never followed; ``follow``: follow a link of root or of this user at the path itself.
     """
 
     def linked(what: str, why: str) -> NotRegular:
-        return NotRegular(f"the file {path} is not opened: {what} {why}")
+        return NotRegular(f"the file {path} was not opened: {what} {why}")
 
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -131,21 +130,23 @@ def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
 
 
 def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
-    """What Arrow is given instead of a path, as it opens whatever is there: a regular file on a disk, opened so; else
-    the path. Raises what :func:`open_regular` does.
+    """The argument for Arrow: an open regular file for a local path, else the URL.
+
+    Arrow itself would open any kind of file. Raises the errors of :func:`open_regular`.
     """
     return nullcontext(path) if local_path(path) is None else open_regular(path, follow=follow)
 
 
 def check_regular(path: str, mode: int) -> None:
-    """Raises NotRegular where this is the mode of no regular file."""
+    """Raises NotRegular unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise NotRegular(_IRREGULAR.format(path))
 
 
 def read(location: str, limit: int, *, follow: bool = True) -> bytes:
-    """The bytes of a file; ``follow``: also where a link on a disk leads to it. Raises TooLarge where it has more than
-    ``limit``, and OSError: NotRegular among it.
+    """The bytes of a file; ``follow``: follow a link at a local path.
+
+    Raises TooLarge if it has more than ``limit`` bytes, and OSError, including NotRegular.
     """
     path = local_path(location)
     if path is not None:
@@ -157,8 +158,9 @@ def read(location: str, limit: int, *, follow: bool = True) -> bytes:
 
 
 def open_fixed(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a file, as ``os.open`` gives it; a link of this name is not followed. ``mode``: of a file that is
-    new, before the umask. Raises OSError.
+    """Open a file like ``os.open``, but without following a link of this name. Raises OSError.
+
+    ``mode``: of a new file, before the umask.
     """
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -170,9 +172,9 @@ def open_fixed(path: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write or replace a file; it is on the disk when this returns, and never there in part. Raises OSError.
+    """Write or replace a file atomically; it is on the disk when this returns. Raises OSError.
 
-    ``mode``: of a file that is new, before the umask.
+    ``mode``: of a new file, before the umask.
     """
     scratch = path.with_suffix(".new")
     with os.fdopen(open_fixed(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

@@ -1,15 +1,15 @@
-"""Folders that nobody but this process's user and root can change.
+"""Checks that only this process's user and root can change or replace a folder.
 
-Whoever can write in a folder, or rename it, decides what is found there: settings of a JVM, or the data of an etcd. So
-the work directory, and the folder of ``distop dev``, are used only if
+A user who can write in a folder, or rename it, controls its content, such as a JVM's settings or etcd's data. So the
+work directory, and the folder of ``distop dev``, are used only if
 
 - the folder belongs to this user or to root, and neither its group nor others may write there; and
-- each folder and link on the way to it, from the root on, belongs to this user or to root, and others may not write in
-  these folders, nor may a group, unless they are sticky (nobody renames what is ours there, as in ``/tmp``) or it is
-  the group of this user alone.
+- each folder and link of its path belongs to this user or to root, and neither others nor a group may write in these
+  folders, unless the folder is sticky (others cannot rename our files there, as in ``/tmp``) or the group is this
+  user's private group.
 
-Each is opened by the one that holds it, and judged once it is open, so that nobody can replace it between the look and
-the use. Hard links, for which ``settings_file`` refuses sticky folders, too, are no danger here: folders have none.
+Each folder is opened relative to its parent and checked after it is open, so that it cannot be replaced between check
+and use. Hard links, because of which ``settings_file`` also rejects sticky folders, do not exist for folders.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _LINKS = 40
-"""Links that are followed, as the kernel does."""
+"""Maximum number of followed links, like the kernel's."""
 
 
 def changeable(found: os.stat_result, *, sticky: bool = False, private_group: bool = False) -> str:
-    """By whom else a folder can be changed, as what follows "which"; "" by nobody. ``sticky``: that others may write is
-    fine where they cannot replace what is ours. ``private_group``: so is a group of this user alone.
+    """Why other users can change a folder, a clause to follow "which"; "" if they cannot.
+
+    ``sticky``: accept folders where others may write, but not replace our files. ``private_group``: accept the group
+    that has this user as its only member.
     """
     if found.st_uid not in (0, os.geteuid()):
         return _stranger(found)
@@ -47,8 +49,10 @@ def changeable(found: os.stat_result, *, sticky: bool = False, private_group: bo
 
 
 def make_own(folder: Path, option: str) -> None:
-    """Make a folder (mode 0700) and those above it, where they are missing. ``option``: what names the folder. Raises
-    UnsafePath where somebody else can change or replace it, and OSError.
+    """Create a folder (mode 0700) and its parents if they are missing.
+
+    ``option``: the option that names the folder, for the error. Raises UnsafePath if other users can change or replace
+    it, and OSError.
     """
 
     def unsafe(what: str, why: str) -> UnsafePath:
@@ -66,15 +70,16 @@ def make_own(folder: Path, option: str) -> None:
 def walked(
     folder: Path, unsafe: Callable[[str, str], Exception], *, folders: bool = True, make: int | None = None
 ) -> Iterator[tuple[Path, int]]:
-    """A path without links, and a descriptor of what is there (``O_PATH``), after a look at all that is on the way.
-    What was looked at is what is open: nobody can exchange anything in between. What is at its end is not judged.
-    ``folders``: also the folders on the way are judged, so that nobody can exchange anything afterwards; else only the
-    links. ``make``: what is missing is made, the last folder with this mode.
+    """Open a path step by step, checking its links; yields the path without links, and a descriptor (``O_PATH``).
 
-    Raises what ``unsafe`` makes of a path and a reason, where another user has put a link there, or can replace what is
-    there; OSError where something is missing.
+    Each component is opened before it is checked, so it cannot be exchanged in between. The last component is not
+    checked. ``folders``: also check that other users cannot exchange anything in the folders later. ``make``: create
+    missing folders, the last one with this mode.
+
+    Raises the exception that ``unsafe`` creates from a path and a reason, if a link belongs to another user, or another
+    user can replace a component; OSError if a component is missing.
     """
-    if not hasattr(os, "O_PATH"):  # no Linux, so a client, which reads what its user names
+    if not hasattr(os, "O_PATH"):  # not Linux, so this is a client, which reads files that its own user names
         if make is not None:
             folder.mkdir(make, parents=True, exist_ok=True)
         place = folder.resolve(strict=True)
@@ -85,7 +90,7 @@ def walked(
             os.close(here)
         return
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Texts, and no paths: planned files are looked at by the thousand.
+    # str, not Path, for speed: plans have thousands of files.
     names: list[str] = []
     links = 0
     rest = list(reversed(_names(str(folder if folder.is_absolute() else folder.absolute()))))
@@ -140,7 +145,7 @@ def _path(names: Sequence[str]) -> str:
 
 def _opened(part: str, flags: int, folder: int) -> int:
     try:
-        # With O_PATH alone, a file system that is mounted on demand (autofs) is not mounted.
+        # Without O_DIRECTORY, O_PATH does not mount a file system that is mounted on demand (autofs).
         return os.open(part, flags | os.O_DIRECTORY, dir_fd=folder)
     except NotADirectoryError:
         return os.open(part, flags, dir_fd=folder)
@@ -148,19 +153,17 @@ def _opened(part: str, flags: int, folder: int) -> int:
 
 def _unsafe(what: str, why: str, option: str) -> UnsafePath:
     return UnsafePath(
-        f"{what} {why}: whoever else can change it decides what runs here; give {option} a folder that only this user "
-        "and root can change or replace"
+        f"{what} {why}, so other users could control what runs here: give {option} a folder that only this user and "
+        "root can change or replace"
     )
 
 
 def _stranger(found: os.stat_result) -> str:
-    return f"belongs to the user {found.st_uid}, and this process runs as {os.geteuid()}"
+    return f"belongs to the user {found.st_uid}, but this process runs as {os.geteuid()}"
 
 
 def _has_one_member(gid: int) -> bool:
-    """Whether a group is the one of this user alone: it has the user's name and number, and no other member that this
-    machine knows of.
-    """
+    """Whether a group is this user's private group: it has the user's name and id, and no other known member."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

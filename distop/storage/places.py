@@ -1,7 +1,7 @@
-"""Where operations put what they write besides a table: each place is derived from names and fences alone.
+"""The locations of operations' files outside of tables, derived from names and fences only.
 
-Below a shared directory every namespace has a folder of its own (``space``, see store/spaces.py), and in it ``stage``,
-``plans``, ``results`` and ``certificates``: so nobody sweeps what operations of the same name have written elsewhere.
+In the shared directory every namespace has its own folder (``space``, see store/spaces.py) with ``stage``, ``plans``,
+``results`` and ``certificates``. So no cleanup removes files of operations of the same name in another namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STAGE, RESULTS = "stage", "results"
 
 @frozen
 class Attempt:
-    """What tells an attempt at a job from all others. ``incarnation``: of the executor that ran it."""
+    """The unique identity of one attempt at a job. ``incarnation``: of the executor that ran it."""
 
     op: str
     partition: int
@@ -33,7 +33,7 @@ class Attempt:
 
     @classmethod
     def of_outcome(cls, op: str, partition: int, fence: Any, incarnation: Any) -> Attempt | None:
-        """The attempt whose outcome this is, as it is recorded; None where no executor has run the job."""
+        """The attempt of a recorded outcome; None if no executor has run the job."""
         number = isinstance(fence, int) and not isinstance(fence, bool) and fence > 0
         if not number or not incarnation or not isinstance(incarnation, str):
             return None
@@ -41,9 +41,11 @@ class Attempt:
 
 
 def operation_path(op: str) -> str:
-    """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
-    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together); so the first folder of
-    digits alone after the type is the instance."""
+    """An operation as a relative path: one folder each for table, type, object and instance.
+
+    Characters are escaped like in keys, except inner dots, because Hadoop's paths have problems with percent signs. The
+    first folder of only digits after the type is the instance.
+    """
     ref = OperationRef.parse(op)
     parts = [folder(ref.table), folder(ref.type), str(ref.instance)]
     if ref.object:
@@ -60,8 +62,9 @@ def folder(name: str) -> str:
 
 
 def shared_of(configured: str, space: str, table: TableRecord | None) -> Place | None:
-    """The folder of a namespace (``space``) in the shared directory: that is as configured, else
-    ``<table location>/_distop`` where that is a folder, else there is none.
+    """The folder of a namespace (``space``) in the shared directory.
+
+    The shared directory is the configured one, else ``<table location>/_distop`` if the table has a folder, else None.
     """
     if configured:
         return Place(configured.rstrip("/") or configured, space)
@@ -76,25 +79,27 @@ def attempt_path(attempt: Attempt) -> str:
 
 
 def staging(shared: Place) -> Place:
-    """The shared directory as what is staged goes there: only where nobody else may change it."""
+    """The shared directory for staged output, which must not be changeable by other users."""
     return Place(shared.anchor, shared.path, own=True)
 
 
 def stage_of(shared: Place, attempt: Attempt) -> Place:
-    """Where an attempt stages its output."""
+    """The folder of an attempt's staged output."""
     return staging(shared).below(f"{STAGE}/{attempt_path(attempt)}")
 
 
 class Stages:
-    """The stages of the attempts of one run, each made by the attempt on its first use."""
+    """The stages of the attempts of one run, each created on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: set[Place] = set()
 
     def make(self, place: Place, *, again: bool) -> None:
-        """Make a stage, unless that was done. ``again``: an earlier process may have made it for the same attempt, and
-        then it stays. Raises FileExistsError where somebody else did, UnsafePath, and OSError.
+        """Create a stage if this run has not done so. Raises FileExistsError, UnsafePath, and OSError.
+
+        ``again``: an earlier process may have created it for the same attempt; then it is reused. Otherwise an existing
+        folder is not the attempt's own (FileExistsError).
         """
         with self._lock:
             found = again or place in self._made
@@ -108,13 +113,13 @@ class Stages:
 
 
 def result_of(shared: Place, attempt: Attempt) -> Place:
-    """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
+    """The file of an attempt's result that is too large for etcd."""
     name = f"{attempt.partition:06d}-{attempt.fence}-{folder(attempt.incarnation)}.json"
     return shared.below(f"{RESULTS}/{operation_path(attempt.op)}/{name}")
 
 
 def series_of(shared: Place, op: str) -> Place:
-    """Where the operations of one table, type and object stage theirs: a folder for each instance."""
+    """The stage folder of all operations of one table, type and object, with one folder per instance."""
     return shared.below(f"{STAGE}/{operation_path(op).rpartition('/')[0]}")
 
 
@@ -125,14 +130,15 @@ def instances(series: Place, last: int) -> list[int]:
 
 
 def remove_stages(shared: Place, op: str, log: Log) -> None:
-    """Remove what an operation, and those of the same table, type and object before it, have staged. What cannot be
-    removed is logged, and left for the next operation.
+    """Remove the stages of an operation, and of earlier ones of the same table, type and object.
+
+    Failures are logged; the next operation retries them.
     """
     series = series_of(shared, op)
     try:
         found = instances(series, OperationRef.parse(op).instance)
     except (OSError, UnsafePath) as error:
-        log.warning("Could not list %s: %s", series.location, error)
+        log.warning("Cannot list the stages in %s; the next operation retries: %s", series.location, error)
         return
     for instance in found:
         delete_or_log(series, str(instance), log)

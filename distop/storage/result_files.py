@@ -1,8 +1,8 @@
-"""Results that are too large for etcd: in a file of the shared directory, named by the outcome with size and checksum.
+"""Stores results too large for etcd in files of the shared directory; the outcome has size and checksum.
 
-The outcome is the commit point, as of all output: a file that none names is what an attempt left that lost. Where the
-file is, the outcome does not say: its path is made of the operation, the partition and the attempt, so that a record
-makes nobody read another file.
+The outcome is the commit point, as for all output: a file without an outcome belongs to a superseded attempt. The
+outcome has no path: the path is derived from the operation, the partition and the attempt, so that a forged record
+cannot name another file.
 """
 
 from __future__ import annotations
@@ -23,62 +23,60 @@ if TYPE_CHECKING:
     from distop.storage.places import Attempt
 
 POINTER = "distop:file"
-"""The one field of a result that stands in a file: ``{"bytes", "sha256"}``."""
+"""The only field of a result stored in a file: ``{"bytes", "sha256"}``."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Of such a result: whoever reads it has it in memory."""
+"""Maximum bytes of such a result: readers hold it in memory."""
 
 
 def write(shared: Place, attempt: Attempt, data: bytes) -> dict[str, Any]:
-    """Write a result's JSON, whole; what stands in the outcome instead of it.
+    """Write a result's JSON to its file; returns the outcome's pointer to it.
 
-    Raises UnsafePath, OSError, and ValueError where it is too large.
+    Raises UnsafePath, OSError, and ValueError if it is too large.
     """
     if len(data) > MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, at most {MAX_BYTES} are kept in a file: return less")
+        raise ValueError(f"it has {len(data)} bytes: at most {MAX_BYTES} are allowed in a file; return less")
     place = result_of(shared, attempt)
     write_file(place.parent, place.name, data)
     return {POINTER: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
 def file_of(result: Any) -> Mapping[str, Any] | None:
-    """What is told of the file, where the result stands in one."""
-    told = result.get(POINTER) if isinstance(result, dict) and len(result) == 1 else None
-    return told if isinstance(told, dict) else None
+    """The pointer to a result's file; None for a result that is not in a file."""
+    pointer = result.get(POINTER) if isinstance(result, dict) and len(result) == 1 else None
+    return pointer if isinstance(pointer, dict) else None
 
 
 def check_no_pointer(result: Any) -> None:
-    """Raises InvalidArgument for a caller's result that would stand for one in a file."""
+    """Raises InvalidArgument for a caller's result that has the reserved field of a pointer."""
     if isinstance(result, dict) and POINTER in result:
-        raise InvalidArgument(f"{POINTER!r} stands for a result in a file: give the field of the result another name")
+        raise InvalidArgument(f"the result's field {POINTER!r} is reserved for results in files: rename it")
 
 
 def resolve(result: Any, shared: Place | None, attempt: Attempt | None) -> Any:
-    """The result itself, read from its file where it stands in one: that of the attempt, below the shared directory.
-    ``attempt``: None where no executor has run the job.
+    """The result itself, read from the attempt's file if it is stored in one.
 
-    Raises NotFound where the file cannot be read from here, UnreadableRecord where it is not what the outcome names.
+    ``attempt``: None if no executor has run the job. Raises NotFound if the file cannot be read here, UnreadableRecord
+    if size or checksum differ from the outcome's.
     """
-    told = file_of(result)
-    if told is None:
+    pointer = file_of(result)
+    if pointer is None:
         return result
-    size, digest = told.get("bytes"), told.get("sha256")
+    size, digest = pointer.get("bytes"), pointer.get("sha256")
     number = isinstance(size, int) and not isinstance(size, bool)
     if attempt is None or not number or not 0 <= size <= MAX_BYTES or not isinstance(digest, str):  # type: ignore[operator]
-        raise UnreadableRecord(
-            f"a result is said to be in a file, and no executor has written that: {POINTER!r} is void"
-        )
+        raise UnreadableRecord(f"a result has an invalid {POINTER!r}: no executor has written it")
     what = f"the result of partition {attempt.partition} of {attempt.op}"
     if shared is None:
         raise NotFound(
-            f"{what} is in a file of the shared directory, which is not known here: name it (shared_dir of connect, or "
-            "DISTOP_SHARED_DIR) as the executors' --shared-dir does"
+            f"{what} is in a file of the shared directory, which is not configured here: give the executors' "
+            "--shared-dir (shared_dir of connect, or DISTOP_SHARED_DIR)"
         )
     place = result_of(shared, attempt)
     try:
         data = read_regular(place.parent, place.name, size)  # type: ignore[arg-type]
     except (OSError, UnsafePath) as error:
         reason = getattr(error, "strerror", None) or describe(error)
-        raise NotFound(f"{what} is in the file {place.location}, which cannot be read from here: {reason}") from None
+        raise NotFound(f"{what} is in the file {place.location}, which cannot be read here: {reason}") from None
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-        raise UnreadableRecord(f"{what} is in the file {place.location}, which has changed: its checksum is another")
+        raise UnreadableRecord(f"{what} is in the file {place.location}, whose size or checksum has changed")
     return loads(data)

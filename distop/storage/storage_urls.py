@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from distop.errors import InvalidArgument
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,8 +92,8 @@ def _check_url(what: str, place: str) -> None:
     said = f"{what}, {shown(address)},"
     allowed = _AUTHORITIES.get(scheme.lower())
     if allowed is None:
-        known = ", ".join(SCHEMES)
-        raise InvalidArgument(f"{said} has the scheme {shown(scheme)}, which is not known (known: {known})")
+        known = did_you_mean(scheme, SCHEMES, "known")
+        raise InvalidArgument(f"{said} has the scheme {shown(scheme)}, which is not known{known}")
     if address != place:
         raise InvalidArgument(
             f"{said} has parameters, which could choose an endpoint, a role or an identity: leave them out, and give "

@@ -1,13 +1,13 @@
-"""The only code that talks to etcd; it keeps the rules of docs/internals/etcd-rules.md.
+"""The etcd client and the only code that sends requests to etcd (docs/internals/etcd-rules.md).
 
-``connection_settings`` where etcd is · ``client`` transactions, reads, leases · ``watch`` list + watch · ``session``
-the lease keeper with the self-fencing deadline · ``embedded`` a private server.
-Pure parts: ``etcd_messages``, ``grpc_failures``, ``watch_position``.
+``connection_settings`` endpoints and credentials · ``client`` transactions, reads, leases · ``watch`` list + watch ·
+``session`` the lease with its self-fencing deadline · ``group_commit`` several writers in one transaction ·
+``embedded`` a private server. Pure parts: ``etcd_messages``, ``grpc_failures``, ``watch_position``.
 """
 
 import os
 
-# gRPC runs handlers around a fork, and where it is busy at that moment the new process dies before it becomes what it
-# was made for: a JVM that Spark starts beside a client, say. A client is not to be used across a fork anyway. Whoever
-# needs the handlers sets this to 1; it counts if it is set before gRPC is first used in a process.
+# With gRPC's fork handlers, a process forked while gRPC is busy dies before its exec, such as a JVM that Spark starts.
+# A client must not be used across a fork anyway. To enable the handlers, set the variable to 1 before the process
+# first uses gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,5 +1,6 @@
-"""The PEM files of a connection, read and checked before gRPC sees them: it tells of a wrong one only by a handshake
-that fails, again and again, until the time for connecting is over.
+"""Reads and checks the PEM files of a connection.
+
+gRPC reports an invalid file only as failed handshakes, until the connect time-out. So files are checked before use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Certificates:
-    """The contents of the files; None where there is none."""
+    """The contents of the files; None for a file that is not configured."""
 
     ca: bytes | None
     key: bytes | None
@@ -25,11 +26,11 @@ class Certificates:
 
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Of each file (inode, size, time of its last change), None where it cannot be read."""
+"""For each file (inode, size, modification time); None for a file that cannot be read."""
 
 
 def stamp(config: EtcdConfig) -> Stamp:
-    """What differs once a file was replaced or written."""
+    """A value that changes when a file is replaced or written."""
     return tuple(_stamp(path) for path in (config.ca_cert, config.key, config.cert) if path)
 
 
@@ -42,8 +43,9 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def read(config: EtcdConfig) -> Certificates:
-    """Read the files, and check that they hold certificates, and a key that fits. Raises InvalidArgument, which names
-    the file.
+    """Read the files; check the certificates, and that the key belongs to them.
+
+    Raises InvalidArgument, which names the file.
     """
     found = Certificates(_read(config.ca_cert), _read(config.key), _read(config.cert))
     for path in (config.ca_cert, config.cert):
@@ -60,21 +62,21 @@ def _read(path: str | None) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InvalidArgument(f"the certificate file {path} cannot be read: {error.strerror or error}") from None
+        raise InvalidArgument(f"cannot read the certificate file {path}: {error.strerror or error}") from None
 
 
 def _check_certificate(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise InvalidArgument(f"the file {path} holds no certificate in PEM form") from None
+        raise InvalidArgument(f"{path} contains no certificate in PEM format") from None
 
 
 def _check_pair(cert: str, key: str) -> None:
     try:
-        # Without a password of ours OpenSSL would ask the terminal for one.
+        # Without an explicit password OpenSSL would prompt for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password=lambda: b"")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise InvalidArgument(f"the key in {key} does not belong to the certificate in {cert}") from None
-        raise InvalidArgument(f"the file {key} holds no private key in PEM form without a password") from None
+            raise InvalidArgument(f"the private key in {key} does not match the certificate in {cert}") from None
+        raise InvalidArgument(f"{key} contains no private key in PEM format without a password") from None

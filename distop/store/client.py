@@ -1,6 +1,6 @@
-"""The etcd client: transactions whose outcome is always told truly, pinned reads, leases, status.
+"""The etcd client: transactions with reliable outcomes, pinned reads, leases, status.
 
-The rules it keeps are in docs/internals/etcd-rules.md; they are cited by number.
+It follows the rules in docs/internals/etcd-rules.md, which are cited by number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ malformed = logging.getLogger("distop.malformed")
 _PAUSE = (0.05, 0.5)
 """Seconds of back-off while connecting, first and longest."""
 SILENT_FOR = 1.0
-"""Seconds that a connection may take before it is said what is waited for."""
+"""Seconds of waiting for a connection before a warning is logged."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -56,7 +56,7 @@ PAGE = 1_000
 """Keys in one page of a list."""
 
 _WIDE = 4
-"""Pages that a range may hold before a narrower one is asked for."""
+"""Pages of keys in a range, beyond which the next request asks for a narrower range."""
 
 _warned: set[str] = set()
 
@@ -69,7 +69,7 @@ def _explained(error: MalformedRequest, txn: Txn) -> MalformedRequest:
     """
     found = flaw(txn)
     if found is not None:
-        malformed.error("malformed transaction: %s", found.text, extra={"malformed": found.text})
+        malformed.error("etcd rejected a malformed transaction: %s", found.text, extra={"malformed": found.text})
         return MalformedRequest(f"{error}: {found.text}", code=error.code, detail=error.detail, key=found.key)
     key, size = largest_value(txn)
     has = f"it has {request_bytes(txn)} bytes and {operations(txn)} operations"
@@ -77,8 +77,8 @@ def _explained(error: MalformedRequest, txn: Txn) -> MalformedRequest:
     return MalformedRequest(f"{error}: {has}{largest}", code=error.code, detail=error.detail, key=key)
 
 
-def _behind(key: bytes, cut: int, last: bytes) -> bytes:
-    """The end of the keys that begin as this one but for its last ``cut`` bytes; ``last`` where that is less."""
+def _prefix_end(key: bytes, cut: int, last: bytes) -> bytes:
+    """The end of the range that shares the key's prefix, the key without its last ``cut`` bytes; at most ``last``."""
     prefix = key.rstrip(b"\0")[:-cut]
     bound = prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else last
     return min(bound, last) if bound > key else last
@@ -86,7 +86,7 @@ def _behind(key: bytes, cut: int, last: bytes) -> bytes:
 
 @frozen
 class Listing:
-    """A range as it was at ``revision``: watch from the next one (W1)."""
+    """The content of a range at ``revision``: a watch starts from the next revision (W1)."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
@@ -105,9 +105,9 @@ class Member:
 
 @frozen
 class ServerStatus:
-    """What the member in use says of itself. Sizes are bytes; 0 or empty where it did not say.
+    """The status of the etcd member in use. Sizes are in bytes; unknown fields are 0 or empty.
 
-    ``denied``: our user may not ask; then only what a read tells is filled in.
+    ``denied``: our user may not read the status; then only the fields known from reads are set.
     """
 
     endpoint: str
@@ -128,10 +128,10 @@ class ServerStatus:
 class EtcdClient:
     """A client of one etcd cluster, for one event loop. All methods may be called concurrently.
 
-    Besides what each method documents, all raise EtcdUnavailable (etcd could not be reached; a write was certainly
-    not applied), PermissionDenied and the other EtcdRejected, and ClusterChanged.
+    Besides the documented errors of each method, all raise EtcdUnavailable (etcd could not be reached; a write was
+    certainly not applied), PermissionDenied and other subclasses of EtcdRejected, and ClusterChanged.
 
-    ``identity``: what is known of the cluster from before.
+    ``identity``: the cluster's identity, if an earlier client learned it.
     """
 
     def __init__(self, config: EtcdConfig | None = None, identity: Identity | None = None) -> None:
@@ -140,7 +140,7 @@ class EtcdClient:
         self._repeater = Repeater(self.transport, self.config)
         self._versions: dict[str, tuple[int, ...]] = {}
         self.on_commit: Callable[[str, float, str], None] | None = None
-        """Told of each transaction that came to its end: label, seconds, ``applied``, ``refused`` or ``error``."""
+        """Called when a transaction ends: label, seconds, and ``applied``, ``refused`` or ``error``."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -156,45 +156,45 @@ class EtcdClient:
     async def connect(self) -> None:
         """Wait until any endpoint answers a linearizable read, at most ``connect_timeout`` seconds.
 
-        Raises EtcdUnavailable (one sentence: what was tried, what to do), PermissionDenied for credentials that
-        are not accepted, InvalidArgument for unreadable certificates.
+        Raises EtcdUnavailable (which endpoints were tried, and what to do), PermissionDenied for wrong credentials,
+        InvalidArgument for unreadable certificates.
         """
         self.transport.open()
-        looking = endpoint_diagnosis.Looking(self.config.members, self.config.secure, self.config.connect_timeout)
+        diagnosis = endpoint_diagnosis.Diagnosis(self.config.members, self.config.secure, self.config.connect_timeout)
         try:
-            await self._connect(looking)
+            await self._connect(diagnosis)
         finally:
-            looking.stop()
+            diagnosis.cancel()
 
-    async def _connect(self, looking: endpoint_diagnosis.Looking) -> None:
+    async def _connect(self, diagnosis: endpoint_diagnosis.Diagnosis) -> None:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
-        backoff, last, told = Backoff(*_PAUSE), None, False
+        backoff, last, warned = Backoff(*_PAUSE), None, False
         while True:
             waited = time.monotonic() - started
             left = config.connect_timeout - waited
-            undisturbed = looking.begin(left)
+            until_diagnosis = diagnosis.start_if_due(left)
             if left <= 0:
-                raise EtcdUnavailable(self._why_not(await looking.found(), last))
-            if not told and waited >= SILENT_FOR:
-                told = True
-                log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
+                raise EtcdUnavailable(self._connect_error(await diagnosis.results(), last))
+            if not warned and waited >= SILENT_FOR:
+                warned = True
+                log.warning("Waiting for etcd at %s", ", ".join(member.address for member in config.members))
             try:
-                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, undisturbed))
-                if told:
-                    log.warning("etcd answers")
+                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, until_diagnosis))
+                if warned:
+                    log.warning("Connected to etcd at %s", self.transport.address)
                 return
             except RequestFailed as error:
                 last = error.failure
                 if last.fate is Fate.FINAL and last.code == "PERMISSION_DENIED":
-                    return  # known here, though not allowed this key
+                    return  # the user is authenticated, but may not read this key
                 if last.fate is Fate.FINAL:
                     raise self.transport.rejection(last, "the first read") from None
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
-                            "this etcd wants a user name and password: give --user and DISTOP_PASSWORD, or in Python "
+                            "etcd requires a user name and a password: give --user and DISTOP_PASSWORD, or in Python "
                             "`username` and `password`",
                             code=last.code,
                             detail=last.detail,
@@ -203,7 +203,7 @@ class EtcdClient:
             left = config.connect_timeout - (time.monotonic() - started)
             await asyncio.sleep(min(backoff.pause(), max(left, 0)))
 
-    def _why_not(self, reasons: Sequence[str], last: Failure | None) -> str:
+    def _connect_error(self, reasons: Sequence[str], last: Failure | None) -> str:
         config = self.config
         parts = []
         for endpoint, reason in zip(config.members, reasons, strict=True):
@@ -213,11 +213,11 @@ class EtcdClient:
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
         return (
             f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
-            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)"
+            "start etcd there, or give its endpoints (--etcd HOST:PORT or DISTOP_ETCD)"
         )
 
     async def close(self) -> None:
-        """Close the connections. Writes under way end with an unknown outcome."""
+        """Close the connections. Pending writes end with an unknown outcome."""
         await self.transport.close()
 
     # ---- transactions
@@ -227,17 +227,19 @@ class EtcdClient:
     ) -> TxnResult:
         """Send a guarded transaction until its outcome is known (T9).
 
-        While the outcome of a copy is unknown, the identical transaction is sent again; the answer then has
-        ``repeated`` set, and a refusal may mean that an earlier copy won: look at what the failure branch read.
-        ``deadline``: seconds from now, None for ever. ``until``: stop when this future is done (a lost session).
+        While the outcome of a copy is unknown, the identical transaction is sent again. The result then has
+        ``repeated`` set, and a refusal may mean that an earlier copy was applied: check the reads of the failure
+        branch. ``deadline``: seconds from now, None for no limit. ``until``: stop when this future is done (the
+        session was lost).
 
-        Raises OutcomeUnknown when time is up after a copy that may have been applied, or when etcd then refuses for
-        another reason than rights, which may come back; EtcdUnavailable when time is up and no copy was;
-        EtcdRejected and its family when etcd refused at once, MalformedRequest for the transaction's form.
+        Raises OutcomeUnknown if time is up after a copy that may have been applied, or if etcd then rejects a
+        repetition for a reason other than permissions, which may be restored; EtcdUnavailable if time is up and no
+        copy was applied; EtcdRejected and its subclasses if etcd rejected the first copy, MalformedRequest for an
+        invalid transaction.
         """
         request = encode_txn(txn)
         attempts = Attempts(txn.label or "transaction", deadline, until=until)
-        began, outcome = time.monotonic(), "error"
+        started, outcome = time.monotonic(), "error"
         try:
             response = await self._repeater.send(wire.TXN, request, attempts)
             outcome = "applied" if response.succeeded else "refused"
@@ -245,7 +247,7 @@ class EtcdClient:
             raise _explained(error, txn) from None
         finally:
             if self.on_commit is not None:
-                self.on_commit(txn.label or "transaction", time.monotonic() - began, outcome)
+                self.on_commit(txn.label or "transaction", time.monotonic() - started, outcome)
         return decode_txn(response, repeated=attempts.unknown)
 
     # ---- reads, all linearizable
@@ -260,21 +262,22 @@ class EtcdClient:
         return (await self.read_at(*gets))[1]
 
     async def read_at(self, *gets: Get) -> tuple[int, tuple[GetResult, ...]]:
-        """As :meth:`read`, with the revision at which all of it was so."""
+        """Like :meth:`read`; also returns the revision of the reads."""
         request = rpc.TxnRequest()
         for get in gets:
             fill_get(request.success.add().request_range, get)
-        attempts = Attempts("read", self.config.read_timeout, harmless=True, gives_way=True)
+        attempts = Attempts("read", self.config.read_timeout, idempotent=True, stop_on_no_space=True)
         try:
             response = await self._repeater.send(wire.TXN, request, attempts)
         except RequestFailed:
-            return await self._read_apart(request)
+            return await self._read_one_by_one(request)
         results = tuple(decode_range(part.response_range) for part in response.responses)
         return response.header.revision, results
 
-    async def _read_apart(self, request: rpc.TxnRequest) -> tuple[int, tuple[GetResult, ...]]:
-        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.4.20
-        and 3.5.7) refuses transactions even where they only read.
+    async def _read_one_by_one(self, request: rpc.TxnRequest) -> tuple[int, tuple[GetResult, ...]]:
+        """The reads of a transaction one by one, pinned to the revision of the first.
+
+        A full etcd (before 3.4.20 and 3.5.7) rejects even read-only transactions.
         """
         while True:
             revision, results = 0, []
@@ -286,15 +289,15 @@ class EtcdClient:
                     results.append(decode_range(answer))
                 return revision, tuple(results)
             except Compacted:
-                log.info("reads were compacted away between two of them, starting anew")
+                log.info("etcd compacted the revision %d of a read; reading again", revision)
 
     async def list(
         self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
     ) -> Listing:
         """All keys in ``[start, end)``, in order, in pages pinned to the first one's revision.
 
-        With ``revision`` 0 the present; a compaction while paging starts it anew. With another revision, raises
-        Compacted when it is gone.
+        ``revision`` 0 means the current one; if it is compacted during paging, the list starts again. For another
+        revision, raises Compacted if it was compacted.
         """
         while True:
             try:
@@ -302,7 +305,7 @@ class EtcdClient:
             except Compacted:
                 if revision:
                     raise
-                log.info("the list of %s was compacted away while paging, starting anew", start)
+                log.info("etcd compacted the revision of a list of %s during paging; listing again", start)
 
     async def _list(self, start: str, end: str, keys_only: bool, page: int, revision: int) -> Listing:
         request = rpc.RangeRequest(
@@ -321,10 +324,11 @@ class EtcdClient:
     async def pages(
         self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
     ) -> AsyncIterator[tuple[KeyValue, ...]]:
-        """All keys in ``[start, end)``, in order, a page at a time: for more of them than are to be held at once. All
-        pages are of one revision, that of the first unless ``revision`` says it (R2).
+        """All keys in ``[start, end)``, in order, one page at a time, for lists too large for memory.
 
-        Raises Compacted when it is gone, also after some pages: the caller begins anew.
+        All pages have one revision: ``revision``, or that of the first page (R2).
+
+        Raises Compacted, also after some pages, if the revision was compacted: the caller starts again.
         """
         async for part in self.parts(start, end, keys_only=keys_only, page=page, revision=revision):
             if part.kvs:
@@ -333,11 +337,11 @@ class EtcdClient:
     async def parts(
         self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
     ) -> AsyncIterator[Listing]:
-        """As :meth:`pages`, each with the revision; one of them at least, and some may be empty.
+        """Like :meth:`pages`, each page with the revision; at least one page, and pages may be empty.
 
-        For each page etcd counts all keys of the range that it is asked for, so that plain paging takes as many steps
-        as the square of their number. Here a page is asked for in a range of about its own size: those keys that begin
-        as the last one did, but for as many characters as was right before.
+        For each page etcd counts all keys of the requested range, so the cost of plain paging grows with the square of
+        the number of keys. Here each request covers a range of about one page: the keys that share a prefix with the
+        last key. The length of the prefix adapts to the counts of earlier pages.
         """
         last, cut = to_bytes(end), 1
         request = rpc.RangeRequest(
@@ -357,7 +361,7 @@ class EtcdClient:
                 return
             else:
                 request.key = request.range_end
-            request.range_end = _behind(request.key, cut, last)
+            request.range_end = _prefix_end(request.key, cut, last)
 
     async def count(self, start: str, end: str) -> int:
         """The number of keys in ``[start, end)``."""
@@ -367,10 +371,10 @@ class EtcdClient:
     # ---- leases
 
     async def grant(self, ttl: int, lease_id: int, *, deadline: float | None = None) -> int:
-        """Grant a lease under an id that the caller chose (L6), for ``ttl`` seconds; returns the granted TTL.
+        """Grant a lease of ``ttl`` seconds under the caller's id (L6); returns the granted TTL.
 
-        A repetition after an unknown outcome that finds the lease is a success. Raises EtcdRejected when the id is
-        taken by somebody else.
+        If a repetition after an unknown outcome finds the lease, that is a success. Raises EtcdRejected if another
+        lease has the id.
         """
         request = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
         attempts = Attempts("grant", deadline)
@@ -386,7 +390,7 @@ class EtcdClient:
         return granted
 
     async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:
-        """Revoke a lease, with the keys on it; one that is gone already is fine."""
+        """Revoke a lease and delete its keys; does nothing if the lease does not exist."""
         try:
             await self._repeater.send(wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), Attempts("revoke", deadline))
         except LeaseNotFound:
@@ -396,14 +400,14 @@ class EtcdClient:
                 raise
 
     async def time_to_live(self, lease_id: int) -> tuple[int, int]:
-        """The granted TTL of a lease and the seconds left of it; (0, -1) when there is no such lease."""
+        """The granted TTL of a lease and its remaining seconds; (0, -1) if it does not exist."""
         response = await self._read(wire.TIME_TO_LIVE, rpc.LeaseTimeToLiveRequest(ID=lease_id))
         return response.grantedTTL, response.TTL
 
     # ---- the server
 
     async def status(self) -> ServerStatus:
-        """The state of the member in use; what our user may not ask is left out."""
+        """The status of the member in use; fields that our user may not read are left out."""
         try:
             status = await self._read(wire.STATUS, rpc.StatusRequest())
         except PermissionDenied:
@@ -428,7 +432,7 @@ class EtcdClient:
         )
 
     async def version(self) -> tuple[int, ...]:
-        """The version of the member in use, asked once of each; empty when it may not be asked."""
+        """The version of the member in use, cached per member; empty if our user may not read it."""
         known = self._versions.get(self.transport.address)
         if known is None:
             status = await self.status()
@@ -436,12 +440,13 @@ class EtcdClient:
         return known
 
     def known_version(self, address: str) -> tuple[int, ...]:
-        """The version of a member as far as :meth:`version` has asked it."""
+        """The version of a member if :meth:`version` has read it; else empty."""
         return self._versions.get(address, ())
 
     async def judge_server(self) -> tuple[Judgement, int]:
-        """What is to be thought of the server's version, and the number of members (0: we may not ask for it). It is
-        judged as a cluster of as many members as it has, or as we know endpoints of, where those are more.
+        """The judgement on the server's version, and the number of members (0: we may not read it).
+
+        The cluster's size for the judgement is the number of members or of endpoints, whichever is larger.
         """
         status = await self.status()
         try:
@@ -451,7 +456,7 @@ class EtcdClient:
         return judge_etcd(status.version, max(members, self.transport.size)), members
 
     async def check_server(self) -> None:
-        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
+        """Warn once about an unreliable server version. Raises EtcdRejected for one that must not be used."""
         judged, _ = await self.judge_server()
         if judged.level == "error" and not self.config.accept_defects:
             raise EtcdRejected(judged.text)
@@ -460,7 +465,7 @@ class EtcdClient:
             log.warning("%s", judged.brief)
 
     async def alarms(self) -> tuple[str, ...]:
-        """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""
+        """The active alarms: ``NOSPACE``, ``CORRUPT``."""
         response = await self._read(wire.ALARM, rpc.AlarmRequest(action=rpc.AlarmRequest.GET))
         return tuple(sorted({rpc.AlarmType.Name(alarm.alarm) for alarm in response.alarms}))
 
@@ -473,10 +478,10 @@ class EtcdClient:
         )
 
     async def administer(self, method: Method[Request, Response], request: Request) -> Response:
-        """A change of users or roles, sent until it is answered: a second copy of it changes nothing."""
-        attempts = Attempts("change of roles", self.config.read_timeout, harmless=True)
+        """Send a change of users or roles until it is answered; such a change is idempotent."""
+        attempts = Attempts("change of roles", self.config.read_timeout, idempotent=True)
         return await self._repeater.send(method, request, attempts)
 
     async def _read(self, method: Method[Request, Response], request: Request) -> Response:
-        """A request that may be repeated freely."""
-        return await self._repeater.send(method, request, Attempts("read", self.config.read_timeout, harmless=True))
+        """Send a request that may be repeated without limit."""
+        return await self._repeater.send(method, request, Attempts("read", self.config.read_timeout, idempotent=True))

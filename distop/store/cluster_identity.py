@@ -1,13 +1,13 @@
 """Which etcd and which namespace this is: the cluster's id and revision, and the namespace's id.
 
-Which etcd this is: the id of its cluster, and how far it had come when it was last heard of.
+The identity of an etcd cluster: its cluster id, and the highest revision seen.
 
-A cluster that is another one, or whose revision went back, is noticed at its next answer and never used again (F18).
+If the cluster id changes or the revision goes back, the next answer shows it, and the cluster is not used again (F18).
 
-The id of a namespace, which names its folders in shared directories (docs/contract.md, "Files").
+The id of a namespace: the name of its folders in shared directories (docs/contract.md, "Files").
 
-It is random and stands in etcd. The id of the etcd cluster would not do: etcd computes it from the token and the URLs
-of the first members, so that two clusters which are set up alike have the same one.
+It is random and stored in etcd. The etcd cluster id is not unique enough: etcd computes it from the token and the URLs
+of the first members, so two clusters with the same configuration have the same id.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
-OTHER = "it was replaced, and nothing known of it holds any more; start this process anew if that is meant"
+OTHER = "etcd was replaced, so this process's state is no longer valid; restart this process if that is intended"
 BACK = (
-    "it was restored from an older snapshot, and nothing known of it holds any more; start this process anew once it "
-    "is clear what was lost"
+    "etcd was restored from an older snapshot, so this process's state is no longer valid; find out what was lost, "
+    "then restart this process"
 )
 
 
 class Identity:
-    """What is known of one cluster; it may outlive the client that learned it, and be given to the next.
+    """The known identity of one cluster; it may outlive a client and be passed to the next one.
 
-    ``cluster_id`` and ``revision``: as remembered, 0 where nothing is. A revision that is lower than the one last seen
-    is fine: it notices less, and is never wrong. ``other`` and ``back`` end the sentence for a cluster that is another
-    one, and for one that went back: what is to be done.
+    ``cluster_id`` and ``revision``: the remembered values, 0 for unknown. A remembered revision below the last seen
+    one is safe: it detects less, and gives no false alarm. ``other`` and ``back`` end the error text for a different
+    cluster and for a revision that went back; they say what to do.
     """
 
     def __init__(self, cluster_id: int = 0, revision: int = 0, *, other: str = OTHER, back: str = BACK) -> None:
@@ -51,44 +51,46 @@ class Identity:
         self._changed: ClusterChanged | None = None
 
     def check(self) -> None:
-        """Raise ClusterChanged if it was noticed before."""
+        """Raises ClusterChanged if a change was detected before."""
         if self._changed is not None:
             raise self._changed
 
     def see(self, header: rpc.ResponseHeader, where: str, *, linearizable_after: int = 0) -> None:
-        """Learn from the header of an answer of the etcd at ``where``. Raises ClusterChanged, then and from then on.
+        """Check and remember the header of an answer of the etcd at ``where``.
 
-        ``linearizable_after``: the highest revision seen before the request was sent; a linearizable answer of the
-        same store is not older.
+        Raises ClusterChanged on a change, and at each later call. ``linearizable_after``: the highest revision seen
+        before the request was sent; a linearizable answer of the same store is not older.
         """
         self.check()
         if header.cluster_id and header.cluster_id != self.cluster_id:
             if self.cluster_id:
-                former = f"(id {header.cluster_id:x}, it was {self.cluster_id:x})"
-                self._fail_closed(f"the etcd behind {where} is another cluster than before {former}: {self._other}")
+                ids = f"(id {header.cluster_id:x}, before: {self.cluster_id:x})"
+                self._fail_closed(f"the etcd at {where} is another cluster than before {ids}: {self._other}")
             self.cluster_id = header.cluster_id
         if header.revision < linearizable_after:
-            went = f"went back from revision {linearizable_after} to {header.revision}"
-            self._fail_closed(f"the etcd behind {where} {went}: {self._back}")
+            change = f"went back from revision {linearizable_after} to {header.revision}"
+            self._fail_closed(f"the etcd at {where} {change}: {self._back}")
         self.revision = max(self.revision, header.revision)
 
-    def _fail_closed(self, what: str) -> None:
-        self._changed = ClusterChanged(what)
-        log.error("%s", what)
+    def _fail_closed(self, message: str) -> None:
+        self._changed = ClusterChanged(message)
+        log.error("%s", message)
         raise self._changed
 
 
-async def made_space(etcd: EtcdClient, keys: Keys) -> str:
-    """The id of the namespace, which the first executor writes. Raises UnreadableRecord, and what etcd answers."""
+async def ensure_space_id(etcd: EtcdClient, keys: Keys) -> str:
+    """The namespace's id; written if it does not exist. Raises UnreadableRecord, and the errors of the client."""
     key = keys.space()
     while (found := await etcd.get(key)) is None:
         await etcd.commit(Txn((absent(key),), (Put(key, uuid.uuid4().hex.encode()),), (), "space"))
     return read(space_of, found)
 
 
-async def known_space(etcd: EtcdClient, keys: Keys) -> str:
-    """The id of the namespace. Raises NotFound where there is none, UnreadableRecord, and what etcd answers."""
+async def read_space_id(etcd: EtcdClient, keys: Keys) -> str:
+    """The namespace's id. Raises NotFound if it does not exist, UnreadableRecord, and the errors of the client."""
     found = await etcd.get(keys.space())
     if found is None:
-        raise NotFound(f"the key {keys.space()} is missing, which an executor writes: it names the results' folder")
+        raise NotFound(
+            f"the key {keys.space()} is missing, which names the folder of results: start an executor, which writes it"
+        )
     return read(space_of, found)

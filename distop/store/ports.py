@@ -1,8 +1,8 @@
-"""Ports of the loopback for servers of our own: nobody is given one while it is ours, also while no server listens.
+"""Reserves loopback ports for our own servers, also while no server listens on them.
 
-The ports that the system chooses it also gives to connections. While a server on such a port is down, another server
-may get it, or a connection to anywhere; and a client that tries to reach it again and again is in the end connected
-to itself. So these lie below the system's, and each is held by a name of which a network namespace has one.
+The system uses its ephemeral ports also for outgoing connections. While a server on such a port is down, another server
+or connection may get the port; a client that keeps connecting to it is in the end connected to itself. So reserved
+ports are below the ephemeral range, and each is held by an abstract socket name, unique in a network namespace.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _held: dict[int, socket.socket | None] = {}
 
 
 def reserve(count: int) -> list[int]:
-    """Ports that are free, and no other's who asks here until they are released or this process ends.
+    """Reserve free ports until :func:`release` or the end of this process.
 
-    Where there are none below the system's own, or names cannot be held (on other systems than Linux), these are ports
-    that the system says are free just now.
+    If no port below the ephemeral range is free, or names cannot be held (not on Linux), the system chooses ports that
+    are free at the moment.
     """
     return [_reserve() for _ in range(count)]
 
 
 def release(ports: list[int]) -> None:
-    """They may be anybody's again."""
+    """Release reserved ports."""
     for port in ports:
         hold = _held.pop(port, None)
         if hold is not None:
@@ -37,7 +37,7 @@ def release(ports: list[int]) -> None:
 
 
 def _reserve() -> int:
-    below = _lowest_of_the_system() - _FIRST
+    below = _first_ephemeral_port() - _FIRST
     for _ in range(_TRIES if below > 0 else 0):
         port = _FIRST + secrets.randbits(32) % below
         hold = socket.socket(socket.AF_UNIX)
@@ -56,13 +56,13 @@ def _reserve() -> int:
 
 
 def _bind(port: int) -> int:
-    """The port that was free. Raises OSError."""
+    """Check that a port is free (0: any); returns the port. Raises OSError."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
 
 
-def _lowest_of_the_system() -> int:
+def _first_ephemeral_port() -> int:
     try:
         return int(_SYSTEM.read_text().split()[0])
     except (OSError, ValueError, IndexError):

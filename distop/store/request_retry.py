@@ -1,4 +1,4 @@
-"""Sending a request until its outcome is known: back-off, fresh tokens, and T9's identical repetition."""
+"""Repeats a request until its outcome is known: back-off, new tokens, identical repetitions (T9)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Response = TypeVar("Response")
 _PAUSE = (0.05, 1.0)
 """Seconds between repetitions, first and longest."""
 
-_LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions: a passing trouble is not worth a line, a lasting one is worth some
+_LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions before the first warning and between warnings: short failures log none
 NO_SPACE = "database space exceeded"
 NO_SPACE_ADVICE = (
-    "etcd raises NOSPACE, its database is full and it takes no writes: compact and defragment it, then disarm the "
-    "alarm (`etcdctl alarm disarm`)"
+    "etcd's alarm NOSPACE is active: its database is full and rejects writes; compact and defragment it, then disarm "
+    "the alarm (`etcdctl alarm disarm`)"
 )
-_TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
+_TOKEN_TRIES = 3  # new tokens in a row before an authentication error counts as final
 
 
 def _backoff() -> Backoff:
@@ -41,15 +41,17 @@ def _backoff() -> Backoff:
 
 @dataclass(slots=True)
 class Attempts:
-    """The repetitions of one request. ``deadline``: seconds in all, None for ever. ``harmless``: it changes nothing,
-    so no outcome of it can be unknown. ``gives_way``: a full database ends it at once. ``unknown``: a copy was sent
-    whose outcome is not known. ``refused``: how the last copy was refused, if it was; ``refusals``: how many were.
+    """The repetitions of one request.
+
+    ``deadline``: total seconds, None for no limit. ``idempotent``: repetitions change nothing, so its outcome is never
+    unknown. ``stop_on_no_space``: stop at once if etcd's database is full. ``unknown``: a copy has an unknown outcome.
+    ``refused``: the error of the last copy, if etcd rejected it; ``refusals``: the number of rejected copies.
     """
 
     what: str
     deadline: float | None = None
-    harmless: bool = False
-    gives_way: bool = False
+    idempotent: bool = False
+    stop_on_no_space: bool = False
     until: asyncio.Future[Any] | None = None
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
@@ -61,16 +63,16 @@ class Attempts:
     refusals: int = 0
 
     def left(self) -> float | None:
-        """Seconds that are left, None for ever."""
+        """Remaining seconds, None for no limit."""
         return None if self.deadline is None else self.deadline - (time.monotonic() - self.started)
 
     def timeout(self, longest: float) -> float:
-        """For one attempt; never nothing, so that each request is tried at least once."""
+        """The time-out of one attempt in seconds; more than 0, so that each request is sent at least once."""
         left = self.left()
         return longest if left is None else max(min(longest, left), 0.05)
 
     def next_pause(self) -> float | None:
-        """How long to wait before the next attempt; None when time is up, or ``until`` is done."""
+        """Seconds until the next attempt; None if time is up, or ``until`` is done."""
         if self.until is not None and self.until.done():
             return None
         pause = self.backoff.pause()
@@ -81,18 +83,19 @@ class Attempts:
 
 
 class Repeater:
-    """Sends requests until they are answered."""
+    """Repeats requests until etcd answers them."""
 
     def __init__(self, transport: Transport, config: EtcdConfig) -> None:
         self._transport = transport
         self._config = config
 
     async def send(self, method: Method[Request, Response], request: Request, attempts: Attempts) -> Response:
-        """Send the identical request until it is answered. Raises RequestFailed where it gives way to a full database.
+        """Send the identical request until etcd answers it.
 
-        Rights come and go, and a refusal for want of them answers only for the copy that was refused: while an earlier
-        one is unknown the request is repeated all the same, for only the identical transaction tells (T9).
-        Raises what ``EtcdClient.commit`` documents.
+        Permissions may be restored, and a permission error concerns only the copy that was rejected. So while the
+        outcome of an earlier copy is unknown, the request is still repeated: only the identical transaction can tell
+        (T9). Raises RequestFailed if etcd's database is full and ``stop_on_no_space`` is set, and the errors of
+        ``EtcdClient.commit``.
         """
         while True:
             refusal: EtcdRejected | None = None
@@ -101,15 +104,15 @@ class Repeater:
                 return await (attempt if attempts.until is None else self._until(attempt, attempts.until, attempts))
             except RequestFailed as error:
                 failure, token = error.failure, error.token
-            except EtcdRejected as error:  # the authentication was refused; the request itself was not sent
+            except EtcdRejected as error:  # the authentication was rejected; the request itself was not sent
                 failure, token, refusal = Failure(Fate.FINAL, error.code, error.detail), None, error
             attempts.last = failure
-            if attempts.gives_way and NO_SPACE in failure.detail:
+            if attempts.stop_on_no_space and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
             if failure.fate is Fate.TOKEN:
                 attempts.tokens += 1
-                believed = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
-                if believed or not self._config.username:
+                final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
+                if final or not self._config.username:
                     failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
                 else:
                     try:
@@ -123,33 +126,34 @@ class Repeater:
             if refusal is not None and not attempts.unknown:
                 raise refusal from None
             if refusal is not None and not isinstance(refusal, PermissionDenied):
-                raise self._refused(attempts, refusal) from refusal
+                raise self._unknown_after_refusal(attempts, refusal) from refusal
             attempts.refused = refusal
             attempts.refusals += refusal is not None
-            if failure.fate is Fate.UNKNOWN and not attempts.harmless:
+            if failure.fate is Fate.UNKNOWN and not attempts.idempotent:
                 attempts.unknown = True
             attempts.count += 1
             pause = attempts.next_pause()
             if pause is None:
-                raise self._given_up(attempts)
-            self._tell(attempts, failure)
+                raise self._time_up_error(attempts)
+            self._log_failure(attempts, failure)
             if attempts.until is None:
                 await asyncio.sleep(pause)
             else:
                 await asyncio.wait([attempts.until], timeout=pause)
 
-    def _tell(self, attempts: Attempts, failure: Failure) -> None:
-        if attempts.refused is not None:  # it passes when a person acts, who has to be told
-            loud = attempts.refusals % _LOG_EVERY == 1
-            log.log(logging.ERROR if loud else logging.DEBUG, "the %s waits: %s", attempts.what, attempts.refused)
+    def _log_failure(self, attempts: Attempts, failure: Failure) -> None:
+        rejected = "etcd rejected the %s; retrying: %s"
+        if attempts.refused is not None:  # only a person can resolve it
+            visible = attempts.refusals % _LOG_EVERY == 1
+            log.log(logging.ERROR if visible else logging.DEBUG, rejected, attempts.what, attempts.refused)
             return
-        loud = attempts.count % _LOG_EVERY == _LOG_FIRST
+        visible = attempts.count % _LOG_EVERY == _LOG_FIRST
         if NO_SPACE in failure.detail:
-            log.log(logging.ERROR if loud else logging.DEBUG, "the %s waits: %s", attempts.what, NO_SPACE_ADVICE)
+            log.log(logging.ERROR if visible else logging.DEBUG, rejected, attempts.what, NO_SPACE_ADVICE)
             return
         log.log(
-            logging.WARNING if loud else logging.DEBUG,
-            "etcd at %s did not answer the %s: %s; trying again",
+            logging.WARNING if visible else logging.DEBUG,
+            "etcd at %s did not answer the %s; retrying: %s",
             self._transport.address,
             attempts.what,
             failure,
@@ -158,30 +162,31 @@ class Repeater:
     async def _until(
         self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: Attempts
     ) -> Response:
-        """One attempt, cut off when ``until`` is done. It runs in the caller's own task: one of its own, and a wait for
-        that, would take each answer through the loop three times more, behind whatever else is ready there.
+        """One attempt, cancelled when ``until`` is done.
+
+        It runs in the caller's task: with a separate task each answer would wait for three more rounds of the loop.
         """
         if until.done():
             attempt.close()
-            raise self._given_up(attempts)
+            raise self._time_up_error(attempts)
         task = asyncio.current_task()
         assert task is not None
         before, waits, cut = task.cancelling(), True, False
 
         def stop(_: asyncio.Future[Any]) -> None:
             nonlocal cut
-            # It may be called after the answer: a future that is done has its callbacks called one round later.
+            # This may run after the answer: the callbacks of a future run one round of the loop later.
             cut = waits and task.cancel()
 
         until.add_done_callback(stop)
         try:
             return await attempt
         except asyncio.CancelledError:
-            # Where nobody has cancelled the caller, its connection was closed: that is an unknown outcome as well.
+            # If the caller was not cancelled, its connection was closed: the outcome is unknown as well.
             if task.cancelling() - cut > before:
                 raise
-            attempts.unknown = not attempts.harmless
-            raise self._given_up(attempts) from None
+            attempts.unknown = not attempts.idempotent
+            raise self._time_up_error(attempts) from None
         finally:
             waits = False
             until.remove_done_callback(stop)
@@ -189,30 +194,30 @@ class Repeater:
                 task.uncancel()
 
     async def fresh_token(self, stale: str | None) -> None:
-        """Replace a token that was refused; where etcd cannot be reached the next attempt tries again."""
+        """Replace a rejected token; if etcd cannot be reached, the next attempt retries."""
         try:
             await self._transport.refresh_token(stale)
         except RequestFailed as error:
-            log.debug("no fresh token yet: %s", error)
+            log.debug("Cannot fetch a new token; the next attempt retries: %s", error)
 
     @staticmethod
-    def _refused(attempts: Attempts, refused: EtcdRejected) -> OutcomeUnknown:
-        """A refusal answers only for the copy that was refused, not for one before it. Of rights it says what to do."""
-        told = refused if isinstance(refused, PermissionDenied) else refused.detail or refused
+    def _unknown_after_refusal(attempts: Attempts, refused: EtcdRejected) -> OutcomeUnknown:
+        """The error for a rejected repetition, whose rejection does not concern the copies before it."""
+        why = refused if isinstance(refused, PermissionDenied) else refused.detail or refused
         return OutcomeUnknown(
-            f"whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
-            f"repetition was refused: {told}"
+            f"whether etcd applied the {attempts.what} is unknown: an earlier copy was not answered, and etcd "
+            f"rejected its repetition: {why}"
         )
 
-    def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
-        heard = f" (last heard: {attempts.last})" if attempts.last else ""
+    def _time_up_error(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
+        last = f" (last error: {attempts.last})" if attempts.last else ""
         if attempts.last is not None and NO_SPACE in attempts.last.detail:
-            heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
+            last = f"{last}; its database is full: compact and defragment it, then disarm the alarm"
         if attempts.unknown and attempts.refused is not None:
-            return self._refused(attempts, attempts.refused)
+            return self._unknown_after_refusal(attempts, attempts.refused)
         if attempts.unknown:
             return OutcomeUnknown(
-                f"whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells"
+                f"whether etcd applied the {attempts.what} is unknown{last}: only the identical transaction can tell"
             )
         endpoints = ", ".join(self._config.endpoints)
-        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}")
+        return EtcdUnavailable(f"etcd at {endpoints} did not accept the {attempts.what} in time{last}")

@@ -1,4 +1,4 @@
-"""Creates roles in etcd, and makes them grant exactly what they are to grant."""
+"""Creates roles in etcd and sets their permissions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GRANT = Method.of("Auth/RoleGrantPermission", rpc.AuthRoleGrantPermissionReques
 _REVOKE = Method.of(
     "Auth/RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest, rpc.AuthRoleRevokePermissionResponse
 )
-# A repetition whose first copy was applied is answered with these.
+# etcd's errors for a repeated request whose first copy was applied.
 _NO_ROLE, _ROLE_EXISTS, _NOT_GRANTED = "role name not found", "role name already exists", "permission is not granted"
 
 _Range = tuple[bytes, bytes]
@@ -32,8 +32,9 @@ _TYPES = {False: auth.Permission.READ, True: auth.Permission.READWRITE}
 
 @frozen
 class Change:
-    """What was changed of a role. ``change``: ``created``, ``granted`` or ``revoked``; key and range_end of the last
-    two.
+    """One change of a role.
+
+    ``change``: ``created``, ``granted`` or ``revoked``; only the last two have a key and a range_end.
     """
 
     role: str
@@ -44,20 +45,21 @@ class Change:
 
     def to_json(self) -> dict[str, Any]:
         """The fields for ``--json``."""
-        told = {"role": self.role, "change": self.change}
+        fields = {"role": self.role, "change": self.change}
         if self.change == "created":
-            return told
-        return told | {"access": self.access, "key": self.key, "range_end": self.range_end}
+            return fields
+        return fields | {"access": self.access, "key": self.key, "range_end": self.range_end}
 
 
 async def enabled(client: EtcdClient) -> bool:
-    """Whether etcd asks for users. Raises PermissionDenied unless our user is root."""
-    return bool((await _ask(client, _STATUS, rpc.AuthStatusRequest())).enabled)
+    """Whether etcd's authentication is enabled. Raises PermissionDenied unless our user is root."""
+    return bool((await _request(client, _STATUS, rpc.AuthStatusRequest())).enabled)
 
 
 async def apply(client: EtcdClient, roles: Sequence[Role]) -> list[Change]:
-    """Create roles that are missing; grant what they lack, and revoke what they have beyond their ranges. Applied again
-    it changes nothing. It gives nobody a role.
+    """Create missing roles, and make each role grant exactly its permissions.
+
+    Missing permissions are granted, others are revoked. Idempotent. No user is given a role.
 
     Raises PermissionDenied unless our user is root.
     """
@@ -69,18 +71,18 @@ async def _apply_one(client: EtcdClient, role: Role) -> list[Change]:
     changes: list[Change] = []
     found = await _permissions(client, role.name)
     if found is None:
-        await _ask(client, _ADD, rpc.AuthRoleAddRequest(name=role.name), done=_ROLE_EXISTS)
+        await _request(client, _ADD, rpc.AuthRoleAddRequest(name=role.name), already_done=_ROLE_EXISTS)
         changes.append(Change(role.name, "created"))
         found = {}
     for where, one in wanted.items():
         if found.get(where) != _TYPES[one.write]:
             perm = auth.Permission(permType=_TYPES[one.write], key=where[0], range_end=where[1])
-            await _ask(client, _GRANT, rpc.AuthRoleGrantPermissionRequest(name=role.name, perm=perm))
+            await _request(client, _GRANT, rpc.AuthRoleGrantPermissionRequest(name=role.name, perm=perm))
             changes.append(_change(role.name, "granted", one.access, where))
     for where, kind in found.items():
         if where not in wanted:
-            gone = rpc.AuthRoleRevokePermissionRequest(role=role.name, key=where[0], range_end=where[1])
-            await _ask(client, _REVOKE, gone, done=_NOT_GRANTED)
+            revoke = rpc.AuthRoleRevokePermissionRequest(role=role.name, key=where[0], range_end=where[1])
+            await _request(client, _REVOKE, revoke, already_done=_NOT_GRANTED)
             changes.append(_change(role.name, "revoked", auth.Permission.Type.Name(kind).lower(), where))
     return changes
 
@@ -91,9 +93,9 @@ def _change(role: str, change: str, access: str, where: _Range) -> Change:
 
 
 async def _permissions(client: EtcdClient, role: str) -> dict[_Range, Any] | None:
-    """What a role grants, by range; None where there is no such role."""
+    """The permissions of a role by range; None if the role does not exist."""
     try:
-        found = await _ask(client, _GET, rpc.AuthRoleGetRequest(role=role))
+        found = await _request(client, _GET, rpc.AuthRoleGetRequest(role=role))
     except EtcdRejected as error:
         if _NO_ROLE in error.detail:
             return None
@@ -101,18 +103,18 @@ async def _permissions(client: EtcdClient, role: str) -> dict[_Range, Any] | Non
     return {(one.key, one.range_end): one.permType for one in found.perm}
 
 
-async def _ask(client: EtcdClient, method: Method[Any, Any], request: Any, done: str = "") -> Any:
-    """``done``: the words with which etcd refuses what is done already."""
+async def _request(client: EtcdClient, method: Method[Any, Any], request: Any, already_done: str = "") -> Any:
+    """Send a request. An error of etcd that contains ``already_done`` counts as success."""
     try:
         return await client.administer(method, request)
     except PermissionDenied as error:
         raise PermissionDenied(
-            f"only etcd's root may read and change roles ({error.detail or error}): give a user that has the role "
-            "root (--user root and DISTOP_PASSWORD)",
+            f"only etcd's root may read and change roles ({error.detail or error}): give a user with the role root "
+            "(--user root and DISTOP_PASSWORD)",
             code=error.code,
             detail=error.detail,
         ) from None
     except EtcdRejected as error:
-        if not done or done not in error.detail:
+        if not already_done or already_done not in error.detail:
             raise
         return None

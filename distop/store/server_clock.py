@@ -1,4 +1,7 @@
-"""The clock of an etcd server: its protocol does not tell it, each answer of its HTTP side does, to a second."""
+"""Reads the clock of an etcd server from its HTTP ``Date`` header, accurate to one second.
+
+etcd's gRPC protocol has no clock.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,17 @@ if TYPE_CHECKING:
     from distop.store.connection_settings import Endpoint, EtcdConfig
 
 LIMIT = 2.0
-"""Seconds for each step of the request."""
+"""Time-out in seconds for each step of the request."""
 
 
-class Untold(Exception):
-    """The server's clock could not be read; the message says why."""
+class ClockUnreadable(Exception):
+    """The server's clock could not be read; the message is the cause."""
 
 
 async def ahead(config: EtcdConfig, address: str, limit: float = LIMIT) -> float:
-    """Seconds that this machine's clock is ahead of that of the member at this address (less than 0: behind it), as far
-    as that is certain: 0 where nothing speaks against it. Raises Untold.
+    """Minimum seconds by which this machine's clock is ahead of the member's (negative: behind it).
+
+    0 if the clocks may agree. Raises ClockUnreadable.
     """
     endpoint = next(member for member in config.members if member.address == address)
     return await reading.get()(config, endpoint, limit)
@@ -39,7 +43,7 @@ async def _by_http(config: EtcdConfig, endpoint: Endpoint, limit: float) -> floa
 reading: ContextVar[Callable[[EtcdConfig, Endpoint, float], Awaitable[float]]] = ContextVar(
     "distop-server-clock", default=_by_http
 )
-"""Reads the clock of a member. The simulator replaces it."""
+"""Function that reads the clock of a member. The simulator replaces it."""
 
 
 def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
@@ -54,12 +58,12 @@ def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Untold(f"no HTTP at {endpoint.address}: {error or type(error).__name__}") from None
-    told = _seconds(answer.getheader("Date"))
-    if answer.status != 200 or told is None:
-        raise Untold(f"the HTTP of {endpoint.address} does not tell its time")
-    # It was read somewhere between the two times, and what it told had begun up to a second before.
-    least, most = sent - (told + 1), heard - told
+        raise ClockUnreadable(f"HTTP request to {endpoint.address} failed: {error or type(error).__name__}") from None
+    server_time = _seconds(answer.getheader("Date"))
+    if answer.status != 200 or server_time is None:
+        raise ClockUnreadable(f"the HTTP answer of {endpoint.address} has no valid Date header")
+    # The server read its clock between the two times, and cut off the fraction of the second.
+    least, most = sent - (server_time + 1), heard - server_time
     return least if least > 0 else most if most < 0 else 0.0
 
 
@@ -68,7 +72,7 @@ def _connection(config: EtcdConfig, endpoint: Endpoint, limit: float) -> http.cl
         return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=limit)
     context = ssl.create_default_context(cafile=config.ca_cert)
     if config.cert and config.key:
-        # Without a password of ours OpenSSL would ask the terminal for one.
+        # Without an explicit password OpenSSL would prompt for one on the terminal.
         context.load_cert_chain(config.cert, config.key, password=lambda: b"")
     return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=limit, context=context)
 

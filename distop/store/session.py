@@ -1,7 +1,7 @@
-"""The session of one incarnation: a lease with its node key, and the deadline by which everything under it stops.
+"""The session of one incarnation: a lease with its node key, and the deadline by which all its work stops.
 
-The deadline is what makes a lost session safe: it lies before the earliest moment at which etcd can expire the
-lease, whatever happens to messages, and it is known here without asking anyone (L1).
+The deadline makes a lost session safe: it is before the earliest moment at which etcd can expire the lease, whatever
+happens to messages, and it is computed here without any request (L1).
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.store")
 
 _REVOKE_LIMIT = 3.0  # seconds; after that the lease is left to expire
-_CHECK_EVERY = 0.2  # seconds at most between two looks at the clock
+_CHECK_EVERY = 0.2  # maximum seconds between two checks of the clock
 
 
 def boottime() -> float:
-    """Seconds on the clock of all deadlines: it counts while the machine is suspended (L1)."""
+    """Seconds of the clock for deadlines, which also counts while the machine is suspended (L1)."""
     return time.boottime()
 
 
 def new_lease_id() -> int:
-    """An id for a lease, chosen here so that a repeated grant recognizes itself (L6)."""
+    """A new lease id, chosen by the client so that a repeated grant is recognized (L6)."""
     return secrets.randbits(62) + 1
 
 
 class Session:
-    """Keeps the lease of one incarnation, with its node key, alive.
+    """Keeps the lease of one incarnation and its node key alive.
 
-    ``ttl`` is asked for in whole seconds (etcd's least is about 2, L7); the granted one counts (L2). ``margin``:
-    seconds between the deadline and the earliest expiry, for those who have to stop in time (default: 1 s, or a quarter
-    of the TTL). ``on_deadline_moved`` gets each new deadline, on the clock of :func:`boottime`.
+    ``ttl``: requested whole seconds (etcd's minimum is about 2, L7); the granted TTL counts (L2). ``margin``: seconds
+    between the deadline and the earliest expiry, in which work must stop (default: 1 s, or a quarter of the TTL).
+    ``on_deadline_moved`` is called with each new deadline, on the clock of :func:`boottime`.
 
-    ``lost`` is done, with the reason, as soon as the session is over: the lease or the node key is gone, or the
-    deadline has passed. It never comes back; what follows is a new incarnation.
+    ``lost`` is done, with the reason, when the session ends: the lease or the node key is gone, or the deadline has
+    passed. A session that was lost never recovers; a new incarnation follows.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Session:
         self.create_revision = 0
         """The node key's create revision: it identifies the session in guards."""
         self._mod = 0
-        """The mod revision of the node key, as far as known."""
+        """The last known mod revision of the node key."""
         self._client = client
         self._value = value
         self._margin = margin
@@ -93,7 +93,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether something may still be done under this session: looks at the clock, not only at ``lost``."""
+        """Whether work may continue under this session. Checks the clock, not only ``lost``."""
         return self.create_revision > 0 and not self.lost.done() and boottime() < self.deadline
 
     @property
@@ -106,19 +106,19 @@ class Session:
     async def start(self) -> None:
         """Grant the lease and put the node key on it; keep both until :meth:`close`.
 
-        Raises SessionLost when the node key exists already or the lease ends meanwhile, and what ``commit`` raises.
+        Raises SessionLost if the node key exists already or the lease ends meanwhile, and the errors of ``commit``.
         """
         sent = boottime()
         self.ttl = await self._client.grant(self.ttl, self.lease_id)
         if boottime() - sent <= self.ttl / 3:
             self._move_deadline(sent)
-        while not self.deadline:  # etcd was long in answering: begin with a renewal
+        while not self.deadline:  # etcd answered too late: start with a renewal
             try:
                 await self._renew(self.ttl / 3)
             except RequestFailed:
                 await asyncio.wait([self.lost], timeout=0.1)
             if self.lost.done():
-                raise SessionLost(f"the session is over before it began: {self.lost.result()}")
+                raise SessionLost(f"the session ended during its start: {self.lost.result()}")
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._guard(), name="distop-session-guard"),
@@ -132,14 +132,15 @@ class Session:
         self._tasks.append(loop.create_task(self._verify(), name="distop-session-verify"))
 
     async def update(self, value: bytes) -> None:
-        """Rewrite the node key under the same lease. Raises SessionLost when it is gone, and what ``commit`` raises."""
+        """Rewrite the node key under the same lease. Raises SessionLost, and the errors of ``commit``."""
         async with self._updating:
             while not await self._rewrite(value):
                 pass
 
     async def _rewrite(self, value: bytes) -> bool:
-        """Follow the record that I know of: a late copy of an update must not undo those after it (T9). False: another
-        one stands there, an earlier update of mine of which I was told that it failed.
+        """Replace the last known record: a late copy of an update must not undo later updates (T9).
+
+        False: etcd has another record, from an earlier update of ours that was reported as failed.
         """
         if self.lost.done():
             raise SessionLost(self.lost.result())
@@ -169,11 +170,11 @@ class Session:
         return True
 
     def node_key_gone(self) -> None:
-        """The owner saw the deletion of the node key: the session is over, whatever renewals say (L2)."""
+        """End the session because the node key was deleted, even if renewals succeed (L2)."""
         self._lose(f"its node key {self.node_key} was deleted")
 
     async def close(self) -> None:
-        """End the session in order: revoke the lease, with the node key, so that nobody waits for its expiry."""
+        """End the session: revoke the lease and its node key, so that nobody waits for its expiry."""
         was_lost = self.lost.done()
         await self._stop()
         if not was_lost:
@@ -186,19 +187,19 @@ class Session:
     # ---- the deadline
 
     def _move_deadline(self, sent: float) -> None:
-        """An answer arrived to what was sent at ``sent``: the lease lives at least a TTL from then on (L1)."""
+        """Move the deadline after an answer to a request of ``sent``: the lease lasts a TTL from then on (L1)."""
         deadline = sent + self.ttl - self.margin
         if self.deadline and boottime() >= self.deadline:
-            self._lose("no renewal was acknowledged before the deadline")  # those who stopped cannot be called back
+            self._lose("no renewal was acknowledged before the deadline")  # work that has stopped cannot resume
             return
         if deadline > self.deadline:
             self.deadline = deadline
-            log.debug("session %s: deadline %.3f, margin %.3f", self.node_key, deadline, self.margin)
+            log.debug("Deadline of session %s moved to %.3f, margin %.3f", self.node_key, deadline, self.margin)
             if self._on_deadline_moved is not None:
                 self._on_deadline_moved(deadline)
 
     async def _guard(self) -> None:
-        """Looks at the clock often: the loop's own timers do not count while the machine is suspended."""
+        """Check the clock often: the loop's timers do not count while the machine is suspended."""
         while not self.lost.done():
             left = self.deadline - boottime()
             if left <= 0:
@@ -210,7 +211,7 @@ class Session:
         if self.lost.done():
             return
         self.lost.set_result(reason)
-        log.info("session %s is over: %s", self.node_key, reason)
+        log.info("Session %s ended: %s", self.node_key, reason)
         if self._call is not None:
             self._call.cancel()
 
@@ -229,30 +230,30 @@ class Session:
             raise SessionLost("the lease ended before the node key was written") from None
         except (OutcomeUnknown, EtcdUnavailable) as error:
             if self.lost.done():
-                raise SessionLost(f"the session is over before it began: {self.lost.result()}") from error
+                raise SessionLost(f"the session ended during its start: {self.lost.result()}") from error
             raise
         found = result.responses[-1]
         node = found.kv if isinstance(found, GetResult) else None
-        # A refusal is our own earlier copy when the key is on our lease (T9).
+        # If the key is on our lease, an earlier copy of this transaction was applied (T9).
         if node is None or node.lease != self.lease_id:
-            raise SessionLost(f"the node key {self.node_key} exists already: an incarnation is used once")
+            raise SessionLost(f"the node key {self.node_key} exists already: an incarnation id is used only once")
         self.create_revision, self._mod = node.create_revision, node.mod_revision
 
     async def _keep_alive(self) -> None:
         """Renew every TTL/3, one request outstanding on one stream (L1, L3)."""
-        interval, said = self.ttl / 3, ""
+        interval, logged = self.ttl / 3, ""
         try:
             while not self.lost.done():
                 started = boottime()
                 try:
                     await self._renew(interval)
-                    said = ""
+                    logged = ""
                 except (RequestFailed, EtcdRejected) as error:
-                    # Of an outage it is said once: it is tried again ten times a second.
-                    level = logging.DEBUG if str(error) == said else logging.WARNING
-                    log.log(level, "session %s: renewal failed: %s; trying again", self.node_key, error)
-                    said = str(error)
-                    # "not a primary lessor" and the like: again at once, but not in a busy loop (L2).
+                    # Log an outage once: there are ten attempts a second.
+                    level = logging.DEBUG if str(error) == logged else logging.WARNING
+                    log.log(level, "Renewal of session %s failed; retrying: %s", self.node_key, error)
+                    logged = str(error)
+                    # For "not a primary lessor" and the like: retry soon, but not in a busy loop (L2).
                     await asyncio.wait([self.lost], timeout=min(0.1, interval / 4))
                     continue
                 await asyncio.wait([self.lost], timeout=max(interval - (boottime() - started), 0.0))
@@ -261,21 +262,22 @@ class Session:
         finally:
             self._drop_stream()
 
-    async def _renew(self, patience: float) -> None:
+    async def _renew(self, time_limit: float) -> None:
         transport = self._client.transport
         sent = boottime()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(time_limit):
                 if self._call is None:
                     self._call, self._address = await transport.stream(wire.KEEP_ALIVE)
                 await self._call.write(rpc.LeaseKeepAliveRequest(ID=self.lease_id))
                 answer = await self._call.read()
         except TimeoutError:
-            # Blocked until the revocation of an expired lease (L3), or a member that does not answer: elsewhere.
-            transport.move_on(self._address)
+            # The request waits for the revocation of an expired lease (L3), or the member is silent: use another one.
+            transport.use_next_member(self._address)
             self._drop_stream()
             if not self.lost.done():
-                log.warning("session %s: a renewal was not answered within %.1f s", self.node_key, patience)
+                said = "A renewal of session %s was not answered within %.1f s; retrying"
+                log.warning(said, self.node_key, time_limit)
             return
         except grpc.aio.AioRpcError as error:
             self._drop_stream()
@@ -286,9 +288,9 @@ class Session:
         except asyncio.CancelledError:
             if being_cancelled():
                 raise
-            self._drop_stream()  # the call was cancelled: by a loss, or its channel was closed
+            self._drop_stream()  # the session was lost, or the channel was closed
             return
-        if not isinstance(answer, rpc.LeaseKeepAliveResponse):  # a clean end of the stream
+        if not isinstance(answer, rpc.LeaseKeepAliveResponse):  # the stream ended
             self._drop_stream()
             return
         transport.see(answer.header)
@@ -304,15 +306,15 @@ class Session:
             call.cancel()
 
     async def _verify(self) -> None:
-        """Read the node key once a TTL: old servers acknowledge renewals of a lease that was revoked (L2)."""
+        """Read the node key once per TTL: old servers acknowledge renewals of a revoked lease (L2)."""
         while not self.lost.done():
             await asyncio.wait([self.lost], timeout=self.ttl)
             if self.lost.done():
                 return
             try:
                 node = await self._client.get(self.node_key)
-            except DistopError as error:  # of another cluster the next renewal hears as well
-                log.debug("session %s: the node key could not be read: %s", self.node_key, error)
+            except DistopError as error:  # the next renewal detects another cluster as well
+                log.debug("Cannot read the node key of session %s: %s", self.node_key, error)
                 continue
             if node is None or node.create_revision != self.create_revision:
                 self.node_key_gone()

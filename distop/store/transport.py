@@ -1,6 +1,7 @@
-"""gRPC channels to etcd's members: one per endpoint, sticky to the one that works; tokens; cluster identity.
+"""gRPC channels to etcd's members, with tokens and the check of the cluster's identity.
 
-One attempt of one request, or one stream, is what this module makes; repeating is the client's part.
+There is one channel per endpoint; requests stay with the endpoint that works. This module makes single attempts and
+streams; the client repeats them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from distop.protocol.keys import OP
 from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.cluster_identity import Identity
-from distop.store.connection_settings import password_in_plain
+from distop.store.connection_settings import plaintext_password_warning
 from distop.store.grpc_failures import Failure, Fate, classify, rejection
 
 if TYPE_CHECKING:
@@ -39,15 +40,17 @@ Asked = TypeVar("Asked", bound="Message")
 Answer = TypeVar("Answer", bound="Message")
 
 PING_EVERY, PING_LIMIT = 6.0, 2.0
-"""Seconds between two pings of a connection in use, and until one that is not answered has closed it: what is swallowed
-without a reset is noticed in time for a session of the default TTL to go on over a new connection (F7).
+"""Seconds between two pings of a connection in use, and until an unanswered ping closes the connection.
+
+So a connection that drops packets without a reset is replaced in time for a session of the default TTL (F7).
 """
 
 
 @frozen
 class Reconnect:
-    """Seconds between the beginnings of two attempts to connect to an endpoint: the first pause and the longest; and
-    those that an attempt has at least, whatever the pause.
+    """Seconds between the starts of two connection attempts: the first and the longest pause.
+
+    ``least``: minimum seconds for one attempt, whatever the pause.
     """
 
     first: float
@@ -59,13 +62,13 @@ RECONNECT = Reconnect(0.1, 2.0, 1.0)
 
 
 def channel_options() -> tuple[tuple[str, int | str], ...]:
-    """The options of each connection to etcd."""
+    """The gRPC options of each connection to etcd."""
     return (
-        ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
-        ("grpc.max_send_message_length", -1),  # the server says what is too large
+        ("grpc.max_receive_message_length", -1),  # an answer may exceed gRPC's default of 4 MiB (T2)
+        ("grpc.max_send_message_length", -1),  # the server decides what is too large
         # The server permits a ping every 5 s, and only while there is a stream or request (R4).
         ("grpc.keepalive_time_ms", int(PING_EVERY * 1000)),
-        # Two limits for one answer: without the second, gRPC waits for a minute whatever the first says.
+        # Two limits for one answer: without the second, gRPC waits for a minute despite the first.
         ("grpc.keepalive_timeout_ms", int(PING_LIMIT * 1000)),
         ("grpc.http2.ping_timeout_ms", int(PING_LIMIT * 1000)),
         ("grpc.keepalive_permit_without_calls", 0),
@@ -74,18 +77,18 @@ def channel_options() -> tuple[tuple[str, int | str], ...]:
         ("grpc.min_reconnect_backoff_ms", int(RECONNECT.least * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(RECONNECT.longest * 1000)),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_retries", 0),  # a write is never repeated behind our back (T7)
+        ("grpc.enable_retries", 0),  # gRPC must not repeat a write itself (T7)
         ("grpc.enable_http_proxy", 0),
     )
 
 
-# A member that has no leader refuses at once, and ends its streams, instead of keeping us waiting (W8).
+# A member without a leader then rejects requests and ends streams at once, instead of blocking them (W8).
 _HAS_LEADER = ("hasleader", "true")
 
 
 @frozen
 class Method(Generic[Request, Response]):
-    """One of etcd's methods. ``leader``: refuse where there is none. ``auth``: send the token."""
+    """A gRPC method of etcd. ``leader``: require that the member has a leader. ``auth``: send the token."""
 
     path: str
     serialize: Callable[[Request], bytes]
@@ -97,7 +100,7 @@ class Method(Generic[Request, Response]):
     def of(
         path: str, request: type[Asked], response: type[Answer], *, leader: bool = True, auth: bool = True
     ) -> Method[Asked, Answer]:
-        """The method at ``Service/Name`` that takes and answers with these messages."""
+        """The method at ``Service/Name`` with these request and response messages."""
         return Method(f"/etcdserverpb.{path}", request.SerializeToString, response.FromString, leader, auth)
 
 
@@ -118,7 +121,7 @@ AUTHENTICATE = Method.of(
 
 
 class RequestFailed(Exception):
-    """One attempt failed; inside distop.store only. ``failure`` says what it means, ``token`` what it was sent with."""
+    """One attempt failed; used in distop.store only. ``failure``: its class, ``token``: the token that was sent."""
 
     def __init__(self, failure: Failure, token: str | None = None) -> None:
         super().__init__(str(failure))
@@ -127,7 +130,7 @@ class RequestFailed(Exception):
 
 
 def being_cancelled() -> bool:
-    """Whether the current task is being cancelled: a call that we cancelled raises the same exception."""
+    """Whether the current task is being cancelled. (A gRPC call that we cancelled raises the same exception.)"""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -141,12 +144,12 @@ def _grpc_channel(address: str, credentials: grpc.ChannelCredentials | None) -> 
 channels: ContextVar[Callable[[str, grpc.ChannelCredentials | None], grpc.aio.Channel]] = ContextVar(
     "distop-channels", default=_grpc_channel
 )
-"""What makes the channel to an address; a simulation puts its own network here."""
+"""Function that makes the channel to an address. The simulator replaces it."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """One endpoint with its channel and the callables made on it."""
+    """One endpoint with its channel, and a cache of the channel's callables."""
 
     address: str
     channel: grpc.aio.Channel
@@ -155,15 +158,15 @@ class _Member:
 
 
 @lru_cache(maxsize=64)
-def _warn_of(text: str) -> None:
-    """Log a warning once in this process: a daemon connects again and again."""
+def _warn_once(text: str) -> None:
+    """Log a warning once per process: a daemon connects often."""
     log.warning("%s", text)
 
 
 class Transport:
-    """The channels. Made inside a running event loop, and used in that loop only.
+    """The channels to all endpoints. Create and use it in one running event loop.
 
-    ``identity``: what is known of the cluster already.
+    ``identity``: the cluster's identity, if known.
     """
 
     def __init__(self, config: EtcdConfig, identity: Identity | None = None) -> None:
@@ -171,24 +174,24 @@ class Transport:
         self._members: list[_Member] = []
         self._credentials: grpc.ChannelCredentials | None = None
         self._stamp: certificates.Stamp | None = None
-        """The certificate files that were read last, whether they were of use or not."""
+        """Stamp of the certificate files that were read last, whether they were valid or not."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._current = 0
         self._token: str | None = None
         self._token_lock = asyncio.Lock()
         self.identity = identity if identity is not None else Identity()
         self._closed = False
-        self.on_move: set[Callable[[str], None]] = set()
-        """Called with the address of an endpoint that failed: whoever has a stream there should doubt it."""
+        self.on_endpoint_failed: set[Callable[[str], None]] = set()
+        """Called with the address of an endpoint that failed: streams to it may be dead, too."""
 
     # ---- channels
 
     def open(self) -> None:
-        """Make the channels (they connect when first used). Raises InvalidArgument for unusable certificates."""
+        """Create the channels, which connect on first use. Raises InvalidArgument for invalid certificates."""
         if self._members:
             return
-        if plain := password_in_plain(self._config):
-            _warn_of(plain)
+        if warning := plaintext_password_warning(self._config):
+            _warn_once(warning)
         if self._config.secure:
             self._stamp = certificates.stamp(self._config)
             self._read_certificates()
@@ -201,9 +204,10 @@ class Transport:
         found = certificates.read(self._config)
         self._credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
 
-    def _renew(self, address: str) -> None:
-        """A connection failed: where the certificate files were replaced since it was made, the next one has the new
-        ones. gRPC itself keeps those that a channel was made with.
+    def _reload_certificates(self, address: str) -> None:
+        """After a failed connection: if the certificate files were replaced, reconnect with the new ones.
+
+        A gRPC channel itself keeps the certificates that it was created with.
         """
         if not self._config.secure or self._closed:
             return
@@ -212,26 +216,26 @@ class Transport:
             try:
                 self._read_certificates()
             except InvalidArgument as error:
-                log.warning("the certificate files have changed and are of no use; keeping the former ones: %s", error)
+                log.warning("The changed certificate files are invalid; keeping the previous certificates: %s", error)
             else:
-                log.info("the certificate files have changed: new connections use them")
+                log.info("The certificate files have changed; new connections use them")
         for n, member in enumerate(self._members):
             stale = member.address == address and member.credentials is not self._credentials
-            # Where it is connected, streams live on it, and nothing fails for want of certificates.
+            # A connected channel may have streams, and its failures have other causes than certificates.
             if stale and member.channel.get_state() is not grpc.ChannelConnectivity.READY:
                 self._members[n] = self._connect(address)
                 self._retire(member)
 
     def _retire(self, member: _Member) -> None:
-        """Close a channel once the requests on it have ended."""
-        # Twice the time of a request, and of an attempt to renew a lease: nothing is waited for longer.
+        """Close a channel after its requests have ended."""
+        # Twice the time-out of a request and of a lease renewal: no call waits longer.
         closing = asyncio.ensure_future(member.channel.close(2 * self._config.request_timeout))
         self._retiring.add(closing)
         closing.add_done_callback(self._retiring.discard)
 
     @property
     def size(self) -> int:
-        """How many endpoints there are."""
+        """The number of endpoints."""
         return len(self._config.endpoints)
 
     @property
@@ -241,19 +245,19 @@ class Transport:
 
     @property
     def users_off(self) -> bool:
-        """A user is given, and etcd, asked for a token, has said that authentication is off: it lets everybody in."""
+        """Whether a user is given although etcd's authentication is disabled."""
         return self._token == ""
 
-    def move_on(self, address: str) -> None:
-        """The endpoint failed: use the next one, unless someone else has moved on already."""
+    def use_next_member(self, address: str) -> None:
+        """Use the next endpoint after ``address`` failed; does nothing if another one is in use already."""
         if len(self._members) > 1 and self._members[self._current].address == address:
             self._current = (self._current + 1) % len(self._members)
-            log.info("etcd endpoint %s failed, going on with %s", address, self._members[self._current].address)
-            for doubt in list(self.on_move):
-                doubt(address)
+            log.info("etcd endpoint %s failed; using %s", address, self._members[self._current].address)
+            for callback in list(self.on_endpoint_failed):
+                callback(address)
 
     async def close(self) -> None:
-        """Close the channels; what is under way fails as cancelled."""
+        """Close the channels; pending calls fail as cancelled."""
         self._closed = True
         members, self._members = self._members, []
         for member in members:
@@ -263,7 +267,7 @@ class Transport:
         await asyncio.gather(*self._retiring, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise what bars every use: closed, or another cluster seen."""
+        """Raises EtcdUnavailable if the client is closed, ClusterChanged if the cluster has changed."""
         self.identity.check()
         if self._closed:
             raise EtcdUnavailable("the etcd client is closed")
@@ -277,7 +281,7 @@ class Transport:
     # ---- one attempt
 
     async def unary(self, method: Method[Request, Response], request: Request, timeout: float) -> Response:
-        """One attempt of one request. Raises RequestFailed; ClusterChanged."""
+        """Send one attempt of one request. Raises RequestFailed, ClusterChanged."""
         member = self._member()
         call = member.calls.get(method.path)
         if call is None:
@@ -297,7 +301,7 @@ class Transport:
         return response
 
     async def stream(self, method: Method[Request, Response]) -> tuple[Any, str]:
-        """Open a stream, with a fresh token where there are users; returns the call and the endpoint's address."""
+        """Open a stream, with a new token if a user is set; returns the call and the endpoint's address."""
         if self._config.username:
             await self.refresh_token(self._token)
         member = self._member()
@@ -307,17 +311,17 @@ class Transport:
         return factory(None, metadata=await self._metadata(method)), member.address
 
     def failed(self, error: grpc.aio.AioRpcError, address: str, token: str | None = None) -> RequestFailed:
-        """The failure that a gRPC error stands for; moves to another endpoint where that may help."""
+        """The RequestFailed for a gRPC error; switches to another endpoint if that may help."""
         failure = classify(error.code().name, error.details() or "")
         if failure.elsewhere:
-            self._renew(address)
-            self.move_on(address)
+            self._reload_certificates(address)
+            self.use_next_member(address)
         return RequestFailed(failure, token)
 
     # ---- identity
 
     def see(self, header: rpc.ResponseHeader, *, linearizable_after: int = 0) -> None:
-        """Learn from a response's header. Raises ClusterChanged, as :meth:`Identity.see` does."""
+        """Check the identity in a response's header. Raises ClusterChanged (:meth:`Identity.see`)."""
         self.identity.see(header, ", ".join(self._config.endpoints), linearizable_after=linearizable_after)
 
     # ---- tokens
@@ -331,7 +335,7 @@ class Transport:
         return (*token, _HAS_LEADER) if method.leader else token
 
     async def refresh_token(self, stale: str | None) -> None:
-        """Fetch a token unless somebody has replaced ``stale`` meanwhile. Raises RequestFailed; PermissionDenied."""
+        """Fetch a token, unless ``stale`` was already replaced. Raises RequestFailed, PermissionDenied."""
         async with self._token_lock:
             if self._token != stale:
                 return
@@ -342,25 +346,25 @@ class Transport:
             except RequestFailed as error:
                 failure = error.failure
                 if "authentication is not enabled" in failure.detail:
-                    self._token = ""  # a user name for a cluster without users; they may be enabled later
+                    self._token = ""  # authentication is disabled; it may be enabled later
                     return
                 if failure.fate in (Fate.FINAL, Fate.TOKEN):
-                    raise self._refused(failure) from None
-                # A token request changes nothing, and the request it is for was not sent.
+                    raise self._authentication_error(failure) from None
+                # A token request changes nothing, and the request that needs it was not sent.
                 raise RequestFailed(Failure(Fate.NOT_DONE, failure.code, failure.detail)) from None
             self._token = response.token
 
-    def _refused(self, failure: Failure) -> Exception:
+    def _authentication_error(self, failure: Failure) -> Exception:
         if failure.code in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             return PermissionDenied(
-                f"etcd does not accept the user {self._config.username!r} with this password: correct them",
+                f"etcd does not accept the user {self._config.username!r} with this password: correct both",
                 code=failure.code,
                 detail=failure.detail,
             )
         return self.rejection(failure, "the authentication")
 
     def rejection(self, failure: Failure, what: str) -> EtcdRejected:
-        """The exception for a failure that is FINAL, which names our user and our keys."""
+        """The exception for a FINAL failure; it names our user and the prefix of our keys."""
         namespace = self._config.namespace
         keys = f"{namespace}/{OP}" if namespace else OP
         return rejection(failure, what, user=self._config.username, keys=keys)

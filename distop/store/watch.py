@@ -1,6 +1,6 @@
-"""List + watch of one range: an ordered feed of batches that survives whatever happens to streams (W1–W11).
+"""List and watch of one range: an ordered feed of batches that survives failures of streams (W1–W11).
 
-The decisions are in ``position``; this is the shell around it.
+The decisions are in ``position``; this module does the I/O.
 """
 
 from __future__ import annotations
@@ -36,32 +36,36 @@ __all__ = ["Batch", "Event", "Feed", "WatchStream", "decode_response"]
 log = logging.getLogger("distop.store")
 
 _DELETE = kv_pb2.Event.DELETE
-_PATIENCE = 10.0  # seconds without a response before the server is asked for its progress, and again until it is dead
-_OLD_PATIENCE = 60.0  # the same where asking is not safe (W3): the stream is then replaced
-_GRACE = 3.0  # seconds that reached() waits for an event before it asks for progress, then for a listing
-_LISTING_SHARE = 300.0  # times what a listing took, that pass before the next one at least
+_PATIENCE = 10.0  # seconds without a response before a progress request, and then before the stream is replaced
+_OLD_PATIENCE = 60.0  # seconds before the stream is replaced if progress requests are not safe (W3)
+_GRACE = 3.0  # seconds that reached() waits for an event before a progress request, and then before a listing
+_LISTING_SHARE = 300.0  # minimum time between two listings, as a multiple of the duration of a listing
 _PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
-def _wanted(events: Any, ignore: tuple[bytes, ...], gone: tuple[bytes, ...]) -> Any:
-    """Without those that nobody asked for; the last one stays: its revision tells how far this goes (W2)."""
-    if not (ignore or gone) or len(events) < 2:
+def _filtered(events: Any, ignore: tuple[bytes, ...], ignore_deletions: tuple[bytes, ...]) -> Any:
+    """The events without ignored keys. The last event always stays: its revision is the position (W2)."""
+    if not (ignore or ignore_deletions) or len(events) < 2:
         return events
     last = len(events) - 1
     return [
         event
         for n, event in enumerate(events)
-        if n == last or not event.kv.key.endswith(gone if event.type == _DELETE else ignore)
+        if n == last or not event.kv.key.endswith(ignore_deletions if event.type == _DELETE else ignore)
     ]
 
 
 def decode_response(
-    message: rpc.WatchResponse, ignore: tuple[bytes, ...] = (), gone: tuple[bytes, ...] = ()
+    message: rpc.WatchResponse, ignore: tuple[bytes, ...] = (), ignore_deletions: tuple[bytes, ...] = ()
 ) -> Response:
-    """What matters of a watch response; without the keys that end so, and without deletions of those that end so."""
+    """Decode a watch response.
+
+    ``ignore``: suffixes of keys whose puts are left out; ``ignore_deletions``: of those whose deletions are.
+    """
+    events = _filtered(message.events, ignore, ignore_deletions)
     return Response(
         message.header.revision,
-        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore, gone)]),
+        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in events]),
         message.created,
         message.canceled,
         message.compact_revision,
@@ -89,22 +93,22 @@ class WatchStream:
         self._cut = False
 
     async def open(self, timeout: float) -> None:
-        """Open it. Raises RequestFailed, also when nothing is heard for ``timeout`` seconds."""
+        """Open the stream. Raises RequestFailed, also if there is no answer within ``timeout`` seconds."""
         transport = self._client.transport
         self._call, self.address = await transport.stream(wire.WATCH)
         try:
-            # Not wait_for(): in Python 3.11 it drops a cancellation that comes together with its result.
+            # Not wait_for(): in Python 3.11 it loses a cancellation that coincides with its result.
             async with asyncio.timeout(timeout):
                 await self._call.write(self._request)
         except (TimeoutError, asyncio.InvalidStateError):
-            transport.move_on(self.address)
+            transport.use_next_member(self.address)
             self._call.cancel()
             raise RequestFailed(Failure(Fate.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")) from None
         except grpc.aio.AioRpcError as error:
             raise transport.failed(error, self.address) from None
 
     async def read(self) -> rpc.WatchResponse | None:
-        """The next response; None when the stream has ended, cleanly or because it was cut. Raises RequestFailed."""
+        """The next response; None if the stream has ended or was cut. Raises RequestFailed."""
         transport = self._client.transport
         try:
             message = await self._call.read()
@@ -113,52 +117,52 @@ class WatchStream:
         except asyncio.CancelledError:
             if being_cancelled():
                 raise
-            return None  # the call was cancelled: it was cut, or its channel was closed
-        if not isinstance(message, rpc.WatchResponse):  # the end of the stream
+            return None  # the stream was cut, or its channel was closed
+        if not isinstance(message, rpc.WatchResponse):  # the stream ended
             return None
         transport.see(message.header)
         return message
 
     async def ask_progress(self) -> None:
-        """Ask for the revision up to which everything was sent."""
+        """Request a progress notification: the revision up to which all events were sent."""
         try:
             await self._call.write(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            log.debug("progress could not be asked for: %s", error)
+            log.debug("Cannot send a progress request: %s", error)
         except asyncio.CancelledError:
             if being_cancelled():
                 raise
 
     def cut(self, *, elsewhere: bool = False) -> None:
-        """End it; a pending read returns None. ``elsewhere``: the endpoint is to blame."""
+        """End the stream; a pending read returns None. ``elsewhere``: use another endpoint from now on."""
         self._cut = True
         if elsewhere:
-            self._client.transport.move_on(self.address)
+            self._client.transport.use_next_member(self.address)
         if self._call is not None:
             self._call.cancel()
 
 
 class Gather(Protocol):
-    """Takes a listing part by part, for one that may be large: the keys as etcd has them take more room than what is
-    made of them.
-    """
+    """Collects a large listing page by page: the decoded view needs less memory than etcd's keys."""
 
     def apply(self, changes: list[Change], /) -> object:
-        """A part of the listing, in order."""
+        """Add one page of the listing; pages come in order."""
 
 
 class Feed:
-    """The content of ``[start, end)`` and all its changes, in order.
+    """Delivers the content of ``[start, end)`` and all its changes, in order.
 
-    ``apply`` is called on the loop with each :class:`Batch`, whole (W4): first a listing, then changes; a listing
-    again after a compaction (W6), every ``relist_every`` seconds (with some jitter), and on :meth:`relist`. After a
-    listing, deletions are implied: what it does not hold is gone. A batch without events only moves the revision.
-    With ``gather``, which is asked for each listing, that is handed over as it was ``gathered``.
-    ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise it.
+    ``apply`` is called on the loop with each complete :class:`Batch` (W4): first a listing, then changes; a listing
+    again after a compaction (W6), every ``relist_every`` seconds (with some jitter), and on :meth:`relist`. A listing
+    implies deletions: keys that it does not contain are gone. A batch without events only moves the revision. With
+    ``gather``, called once per listing, the batch has the returned object in ``gathered`` instead of events.
+    ``apply`` must not raise; if it does, the feed fails, and :meth:`reached`, :meth:`relist` and :meth:`wait` raise
+    its error.
 
-    ``ignore``: endings of keys whose changes are not handed over; ``gone``: of those whose deletions are not.
+    ``ignore``: suffixes of keys whose changes are not delivered; ``ignore_deletions``: of those whose deletions are
+    not.
 
-    Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
+    Failed, silent and rejected streams are replaced without end, with back-off; ``problem`` is the last error.
     """
 
     def __init__(
@@ -172,7 +176,7 @@ class Feed:
         name: str = "",
         ignore: tuple[bytes, ...] = (),
         gather: Callable[[], Gather] | None = None,
-        gone: tuple[bytes, ...] = (),
+        ignore_deletions: tuple[bytes, ...] = (),
     ) -> None:
         self.name = name or start
         self.problem = ""
@@ -181,7 +185,7 @@ class Feed:
         self._apply = apply
         self._ignore = ignore
         self._gather = gather
-        self._gone = (*ignore, *gone)
+        self._ignore_deletions = (*ignore, *ignore_deletions)
         self._relist_every = relist_every
         self._position = WatchPosition()
         self._stream: WatchStream | None = None
@@ -201,32 +205,32 @@ class Feed:
 
     @property
     def revision(self) -> int:
-        """The revision up to which everything was applied."""
+        """The revision up to which all changes were applied."""
         return self._position.revision
 
     @property
     def silent(self) -> float:
-        """Seconds since the watch had its last answer; 0 before it stands."""
+        """Seconds since the watch's last response; 0 before the first one."""
         return asyncio.get_running_loop().time() - self._heard if self._heard else 0.0
 
     # ---- for the owner
 
     async def start(self) -> None:
-        """Apply the first listing and start watching. Raises what that listing raises; then nothing is running."""
+        """Apply the first listing and start watching. Raises the listing's error; then no watch is started."""
         await self._list_now()
         self.begin()
 
     def begin(self) -> None:
-        """As :meth:`start`, without waiting: a listing that is refused is tried again, as all later ones are."""
+        """Like :meth:`start`, without waiting: a rejected first listing is retried, like all later ones."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"distop-feed-{self.name}")
 
     async def reached(self, revision: int) -> None:
-        """Return once everything up to ``revision`` was applied (W11).
+        """Wait until all changes up to ``revision`` were applied (W11).
 
-        A revision that touched nothing in the range is confirmed by the server's progress, or by a listing.
-        Raises ClusterChanged, or EtcdUnavailable when the feed is closed.
+        A revision without changes in the range is confirmed by a progress notification, or by a listing.
+        Raises ClusterChanged, or EtcdUnavailable if the feed is closed.
         """
-        if self._may_be_done(revision):
+        if self._has_reached(revision):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((revision, waiter))
@@ -235,13 +239,13 @@ class Feed:
             if not waiter.done() and self._may_ask and self._stream is not None:
                 await self._stream.ask_progress()
                 await asyncio.wait([waiter], timeout=_GRACE)
-            while not self._may_be_done(revision):
+            while not self._has_reached(revision):
                 await self.relist()
         finally:
             waiter.cancel()
 
     async def relist(self) -> None:
-        """List again and return when that has been applied."""
+        """List again, and return after the listing was applied."""
         self._raise_failure()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listed.append(waiter)
@@ -249,14 +253,14 @@ class Feed:
         await waiter
 
     async def wait(self) -> None:
-        """Return when the feed is closed. Raises what made it fail."""
+        """Wait until the feed is closed. Raises the error that made it fail."""
         if self._task is not None:
             await asyncio.wait([self._task])
         if self._failure is not None and not isinstance(self._failure, EtcdUnavailable):
             raise self._failure
 
     async def close(self) -> None:
-        """Stop; ``apply`` is not called any more when this returns."""
+        """Stop the feed; ``apply`` is not called after this returns."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -276,10 +280,10 @@ class Feed:
                         backoff.reset()
                         continue
                 except RequestFailed as error:
-                    self._trouble(str(error))
+                    self._set_problem(str(error))
                 except (EtcdUnavailable, EtcdRejected) as error:
                     self._client.transport.check()
-                    self._trouble(describe(error))
+                    self._set_problem(describe(error))
                 await asyncio.sleep(backoff.pause())
         except asyncio.CancelledError:
             raise
@@ -288,7 +292,7 @@ class Feed:
         except EtcdUnavailable as error:  # the client is closed
             self._end_with(error)
         except Exception as error:
-            log.exception("the watch of %s failed", self.name)
+            log.exception("Unexpected error in the watch of %s", self.name)
             self._end_with(error)
         finally:
             self._stop_timers()
@@ -300,7 +304,7 @@ class Feed:
         waiting, self._listed = self._listed, []
         self._list_due = False
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         try:
             batch = await (self._listing() if self._gather is None else self._gathered(self._gather))
         except BaseException:
@@ -308,14 +312,14 @@ class Feed:
             self._listed = waiting + self._listed
             raise
         self._position.listed(batch.revision)
-        self._hand_over(batch)
+        self._deliver(batch)
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
         if self._relist_timer is not None:
             self._relist_timer.cancel()
-        # A listing backs a watch that is believed to be whole: it may take as much of the time as that is worth.
-        every = max(self._relist_every, _LISTING_SHARE * (loop.time() - began))
+        # A listing only guards against an incomplete watch, so it may use a small share of the time only.
+        every = max(self._relist_every, _LISTING_SHARE * (loop.time() - started))
         self._relist_timer = loop.call_later(every * random.uniform(0.9, 1.1), self._want_listing)
 
     async def _listing(self) -> Batch:
@@ -330,12 +334,12 @@ class Feed:
                     gathered.apply([Change(pair) for pair in part.kvs])
                     revision = part.revision
             except Compacted:
-                log.info("the listing of %s was compacted away while paging, starting anew", self.name)
+                log.info("etcd compacted the revision of a listing of %s during paging; listing again", self.name)
                 continue
             return Batch(revision, (), listing=True, gathered=gathered)
 
     async def _follow(self) -> bool:
-        """One stream, until it ends; true when it got as far as being useful."""
+        """Follow one stream until it ends. Returns whether its watch was created."""
         stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._started_at = self._position.next_revision
         self._position.opened()
@@ -349,12 +353,12 @@ class Feed:
             stream.cut()
         self._watch_silence(self._client.config.request_timeout)
 
-        def doubt(address: str) -> None:
-            # Requests to this member fail: the stream may be dead too, and old servers would not be asked for long.
+        def check_soon(address: str) -> None:
+            # Requests to this member fail, so the stream may be dead, too; for old servers the check takes long.
             if address == stream.address:
                 self._watch_silence(self._client.config.request_timeout)
 
-        self._client.transport.on_move.add(doubt)
+        self._client.transport.on_endpoint_failed.add(check_soon)
         try:
             while True:
                 message = await stream.read()
@@ -362,27 +366,27 @@ class Feed:
                     return useful
                 self._heard = asyncio.get_running_loop().time()
                 self._asked = False
-                step = self._position.feed(decode_response(message, self._ignore, self._gone))
+                step = self._position.feed(decode_response(message, self._ignore, self._ignore_deletions))
                 if not useful and message.created and not message.canceled:
                     useful = True
                     self.problem = ""
                     self._may_ask = orders_requested_progress(self._client.known_version(stream.address))
                     self._watch_silence(_PATIENCE if self._may_ask else _OLD_PATIENCE)
                 if isinstance(step, Batch):
-                    self._hand_over(step)
+                    self._deliver(step)
                 elif isinstance(step, Relist):
-                    log.info("watch of %s: %s; listing again", self.name, step.reason)
+                    log.info("Watch of %s cannot resume; listing again: %s", self.name, step.reason)
                     self._list_due = True
                     return True
                 elif isinstance(step, Reopen):
-                    self._trouble(step.reason)
+                    self._set_problem(step.reason)
                     return useful and not step.refused
         finally:
-            self._client.transport.on_move.discard(doubt)
+            self._client.transport.on_endpoint_failed.discard(check_soon)
             self._stream = None
             stream.cut()
 
-    def _hand_over(self, batch: Batch) -> None:
+    def _deliver(self, batch: Batch) -> None:
         self._apply(batch)
         if self._waiters:
             revision = self.revision
@@ -399,7 +403,7 @@ class Feed:
             self._stream.cut()
 
     def _watch_silence(self, patience: float) -> None:
-        """Check the stream every ``patience`` seconds: ask for progress where that is safe, else replace it."""
+        """Check the stream every ``patience`` seconds: request its progress if that is safe, else replace it."""
         loop = asyncio.get_running_loop()
         if self._silence_timer is not None:
             self._silence_timer.cancel()
@@ -421,7 +425,7 @@ class Feed:
                     self._asked = False
                     self._watch_silence(patience)
                     return
-                log.debug("watch of %s: silent for %.0f s, opening another stream", self.name, quiet)
+                log.debug("Watch of %s was silent for %.0f s; opening another stream", self.name, quiet)
                 stream.cut(elsewhere=self._may_ask or patience < _OLD_PATIENCE)
                 return
             self._silence_timer = loop.call_later(patience - quiet, check)
@@ -429,11 +433,11 @@ class Feed:
         self._silence_timer = loop.call_later(patience, check)
 
     def _owes_progress(self) -> bool:
-        """Whether the server answers a progress request that is sent now (W8a).
+        """Whether the server must answer a progress request that is sent now (W8a).
 
-        It need not where the watch starts beyond the store's revision. Writes are known by the answers to other
-        requests, such as the renewals of a session. Until there is one nothing can be missed, and the connection is
-        judged by its pings and by `hasleader` alone.
+        It need not answer if the watch starts beyond the store's revision. The answers to other requests, such as
+        session renewals, show new revisions. Until there is one, no event can be missed, and only pings and
+        `hasleader` check the connection.
         """
         return self._client.transport.identity.revision >= self._started_at
 
@@ -444,12 +448,12 @@ class Feed:
 
     # ---- failure
 
-    def _trouble(self, what: str) -> None:
-        if what != self.problem:
-            log.warning("watch of %s: %s; trying again", self.name, what)
-        self.problem = what
+    def _set_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("Watch of %s failed; retrying: %s", self.name, problem)
+        self.problem = problem
 
-    def _may_be_done(self, revision: int) -> bool:
+    def _has_reached(self, revision: int) -> bool:
         self._raise_failure()
         return self.revision >= revision
 

@@ -1,6 +1,6 @@
-"""Where a watch stands: from each response, what to apply and where to resume (W2–W9). Pure.
+"""The position of a watch: what to apply of each response, and where to resume (W2–W9). Pure.
 
-The stream's I/O is in ``watch``; the decisions are here, so that they can be tested response by response.
+The stream's I/O is in ``watch``; the decisions are here, so that tests can feed single responses.
 """
 
 from __future__ import annotations
@@ -11,29 +11,27 @@ from distop.protocol.frozen import frozen
 from distop.protocol.revisioned import Change
 
 Event = Change
-"""One change of a key, as views take it: thousands come in a row."""
+"""One change of a key, in the form that views apply."""
 
 
 @frozen
 class Batch:
-    """What is applied as a whole (W4): afterwards the view is the range's content at ``revision``.
+    """Events that are applied together (W4): afterwards the view is the range's content at ``revision``.
 
-    ``listing``: the events are the full content (puts only) and replace what was known; what is not among them
-    is deleted (W6). Otherwise they are changes, in order.
+    ``listing``: the events are the full content (puts only) and replace the view; keys that are not among them are
+    deleted (W6). Otherwise they are changes, in order.
     """
 
     revision: int
     events: tuple[Event, ...]
     listing: bool = False
     gathered: Any = None
-    """Of a listing that was gathered part by part (``watch.Gather``): what it was gathered in; then there are no
-    ``events``.
-    """
+    """The ``watch.Gather`` that holds a listing read in pages; then ``events`` is empty."""
 
 
 @frozen
 class Response:
-    """What matters of a watch response; ``revision`` is the header's."""
+    """The needed fields of a watch response; ``revision`` is the header's."""
 
     revision: int
     events: tuple[Event, ...] = ()
@@ -46,14 +44,14 @@ class Response:
 
 @frozen
 class Relist:
-    """The watch cannot go on from its position (compaction, W6): list again and watch from there."""
+    """The watch cannot resume at its position (compaction, W6): list again and watch from there."""
 
     reason: str
 
 
 @frozen
 class Reopen:
-    """The server ended this watch: open another one at the position. ``refused``: it never began (W7)."""
+    """The server ended this watch: open another one at the position. ``refused``: it never started (W7)."""
 
     reason: str
     refused: bool = False
@@ -63,7 +61,7 @@ Step: TypeAlias = Batch | Relist | Reopen | None
 
 
 class WatchPosition:
-    """The position of one watch. ``next_revision`` is the start revision to watch from."""
+    """The position of one watch. ``next_revision`` is the revision from which a new watch starts."""
 
     __slots__ = ("_fragments", "next_revision")
 
@@ -73,7 +71,7 @@ class WatchPosition:
 
     @property
     def revision(self) -> int:
-        """The revision up to which everything has been applied."""
+        """The revision up to which all events were applied."""
         return self.next_revision - 1
 
     def listed(self, revision: int) -> None:
@@ -82,11 +80,11 @@ class WatchPosition:
         self.next_revision = revision + 1
 
     def opened(self) -> None:
-        """A new stream begins: fragments of the former one are void, they will be sent again whole (W5)."""
+        """A new stream starts: drop fragments of the old one, since the server sends the response again (W5)."""
         self._fragments.clear()
 
     def feed(self, response: Response) -> Step:
-        """What the response asks for; the position is moved on the assumption that a batch is then applied."""
+        """The next step after a response. The position advances, assuming that a returned batch is applied."""
         if response.compact_revision:
             return Relist(f"revision {self.next_revision} was compacted, up to {response.compact_revision} (W6)")
         if response.cancelled:
@@ -101,7 +99,7 @@ class WatchPosition:
             events = (*self._fragments, *events)
             self._fragments.clear()
         if not events:
-            # Progress: the only header whose revision may be trusted (W3).
+            # A progress notification: the only header with a reliable revision (W3).
             if response.revision < self.next_revision:
                 return None
             self.next_revision = response.revision + 1
@@ -110,7 +108,7 @@ class WatchPosition:
             events = tuple(event for event in events if event.kv.mod_revision >= self.next_revision)
             if not events:
                 return None
-        # The last event's revision, not the header's, which may be ahead of events still to come (W2).
+        # The last event's revision, not the header's, which may be ahead of events that were not sent yet (W2).
         last = events[-1].kv.mod_revision
         self.next_revision = last + 1
         return Batch(last, events)

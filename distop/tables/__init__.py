@@ -1,10 +1,10 @@
-"""Tables: what ``distop table add`` accepts, how a table is split into partitions, and how their files are read.
+"""Tables: checks of table records, planning into partitions, and readers of their files.
 
-A format (:mod:`distop.tables.formats`) plans tables, and has the :class:`~distop.tables.reader.Reader` of their files.
-It is loaded when a table of it is met. Nothing else asks for a format by its name, or by what its plans have: what a
-reader needs stands in the plan (``PartitionPlan.source``, ``Planned.options``), and only its format looks at it.
+A format (:mod:`distop.tables.formats`) plans tables and provides the :class:`~distop.tables.reader.Reader` of their
+files. It is imported when a table of the format is used. Other code does not depend on a format's name or its plans:
+what a reader needs is in the plan (``PartitionPlan.source``, ``Planned.options``), and only its format reads that.
 
-Nothing here imports PySpark, which a client has no need of. A format that asks Spark is given the session.
+No module here imports PySpark, which clients do not need. A format that needs Spark gets the session.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ __all__ = [
 ]
 
 LONGEST_LOOK = 300.0
-"""Seconds for which a job waits for a table's location to show anything: a disk of a server that is away may hang."""
+"""Time-out in seconds for a table's location: a network disk whose server is down may hang."""
 
 Spark = Callable[[], Any]
-"""Gives the Spark session, which is made when it is first asked for."""
+"""Returns the Spark session, which is started on the first call."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored: its location absolute, where it is a folder.
+    """Check a record; returns the record to store, with an absolute location if it is a folder.
 
-    Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does not
-    exist, or holds no table of the format, and for a catalog that does not have the table; not naming it, for a
-    location that is not allowed (storage_urls). Of a table of Spark's catalog the record alone is judged: there may be
-    no Spark here.
+    Raises InvalidArgument, with the name, for an unknown format or option, a location that cannot be opened, does not
+    exist or has no table of the format, and for a catalog without the table; without the name, for a location that is
+    not allowed (storage_urls). For a table of Spark's catalog only the record is checked: there may be no Spark here.
     """
     check_place("the location of a table", record.location)
     return format_of(record).check_table(record)
@@ -67,13 +66,13 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
     A location may hang, block this process's signals, or abort the process that opens it. So a location that is not a
     local path is opened by a separate process.
 
-    Raises InvalidArgument as :func:`check_table` does, and where the location does not answer.
+    Raises InvalidArgument like :func:`check_table`, and if the location does not answer.
     """
     from distop.runtime import time_limit
     from distop.tables.iceberg.iceberg_catalogs import PATIENCE
 
     check_place("the location of a table", record.location)
-    # A catalog has a time limit of its own, after which its error names it.
+    # A catalog has its own time limit; its error names the catalog.
     limit = time_limit.LIMIT + (PATIENCE if "catalog" in record.options else 0.0)
     where = f"the location {shown(record.location)}"
     try:
@@ -83,11 +82,11 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
         return await time_limit.in_thread(lambda: check_table(record), limit)
     except time_limit.TimeLimitExceeded:
         raise InvalidArgument(
-            f"{where} has not answered for {limit:g} s: check its address, the network, and the credentials "
-            "that this machine has for it"
+            f"{where} did not answer within {limit:g} s: check its address, the network, and this machine's "
+            "credentials for it"
         ) from None
     except time_limit.Aborted as error:
-        raise InvalidArgument(f"{where} cannot be opened: {error}") from None
+        raise InvalidArgument(f"cannot open {where}: {error}") from None
 
 
 def check_json(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,15 +100,14 @@ def _is_remote(record: TableRecord) -> bool:
 
 
 def _no_spark() -> Any:
-    raise InvalidArgument("tables of Spark's catalog are planned where there is a Spark: in an executor")
+    raise InvalidArgument("planning a table of Spark's catalog needs Spark: only executors can do it")
 
 
 def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> Planned:
-    """Freeze the table's partitions with their files. ``check`` is called now and then, and raises where that is to
-    stop.
+    """Plan a table: its current partitions with their files.
 
-    Raises InvalidArgument for what is no table of its format, or lies where data may not send anybody (storage_urls),
-    TableUnavailable where it cannot be reached from here.
+    ``check`` is called regularly, and raises to stop the planning. Raises InvalidArgument if the location has no table
+    of the format, or is not allowed (storage_urls), TableUnavailable if it cannot be reached from here.
     """
     check_place("the location of a table", table.location)
     planned = format_of(table).plan_table(table, check, spark)
@@ -118,8 +116,9 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
 
 
 def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
-    """Raises TableUnavailable where nothing of the table can be seen from here, or its location hangs: then the thread
-    that waits is abandoned. Not to be called where an event loop runs.
+    """Raises TableUnavailable if nothing of the table can be read from here, or its location hangs.
+
+    If it hangs, the waiting thread is abandoned. Do not call it in a thread with a running event loop.
     """
     import asyncio
 
@@ -129,56 +128,59 @@ def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
     try:
         asyncio.run(time_limit.in_thread(lambda: format_of(table).check_reachable(table, spark), LONGEST_LOOK))
     except time_limit.TimeLimitExceeded:
-        raise TableUnavailable(f"{shown(table.location)} has not answered for {LONGEST_LOOK:g} s") from None
+        raise TableUnavailable(f"{shown(table.location)} did not answer within {LONGEST_LOOK:g} s") from None
 
 
 def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:
-    """The folder that is the table's own, where its data lies unless somebody has put it elsewhere: a path or a URL.
-    Raises as planning does.
-    """
+    """The table's own folder, a path or a URL, which has its data by default. Raises the errors of planning."""
     return format_of(table).place_of(table, check, spark)
 
 
 def folders_of(
     table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark, *, elsewhere: bool = False
 ) -> tuple[str, ...]:
-    """The folders that the files of a plan lie in; of an Iceberg table its metadata files, which name the others.
-    ``elsewhere``: with those of partitions that the catalog has elsewhere. Raises as planning does.
+    """The folders of a plan's files; for an Iceberg table, of its metadata files, which name the other files.
+
+    ``elsewhere``: also the folders of partitions that the catalog has in other locations. Raises the errors of
+    planning.
     """
     return format_of(table).folders_of(table, check, spark, elsewhere=elsewhere)
 
 
 def of_catalog(table: TableRecord) -> bool:
-    """Whether only a catalog knows where the table lies."""
+    """Whether only a catalog knows the table's location."""
     return format_of(table).of_catalog(table)
 
 
 def has_source(table: TableRecord) -> bool:
-    """Whether plans of the table may name what its files are read through (``PartitionPlan.source``)."""
+    """Whether plans of the table may have a source: a file through which its files are read."""
     return format_of(table).has_source(table)
 
 
 def registered_types(table: TableRecord) -> dict[str, str]:
-    """The types of partition columns that a table was registered with."""
+    """The types of partition columns in a table's registration."""
     return dict(table.options.get("partition_types") or {})
 
 
 def changes_of(table: TableRecord) -> Changes:
-    """How the schema of this table is changed. Raises InvalidArgument where there is none to change, or not so."""
+    """How the table's schema can be changed. Raises InvalidArgument if it cannot be changed."""
     return format_of(table).changes(table)
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-    """The reader of the files of these plans, which one planning has made. ``table``: with the options that it found.
-    Raises InvalidArgument for plans that were made of several states of the table.
+    """The reader of the files of plans from one planning. ``table``: with the options of the plan.
+
+    Raises InvalidArgument for plans of different states of the table.
     """
     if len({plan.source for plan in plans}) > 1:
-        raise InvalidArgument(f"partitions of {table.name!r} were planned of several states of it: start anew")
+        raise InvalidArgument(
+            f"partitions of {table.name!r} were planned from different states of the table: start the operation again"
+        )
     return format_of(table).reader(table, plans)
 
 
 def readers_of(table: TableRecord, plans: Sequence[PartitionPlan]) -> Iterator[tuple[Reader, list[PartitionPlan]]]:
-    """The readers of plans that may be of several states of a table, each with its plans, in their order."""
+    """The readers of plans that may be from different states of a table, each with its plans in order."""
     found: dict[str, list[PartitionPlan]] = {}
     for plan in plans:
         found.setdefault(plan.source, []).append(plan)
@@ -187,7 +189,7 @@ def readers_of(table: TableRecord, plans: Sequence[PartitionPlan]) -> Iterator[t
 
 
 def record_at(text: str) -> TableRecord:
-    """A record for the table in a folder, of the format that the folder shows. Raises as registering it would."""
+    """A record for the table in a folder, with the format that the folder shows. Raises like a registration."""
     from distop.storage.location import Location
 
     location = Location.of(text)

@@ -1,7 +1,7 @@
-"""What a format knows of the files of its tables: :class:`Reader`. Behaviors read tables of all formats through it.
+"""The interface :class:`Reader`, through which behaviors read the files of tables of all formats.
 
-A reader speaks of files and rows, and of no behavior. It comes with its format (:mod:`distop.tables.formats`), for the
-files of a plan: what has been committed since is not seen. Nothing here imports PySpark: the session is a parameter.
+A reader handles files and rows, independent of behaviors. A format (:mod:`distop.tables.formats`) provides it for the
+files of a plan; later commits are not visible. No module here imports PySpark: the session is a parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @frozen
 class RowCounts:
-    """Rows of each file by path, as a query has counted them: those that the table has, and deleted ones."""
+    """Row counts of files by path, from a query: live rows and deleted rows."""
 
     kept: Mapping[str, int]
     deleted: Mapping[str, int]
@@ -36,8 +36,9 @@ class RowCounts:
 
 @frozen
 class FileColumns:
-    """A file as Arrow reads it: its rows, its columns by Spark's types, and what it calls the columns that were asked
-    for (None: it does not have one, which is NULL in it).
+    """A file as Arrow reads it: number of rows, columns with Spark's types, and its names of the requested columns.
+
+    A name is None if the file lacks the column, which then is NULL.
     """
 
     rows: int
@@ -46,21 +47,21 @@ class FileColumns:
 
 
 class Reader(ABC):
-    """Reads files of a table as they were planned. ``plans``: whose files these are, planned at one time.
+    """Reads the planned files of a table. ``plans``: the plans of these files, from one planning.
 
-    The methods before the line are for all formats. Those after it read files without Spark: a format that does not
-    offer them raises Unfaithful.
+    All formats implement the methods up to "without Spark". A format without the later ones raises Unfaithful.
     """
 
     facts_from: ClassVar[str] = ""
-    """What :meth:`facts` reads of each file, for people: ``footers``. "" where it takes no time to speak of."""
+    """The part of each file that :meth:`facts` reads, for people: ``footers``. "" if it takes no noticeable time."""
     closer_facts_from: ClassVar[str] = ""
-    """Likewise of :meth:`closer_facts`. "" where there is nothing closer."""
+    """The same for :meth:`closer_facts`. "" if there are no closer facts."""
     counted_by: ClassVar[CountedBy | None] = None
-    """What says how many rows a file has; None: nothing does."""
+    """The source of a file's number of rows; None: unknown."""
     own_columns: ClassVar[bool] = True
-    """Facts, and rows without ``columns``, have the columns that the files have themselves, which are found by name.
-    False: they have the table's, whatever a file calls them.
+    """Whether facts, and rows without ``columns``, have the files' own columns, which are matched by name.
+
+    False: they have the table's columns, whatever names the files have.
     """
 
     def __init__(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> None:
@@ -70,20 +71,22 @@ class Reader(ABC):
     # ------------------------------------------------------------------ the table
 
     def columns(self) -> Mapping[str, SparkType] | None:
-        """The table's columns, but those of :meth:`partition_columns`; None where its files alone have them. Raises
-        TableUnavailable and InvalidArgument where what has them cannot be read.
+        """The table's columns except :meth:`partition_columns`; None if only its files define columns.
+
+        Raises TableUnavailable and InvalidArgument if they cannot be read.
         """
         return None
 
     @property
     def declared(self) -> Mapping[str, SparkType] | None:
-        """The columns that a catalog declares of files that have columns of their own; None where there is no such
-        catalog. Raises as :meth:`columns` does.
+        """The columns that a catalog declares for files with their own columns; None without such a catalog.
+
+        Raises the errors of :meth:`columns`.
         """
         return self.columns() if self.own_columns else None
 
     def partition_columns(self) -> Mapping[str, str]:
-        """The columns that no file has: each partition has one value of them, as text. With their types."""
+        """The partition columns with their types. Files lack them; each partition has one value of each, as text."""
         return {}
 
     def values(self, path: str) -> Mapping[str, str | None]:
@@ -91,25 +94,27 @@ class Reader(ABC):
         return {}
 
     def partition_of(self, path: str) -> str:
-        """The name of the partition that a file is in; "" where its place does not tell."""
+        """The name of a file's partition; "" if its path does not show it."""
         return ""
 
     @property
     def moves(self) -> bool:
-        """The same file may be in another partition some day: only a catalog knows which one it is in."""
+        """Whether a file may be moved to another partition later, because only a catalog has its partition."""
         return False
 
     def identities(self, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-        """What tells these columns from others that have their names some day; None where nothing does. Raises
-        InvalidArgument for a column that the table does not have, Unreadable for one whose values stand otherwise in
-        the files than Spark has them, and TableUnavailable.
+        """Ids that distinguish columns from later columns of the same names; None if there are no ids.
+
+        Raises InvalidArgument for an unknown column, Unreadable for a column whose values in the files differ from
+        Spark's, and TableUnavailable.
         """
         return None
 
     @property
     def version(self) -> TableVersion | None:
-        """The state of the table that was planned, of a format that keeps its states; None where a list of files is all
-        that tells one from another. Raises InvalidArgument and TableUnavailable where it cannot be read any more.
+        """The planned state of the table, for formats with versions; None if only the list of files identifies a state.
+
+        Raises InvalidArgument and TableUnavailable if it cannot be read.
         """
         return None
 
@@ -119,19 +124,19 @@ class Reader(ABC):
     def facts(
         self, files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None], *, again: bool = False
     ) -> list[FileFacts | Unreadable]:
-        """What is known of each file without a scan, in order, or why it cannot be read. ``wanted``: the top-level
-        columns (``facts.folded``) of which statistics are needed. ``again``: an earlier look may have crashed the
-        process. Of no files: one entry without rows, where the table is known to have columns all the same.
+        """The facts of each file that need no scan, in order, or why it cannot be read.
 
-        ``check`` is called now and then, and raises where the reading is to stop. Raises TableUnavailable where the
-        store refuses all of them.
+        ``wanted``: the top-level columns (``facts.folded``) with needed statistics. ``again``: an earlier call may have
+        crashed the process. Without files: one entry without rows, if the table's columns are known. ``check`` is
+        called regularly, and raises to stop. Raises TableUnavailable if the store rejects all files.
         """
 
     def closer_facts(
         self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
     ) -> dict[str, FileFacts]:
-        """More about these files, by path, that takes longer to find out; those of which there is no more are left out.
-        ``wanted`` and ``check`` as for :meth:`facts`, which was called before.
+        """Further facts of files, by path, that take longer to read; files without further facts are left out.
+
+        ``wanted`` and ``check``: see :meth:`facts`, which must be called before.
         """
         return {}
 
@@ -156,14 +161,14 @@ class Reader(ABC):
         """
 
     def all_rows(self, session: SparkSession, files: Sequence[PlannedFile]) -> DataFrame:
-        """:meth:`rows` with all columns; of no files, a frame without rows."""
+        """:meth:`rows` with all columns; without files, a frame without rows."""
         if files:
             return self.rows(session, files)
         kinds = {**self.all_columns(files, lambda: None), **self.partition_columns()}
         return session.createDataFrame([], ", ".join(f"{quote(name)} {ddl(kind)}" for name, kind in kinds.items()))
 
     def all_columns(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, SparkType]:
-        """The columns of these files together that Spark reads, but those of partitions. Raises Unreadable."""
+        """All columns of these files that Spark can read, except partition columns. Raises Unreadable."""
         found = self.columns()
         if found is None:
             facts = self.facts(files, frozenset(), check)
@@ -174,90 +179,95 @@ class Reader(ABC):
         return {n: kind for n, kind in found.items() if problem(kind) is None and not may_match(n, partitions)}
 
     def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
-        """Have ready, and checked, what a frame of :meth:`rows` of these files reads. To be called before each query of
-        a frame that is kept, which is good as long as this gives the same text.
+        """Prepare and check the input of a frame of :meth:`rows`.
+
+        Call it before each query of a cached frame, which is valid as long as this returns the same text.
         """
         return ""
 
     @abstractmethod
     def file_column(self, frame: DataFrame) -> Column:
-        """The path of a row's file as Spark has it (:meth:`planned_path`), in a frame of :meth:`rows`."""
+        """The column with the path of a row's file, in Spark's form (:meth:`planned_path`)."""
 
     @abstractmethod
     def position_column(self, frame: DataFrame) -> Column:
-        """The position of a row in its file, from 0; the same at each reading."""
+        """The column with the position of a row in its file, from 0; the same in each query."""
 
     def counting_column(self, frame: DataFrame) -> Column:
-        """The same as :meth:`file_column` where rows are grouped by it, and nothing else: it may cost less."""
+        """A possibly cheaper column than :meth:`file_column`, only for grouping rows by file."""
         return self.file_column(frame)
 
     def planned_path(self, name: str) -> str:
-        """A file's planned path, of what :meth:`file_column` names it."""
+        """A file's planned path for a value of :meth:`file_column`."""
         return name
 
     def count_rows(self, session: SparkSession, files: Sequence[PlannedFile]) -> RowCounts:
-        """Rows and deleted rows of files whose facts do not tell how many are deleted, by a query of its own. Raises as
-        :meth:`rows` does.
-        """
-        raise NotImplementedError(f"{type(self).__name__} knows what is deleted")
+        """Count live and deleted rows with a query, for files whose facts lack the number of deleted rows.
 
-    # ------------------------------------------------------------------ trouble
+        Raises the errors of :meth:`rows`.
+        """
+        raise NotImplementedError(f"the facts of {type(self).__name__} have the number of deleted rows")
+
+    # ------------------------------------------------------------------ errors
 
     @abstractmethod
     def changed(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
-        """What is wrong with those of the files that are not as they were planned, by path and in their order: none,
-        where the format never changes a file. Raises TableUnavailable where a file does not answer.
+        """The errors of files that have changed since the planning, by path, in order.
+
+        Empty for a format that never changes files. Raises TableUnavailable if a file cannot be reached.
         """
 
     def not_present(
         self, session: SparkSession, files: Sequence[PlannedFile], check: Callable[[], None]
     ) -> dict[str, Unreadable]:
-        """The same after an error: also those of the files that are gone, whatever the format is."""
+        """Like :meth:`changed`, after an error: also the files that are gone, for each format."""
         return self.changed(files, check)
 
     def broken_file(self, error: Exception, files: Sequence[PlannedFile]) -> str | None:
-        """Which of the files an error of Spark says that it could not read; None where it does not say so."""
+        """The file that Spark could not read according to its error; None if the error does not say so."""
         return None
 
     def check_data(self, path: str, columns: Collection[str], check: Callable[[], None]) -> None:
-        """Raises Unreadable where the data of a file may crash the JVM that reads these columns, and OSError. For files
-        that one may have died of.
+        """Raises Unreadable if the data of a file may crash a JVM that reads these columns, and OSError.
+
+        For files that may have crashed one.
         """
 
     def check_allowed(self, files: Sequence[PlannedFile]) -> None:
-        """Raises InvalidArgument where one of the files may not belong to the table. For files that were planned a
-        while ago, or by what was kept.
-        """
+        """Raises InvalidArgument if a file may not belong to the table. For files of an older or cached plan."""
 
     # ------------------------------------------------------------------ without Spark
 
     def on_disk(self, file: PlannedFile) -> PlannedFile:
-        """The file as the file system has it, with size and time. Raises OSError."""
+        """The file with its current size and time. Raises OSError."""
         return file
 
     def check_same(self, file: PlannedFile) -> None:
-        """Raises Unreadable where a file (:meth:`on_disk`) is no longer the same."""
+        """Raises Unreadable if a file (:meth:`on_disk`) has changed."""
         raise _only_spark(self)
 
     def open_file(
         self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
     ) -> FileColumns:
-        """What a file (:meth:`on_disk`) has of these columns, which have had these ``identities``. Raises Unreadable
-        where it cannot be read, and Unfaithful where it is not known what it has of one of them.
+        """Open a file (:meth:`on_disk`) for these columns, which had these ``identities``.
+
+        Raises Unreadable if it cannot be read, and Unfaithful if its content of a column is uncertain.
         """
         raise _only_spark(self)
 
     def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
-        """All rows of a file (:meth:`on_disk`) in order, without deletes, in batches of ``size`` at most: the position
-        of the first of them, how many they are, and these columns of it as it calls them (None, where none is asked
-        for). Raises Unreadable.
+        """All rows of a file (:meth:`on_disk`) in order, ignoring deletes, in batches of at most ``size`` rows.
+
+        Each batch: the position of its first row, its number of rows, and the columns by the file's own ``names`` (None
+        if there are none). Raises Unreadable.
         """
         raise _only_spark(self)
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
-        """The rows at these positions, with these columns in Arrow's types for Spark's, and then those of partitions as
-        texts; exactly those that Spark would read. Raises Unfaithful where that is not known, rows may be deleted, or
-        more than ``most`` bytes would have to be decoded.
+        """The rows at these positions, exactly as Spark would read them.
+
+        They have these columns in Arrow's types for Spark's, then the partition columns as texts. Raises Unfaithful if
+        that is uncertain, rows may be deleted, or more than ``most`` bytes would have to be decoded.
         """
         raise _only_spark(self)
 
@@ -265,4 +275,4 @@ class Reader(ABC):
 def _only_spark(reader: Reader) -> Exception:
     from distop.tables.reading.arrow_types import Unfaithful
 
-    return Unfaithful(f"files of the format {reader.table.format} are read by Spark alone")
+    return Unfaithful(f"only Spark can read files of the format {reader.table.format}")

@@ -1,4 +1,4 @@
-"""The options of a table record, checked."""
+"""Parses and checks the options of a table record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 from distop.storage.confinement import check_form
 from distop.tables.iceberg.iceberg_catalogs import Catalog
 
@@ -24,9 +24,11 @@ _TYPE = re.compile(
 
 @frozen
 class Options:
-    """``group_bytes`` and ``group_files`` bound a group of files in a table without partitions;
-    ``partition_types`` gives partition columns of Parquet folders a Spark type (they are text otherwise); ``catalog``
-    is the one that knows an Iceberg table, and ``folder`` the only one that this may say the table lies in ("": any).
+    """The options of a table.
+
+    ``group_bytes`` and ``group_files``: limits of a group of files in a table without partitions. ``partition_types``:
+    Spark types of the partition columns of Parquet folders (default: text). ``catalog``: the catalog of an Iceberg
+    table. ``folder``: the only folder that the catalog may have for the table; "" for any.
     """
 
     group_bytes: int = 128 * 1024 * 1024
@@ -41,19 +43,22 @@ _KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "cat
 
 
 def is_partition_type(text: str) -> bool:
-    """A Spark type that a partition column may have."""
+    """Whether a text is a Spark type that a partition column may have."""
     return _TYPE.fullmatch(text.strip()) is not None
 
 
 def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> Options:
-    """The options with their defaults. Of a format that is not distop's own: those of groups of files. Raises
-    InvalidArgument for one that the format does not have, or of the wrong kind.
+    """The checked options with their defaults. Formats of entry points have the options of file groups only.
+
+    Raises InvalidArgument for an unknown option of the format, or an invalid value.
     """
     known = _KNOWN.get(format_name, _NUMBERS)
     for name in options:
         if name not in known:
             of = "" if format_name == "parquet" else f" for {format_name}"
-            raise InvalidArgument(f"the table option {shown(name)} is not known{of} (known: {', '.join(known)})")
+            raise InvalidArgument(
+                f"the table option {shown(name)} is not known{of}{did_you_mean(name, known, 'known')}"
+            )
     defaults = Options()
     numbers = {}
     for name in _NUMBERS:
@@ -67,7 +72,7 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
     for column, text in types.items():
         if not isinstance(text, str) or not is_partition_type(text):
             raise InvalidArgument(
-                f"the type {shown(text)} of partition column {shown(column)} is no Spark type for one"
+                f"the type {shown(text)} of partition column {shown(column)} is not a supported Spark type"
             )
     catalog = Catalog.of(options["catalog"]) if "catalog" in options else None
     folder = _folder(options)
@@ -76,12 +81,12 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
 
 
 def _folder(options: Mapping[str, Any]) -> str:
-    """The option ``folder``; "" where there is none. Raises InvalidArgument."""
+    """The option ``folder``; "" if it is not set. Raises InvalidArgument."""
     if "folder" not in options:
         return ""
     folder = options["folder"]
     if "catalog" not in options:
-        raise InvalidArgument("the table option 'folder' goes with the option 'catalog': leave it out")
+        raise InvalidArgument("the table option 'folder' needs the option 'catalog': set that, or omit 'folder'")
     try:
         check_form(folder.rstrip("/") if isinstance(folder, str) else "")
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""The state of a table that its format keeps: what a certificate names, and what has come since another state."""
+"""Versions of a table, for formats that have them: for certificates, and for the files that are new since a version."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @frozen
 class Field:
-    """A column, or what is inside one: the id that it keeps whatever it is called, and its type in the format's words,
-    without what is inside it.
-    """
+    """A column or nested field: its permanent id, and its type in the format's terms, without nested fields."""
 
     id: int
     type: str
 
 
 class TableVersion(ABC):
-    """A state of a table. ``table_id``: it tells the table from another one that takes its place; ``metadata_file``:
-    where the state is described, as a plan names it; ``schema_id``: the number of its schema.
+    """A version of a table.
+
+    ``table_id`` distinguishes the table from one that replaces it; ``metadata_file``: the file of this version in
+    plans; ``schema_id``: the number of its schema.
     """
 
     table_id: str
@@ -34,18 +34,19 @@ class TableVersion(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Its top-level columns."""
+        """The top-level columns."""
 
     @abstractmethod
     def fields(self, tops: Collection[str]) -> Mapping[str, Field]:
-        """These top-level columns with all that is inside them, by their dotted names."""
+        """These top-level columns with all nested fields, by dotted names."""
 
     @abstractmethod
     def name_of(self, field_id: int) -> str | None:
-        """The dotted name that a field has in this state; None where it is gone."""
+        """The dotted name of a field in this version; None if it does not exist."""
 
     @abstractmethod
     def new_files(self, since: str, check: Callable[[], None]) -> Sequence[PlannedFile] | None:
-        """The files that may have rows which the state ``since`` had not; None: any of them may. ``since``: the version
-        of a plan. ``check`` raises where that is to stop. Raises TableUnavailable.
+        """The files that may have rows which version ``since`` of a plan did not have; None: any file may.
+
+        ``check`` raises to stop. Raises TableUnavailable.
         """

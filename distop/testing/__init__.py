@@ -1,4 +1,7 @@
-"""For tests of behaviors: a context for single methods, a whole operation in one process, and the model of etcd."""
+"""The test kit for behaviors.
+
+A fake context, a whole operation in one process, and a model of etcd.
+"""
 
 from __future__ import annotations
 

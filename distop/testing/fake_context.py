@@ -1,4 +1,4 @@
-"""What a behavior's methods are given in a unit test."""
+"""A fake JobContext for unit tests of a behavior's methods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from distop.behavior import JobContext, Progress
 from distop.errors import InvalidArgument
 from distop.protocol.jobs import MAX_BYTES
 from distop.protocol.json_codec import dumps, loads
+from distop.protocol.texts import did_you_mean
 from distop.storage.deletion import Place
 from distop.storage.places import Attempt, Stages, stage_of
 
@@ -24,7 +25,10 @@ INCARNATION = "test"
 
 
 class MemoryProgress(Progress):
-    """Checkpoints in memory: ``saved`` has all of them, in their order. Each save succeeds, however soon it comes."""
+    """Checkpoints in memory, without a rate limit.
+
+    ``saved`` holds all of them, in order.
+    """
 
     def __init__(self, value: Any = None) -> None:
         self.saved: list[Any] = [] if value is None else [value]
@@ -33,25 +37,26 @@ class MemoryProgress(Progress):
         return self.saved[-1] if self.saved else None
 
     def save(self, value: Any, *, force: bool = False) -> bool:
-        """Raises InvalidArgument for what is not JSON or over 64 KiB, as in an executor."""
+        """Raises InvalidArgument if the value is not JSON or larger than 64 KiB, as in an executor."""
         try:
             text = dumps(value)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
         if len(text) > MAX_BYTES:
-            raise InvalidArgument(f"a checkpoint of {len(text)} bytes is too large: at most {MAX_BYTES} are kept")
+            raise InvalidArgument(f"a checkpoint has {len(text)} bytes: at most {MAX_BYTES} are allowed")
         self.saved.append(loads(text))
         return True
 
 
 class FakeContext(JobContext):
-    """A JobContext without an executor, to call the methods of a behavior one by one.
+    """A JobContext without an executor, to call single methods of a behavior.
 
-    ``folder``: a directory for all that it writes (``tmp_path`` of pytest). ``table``, ``partition`` and ``attempt``:
-    of the job. ``checkpoint``: what an earlier attempt has saved. ``tables``: other tables that are registered.
-    ``history``: history records by operation. ``spark``: a session; None: one is started on first use, and kept for the
-    process. :meth:`cancel` tells the code to stop. ``statuses``, ``progress.saved`` and ``follow_ups`` hold what the
-    code has said, saved, and asked to start.
+    ``folder``: a directory for all files (``tmp_path`` of pytest). ``table``, ``partition`` and ``attempt``: of the
+    job. ``checkpoint``: the checkpoint of an earlier attempt. ``tables``: other registered tables. ``history``: history
+    records by operation. ``spark``: a session; None: one is started on first use, and shared in the process.
+
+    :meth:`cancel` asks the code to stop. ``statuses``, ``progress.saved`` and ``follow_ups`` hold the published
+    statuses, the saved checkpoints, and the requested operations.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class FakeContext(JobContext):
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Tell the running code to stop."""
+        """Ask the running code to stop."""
         self._cancelled = True
 
     @property
@@ -104,13 +109,13 @@ class FakeContext(JobContext):
     @property
     def stage(self) -> str:
         if self.partition is None:
-            raise InvalidArgument("a batch has a stage for each partition: use stage_of(partition)")
+            raise InvalidArgument("a batch has one stage for each partition: use stage_of(partition)")
         return self.stage_of(self.partition)
 
     @property
     def stage_place(self) -> Place:
         if self.partition is None:
-            raise InvalidArgument("a batch has a stage for each partition")
+            raise InvalidArgument("a batch has one stage for each partition, so it has no stage_place")
         return self._stage_place_of(self.partition)
 
     def stage_of(self, partition: PartitionPlan) -> str:
@@ -124,12 +129,14 @@ class FakeContext(JobContext):
 
     def other_table(self, name: str) -> TableRecord:
         if name not in self.tables:
-            raise InvalidArgument(f"there is no table {name!r}: give it to FakeContext(tables=…)")
+            raise InvalidArgument(
+                f"there is no table {name!r}{did_you_mean(name, self.tables)}: pass it to FakeContext(tables=…)"
+            )
         return self.tables[name]
 
     def history_record(self, op: str) -> Mapping[str, Any]:
         if op not in self.history:
-            raise InvalidArgument(f"there is no history record of {op}: give it to FakeContext(history=…)")
+            raise InvalidArgument(f"there is no history record of {op}: pass it to FakeContext(history=…)")
         return self.history[op]
 
     def status(self, text: str) -> None:
@@ -144,5 +151,5 @@ class FakeContext(JobContext):
         partitions: Sequence[str] | None = None,
         delay: float | None = None,
     ) -> None:
-        asked = {"type": type_name, "table": table, "arg": arg, "partitions": partitions, "delay": delay}
-        self.follow_ups.append(asked)
+        follow_up = {"type": type_name, "table": table, "arg": arg, "partitions": partitions, "delay": delay}
+        self.follow_ups.append(follow_up)

@@ -1,4 +1,7 @@
-"""The child of an executor without a process: its own code runs jobs and calls in a thread of the test's process."""
+"""An executor's child without a process.
+
+The code of the child runs in a thread of the test's process.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,13 @@ EXECUTOR = "test"
 
 _lock = threading.Lock()
 _own: SparkHolder | None = None
-"""One for the process, which can have one session."""
+"""The holder of the session that this module has started: a process can have only one session."""
 
 
 def spark_for(session: SparkSession | None) -> SparkHolder:
-    """A holder of this session; of the one that is active in this process; else of one that is started on first use,
-    with the settings of an executor's child, and kept until the process ends.
+    """A holder of ``session``; or, if None, of the active session, or of a new one.
+
+    A new session starts on first use, with the settings of an executor's child, and lives until the process ends.
     """
     global _own
     with _lock:
@@ -54,7 +58,7 @@ def spark_for(session: SparkSession | None) -> SparkHolder:
 
 @frozen
 class _Loaded:
-    """What :func:`distop.behavior.load` takes for an installed behavior."""
+    """An installed behavior for :func:`distop.behavior.load`."""
 
     behavior: type[Behavior]
 
@@ -63,9 +67,10 @@ class _Loaded:
 
 
 class InProcessChild:
-    """A child that has one behavior. ``ended`` is told in the job's thread how a job ended (partition, kind, result,
-    error, started, finished); ``answer`` answers what the child asks its daemon (a message of
-    ``worker.child_messages``).
+    """A child with one behavior.
+
+    ``ended`` is called in the job's thread after each job (partition, kind, result, error, started, finished).
+    ``answer`` answers a question of the child to its daemon (a message of ``worker.child_messages``).
     """
 
     def __init__(
@@ -103,19 +108,25 @@ class InProcessChild:
         self._number = 0
 
     def run(self, message: Mapping[str, Any]) -> Run:
-        """Jobs, of a message as ``worker.child_messages.RunMessage`` without its number; to be started by
-        :meth:`start`."""
+        """Create a run for :meth:`start`.
+
+        ``message``: a ``worker.child_messages.RunMessage`` without its number.
+        """
         self._number += 1
         fixed = {"t": "run", "run": self._number, "careful": True, "deadline": 0.0, "cancelled": [], "more": False}
         return Run(self._env, {**message, **fixed}, self._spark_died)
 
     def start(self, run: Run) -> None:
-        """Run it to its end. An interrupt (Ctrl-C) stops its jobs and is raised."""
+        """Execute the run, and wait for its end.
+
+        An interrupt (Ctrl-C) stops its jobs and is raised.
+        """
         self._in_thread(run.run, lambda: run.cancel(None))
 
     def call(self, message: Mapping[str, Any]) -> tuple[Any, list[bytes]]:
-        """Make a call, of a message of ``worker.child_messages`` without its number; its value, and the chunks of a
-        plan. Raises WorkerError.
+        """Make a call, and return its value and the chunks of a plan. Raises WorkerError.
+
+        ``message``: a message of ``worker.child_messages`` without its number.
         """
         self._number += 1
         self._messages.clear()
@@ -128,7 +139,10 @@ class InProcessChild:
         return last["value"], chunks
 
     def sendall(self, data: bytes, /) -> None:
-        """What its outbox sends: a question is answered before this returns."""
+        """Receive what the child's outbox sends.
+
+        A question is answered before this returns.
+        """
         for message in self._decoder.feed(data):
             try:
                 self._take(message)
@@ -147,7 +161,10 @@ class InProcessChild:
             self._messages.append(message)
 
     def _in_thread(self, work: Callable[[], None], stop: Callable[[], None]) -> None:
-        """In a thread, as in a child: Spark keeps pools and tags for each, and Ctrl-C is no error of a job."""
+        """Run in a thread, as a child does.
+
+        Spark keeps pools and tags by thread, and Ctrl-C must not fail a job.
+        """
 
         def run() -> None:
             try:
@@ -166,5 +183,5 @@ class InProcessChild:
             raise self._broken
 
     def _spark_died(self, why: str) -> None:
-        # A child would end here, and another one would run the job again.
+        # A real child would end here, and a new child would run the job again.
         raise WorkerError("crash", f"Spark is lost: {why}")

@@ -1,7 +1,7 @@
-"""One operation from its start to its history record: an executor and its coordinator in turns, on a model of etcd.
+"""Runs one operation from start to history record on a model of etcd, as both executor and coordinator.
 
-Nothing is decided here: ``decide.next_steps`` tells each step, ``protocol`` builds each transaction, and the code of an
-executor's child plans, runs jobs and completes (:mod:`distop.testing.in_process_child`).
+It makes no decisions of its own: ``decide.next_steps`` chooses each step, ``protocol`` builds each transaction, and the
+code of an executor's child plans, runs jobs and completes (:mod:`distop.testing.in_process_child`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from distop.protocol.revisioned import Seen
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Put, Txn
 from distop.services.inspection.outcomes import JobResult, job_results
+from distop.services.submission.insertion import make_spec, object_of
 from distop.services.submission.start_request import request, whoami
-from distop.services.submission.submit import make_spec, object_of
 from distop.storage.places import shared_of
 from distop.storage.result_files import resolve
 from distop.testing.in_process_child import EXECUTOR, InProcessChild
@@ -46,17 +46,18 @@ if TYPE_CHECKING:
     from distop.decide.operation_view import OperationView
     from distop.protocol.records import Attempts
     from distop.protocol.txn import TxnResult
+    from distop.services.submission.start_options import StartOptions
     from distop.testing.model_store import ModelStore
 
 INCARNATION = "test"
 POLL = 30.0
-"""Seconds; nobody waits for them."""
+"""Seconds between polls, in simulated time."""
 MOST_ATTEMPTS = 100
-"""Of a job that cannot fail: an executor would try it for ever."""
+"""Maximum attempts of a job with ``can_fail`` False, which an executor would retry for ever."""
 
 
 class LoneExecutor:
-    """The executor of one operation; it takes each step as soon as it can, and skips the time until then."""
+    """The executor and coordinator of one operation. It skips all waiting times."""
 
     def __init__(
         self,
@@ -80,12 +81,12 @@ class LoneExecutor:
         self._rows: list[Mapping[str, Any]] = []
         self._ended: set[int] = set()
         self._held: dict[int, tuple[Claim, int]] = {}
-        """Claims of the run that goes on, each with its fence."""
+        """The claims of the current run, each with its fencing token."""
         self._to_fail: deque[tuple[int, Claim, int, Any]] = deque()
-        """Jobs that fail for good after a cleanup: partition, claim, fence, how it ended."""
+        """Jobs that fail finally, after a cleanup: partition, claim, fence, and the end of the attempt."""
         self._stop: Callable[[], None] | None = None
         self.follow_ups: tuple[Mapping[str, Any], ...] = ()
-        """What the completion asked to start."""
+        """The operations that the completion asked to start."""
         records = [one for one in (table, *tables) if one is not None]
         node = Node(EXECUTOR, "localhost", 1, (self._type,))
         self._put(self._keys.node(INCARNATION), node.encode())
@@ -101,11 +102,11 @@ class LoneExecutor:
         self._store.apply(Txn((), (Put(key, value),)))
 
     def _commit(self, txn: Txn) -> TxnResult:
-        """Nobody else writes here, so that none is refused."""
+        """Commit a transaction, which cannot fail: there are no other writers."""
         before = self._store.revision
         result = self._store.apply(txn)
         if not result.succeeded:
-            raise AssertionError(f"the transaction {txn.label} was refused: this is a defect of distop")
+            raise AssertionError(f"a compare of the transaction {txn.label} failed: this is a bug in distop")
         ranges = self._keys.type_range(self._name, self._type), self._keys.type_claims(self._name, self._type)
         for _, changes in self._store.between(before + 1, self._store.revision):
             self._view.apply(one for one in changes if any(a <= one.kv.key < b for a, b in ranges))
@@ -130,20 +131,11 @@ class LoneExecutor:
 
     # -------------------------------------------------------------- operation
 
-    def start(
-        self,
-        arg: bytes,
-        names: Sequence[str] | None,
-        failure_policy: str | None,
-        retry_attempts: int | None,
-        max_failed: int | str | None,
-    ) -> None:
-        """Raises InvalidArgument, as a start by a client does."""
-        options: dict[str, Any] = {"max_failed": max_failed} if max_failed is not None else {}
-        given = (self._type, self._name, arg, names, None, failure_policy, retry_attempts, whoami())
-        wanted = request(*given, **options)
+    def start(self, arg: bytes, options: StartOptions) -> None:
+        """Start the operation. Raises InvalidArgument, as a start by a client does."""
+        wanted = request(self._type, self._name, arg, options, whoami())
         if self._declaration.needs_table and self._table is None:
-            raise InvalidArgument(f"{self._type} works on a table: give run_operation(table=…)")
+            raise InvalidArgument(f"{self._type} needs a table: pass run_operation(table=…)")
         seen, spec = self._counters(), make_spec(wanted, self._declaration, self._table)
         obj = object_of(self._declaration, wanted)
         self._ref = OperationRef(self._name, self._type, obj, seen.next_instance)
@@ -154,14 +146,14 @@ class LoneExecutor:
             self._rows = loads(planned[1][0])
 
     def run(self) -> History:
-        """Until its history record is written."""
+        """Run the operation until its history record is written, and return it."""
         key = self._keys.history(self._ref)
         while (record := self._store.get(key)) is None:
             self._step()
         return History.decode(record.value)
 
     def results(self) -> tuple[JobResult, ...]:
-        """How each job ended, in order of their ordinals; jobs that were cancelled have no end."""
+        """The results of the jobs in the order of the plan. A cancelled job has no result."""
         jobs = job_results(self._store.range(*self._keys.jobs_range(self._ref)), str(self._ref))
         shared = shared_of(str(self._child.shared), "", self._table)
         return tuple(replace(one, result=resolve(one.result, shared, attempt)) for one, attempt in jobs)
@@ -183,13 +175,13 @@ class LoneExecutor:
         elif step is None and self._op.stage is Stage.OPEN:
             self._work()
         else:
-            raise AssertionError(f"{self._ref} cannot go on ({step}): this is a defect of distop")
+            raise AssertionError(f"{self._ref} has no next step ({step}): this is a bug in distop")
 
     def _next_step(self) -> next_steps.Step:
         return next_steps.next_step(self._keys, self._op, {INCARNATION}, self._election, self._now, POLL)
 
     def _message(self, kind: str) -> dict[str, Any]:
-        """What messages to the child have in common."""
+        """The common part of all messages to the child."""
         op = self._op
         assert op.spec is not None
         options = op.plan.options if op.plan is not None else {}
@@ -236,7 +228,7 @@ class LoneExecutor:
     # ------------------------------------------------------------------- jobs
 
     def _work(self) -> None:
-        """Claim what may be claimed, and run it: one job, or all in a batch."""
+        """Claim and run the next job, or all claimable jobs of a behavior with batches."""
         op, keys = self._op, self._keys
         assert op.spec is not None
         assert op.plan is not None
@@ -279,13 +271,16 @@ class LoneExecutor:
         return loads(kv.value) if kv is not None else None
 
     def _job_ended(self, end: Sequence[Any]) -> None:
-        """In the job's thread, while the driver waits for it."""
+        """Write the end of a job.
+
+        Called in the job's thread, while :meth:`run` waits for it.
+        """
         partition, kind, result, error, started, finished = end
         op, keys = self._op, self._keys
         assert op.spec is not None
         rules, (claim, fence) = op.spec.rules, self._held.pop(partition)
         if kind == "unable":
-            kind = "fatal"  # there is no other executor that could do it
+            kind = "fatal"  # there is no other executor that could run it
         end = (kind, result, error, rfc3339(started), rfc3339(finished))
         step = next_steps.after_end(kind, claim, rules)
         if step == "fail":
@@ -297,12 +292,14 @@ class LoneExecutor:
             if step == "retry":
                 if claim.attempt >= MOST_ATTEMPTS:
                     name = self._rows[partition]["name"]
-                    raise AssertionError(f"{name} has failed {claim.attempt} times, and can_fail is False: {error}")
+                    raise AssertionError(
+                        f"the job {name} has failed {claim.attempt} times, but can_fail is False: {error}"
+                    )
                 due = self._now + rules.retry.delay(claim.failures + 1)
                 waiting = next_steps.retried(claim, EXECUTOR, error, rfc3339(due))
             self._write(job_transitions.wait_again(keys, self._ref, partition, fence, waiting, claim))
         if self._held and self._stop is not None and isinstance(step_now := self._next_step(), next_steps.Commit):
-            self._commit(step_now.txn)  # jobs of the same batch are to stop, since too many have failed
+            self._commit(step_now.txn)  # too many jobs have failed, so the others of the batch must stop
             self._stop()
 
     def _report(self, partition: int, claim: Claim, fence: int, end: tuple[Any, ...]) -> None:
@@ -310,7 +307,7 @@ class LoneExecutor:
         outcome = next_steps.outcome(claim, fence, self._rows[partition]["name"], *end)
         try:
             self._write(job_transitions.report(self._keys, self._ref, partition, fence, state, outcome, claim))
-        except InvalidArgument as error:  # it is too large to be stored
+        except InvalidArgument as error:  # the result is too large for etcd
             self._report(partition, claim, fence, ("fatal", None, str(error), *end[3:]))
         self._ended.add(partition)
 
@@ -327,7 +324,7 @@ class LoneExecutor:
             self._report(partition, claim, fence, end)
 
     def _clean_up(self, items: Sequence[Any]) -> None:
-        with suppress(WorkerError):  # logged by the child: the operation goes on, as it does in an executor
+        with suppress(WorkerError):  # the child has logged it, and the operation continues, as in an executor
             self._child.call({**self._message("cleanup"), "items": items, "incarnation": INCARNATION})
 
     def _reap(self, claims: Sequence[tuple[int, int]]) -> None:
@@ -390,7 +387,7 @@ class LoneExecutor:
         seen = self._counters()
         self._commit(f.finish(keys, self._election, seen.run_ops, seen.run_ops_mod, [final]))
 
-    # ------------------------------------------------------- the child's asks
+    # ------------------------------------------------- questions of the child
 
     def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         kind = message["t"]

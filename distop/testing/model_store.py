@@ -1,9 +1,9 @@
-"""etcd's key-value semantics as a value in memory: no I/O, no clock, no threads.
+"""A model of etcd's key-value store in memory: no I/O, no clock, no threads.
 
-What distop relies on is exact: one revision for each transaction that wrote, compares of missing keys, range compares
-(T5), nested transactions whose compares all see the store as it was *before* the outer one. What etcd refuses by its
-form (T1, T2, T3) each transaction says of itself (``protocol.txn.flaw``). The conformance tests hold both against a
-real etcd.
+It is exact in all that distop relies on: one revision for each transaction that writes, compares of missing keys, range
+compares (T5), and nested transactions, whose compares all see the store *before* the outer transaction. A transaction
+itself says whether etcd would reject its form (T1, T2, T3; ``protocol.txn.flaw``). Conformance tests compare the model
+with a real etcd.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ _Path = list[bool]
 
 
 class ModelStore:
-    """A store with one member. ``history`` holds every change by revision, from revision 2 on, as in a fresh etcd
-    (whose empty store is at revision 1).
+    """An etcd with one member.
+
+    ``history`` holds the changes of each revision, from revision 2 on.
+
+    As in a new etcd, the empty store has revision 1.
     """
 
     def __init__(self) -> None:
@@ -60,13 +63,13 @@ class ModelStore:
         self.history: list[tuple[int, tuple[Change, ...]]] = []
         self.leases: dict[int, set[str]] = {}
         self.refused: list[Flaw] = []
-        """Why transactions were rejected as invalid."""
+        """The reasons why transactions were rejected as malformed."""
         self._items: dict[str, KeyValue] = {}
         self._order: list[str] = []
 
     @classmethod
     def holding(cls, revision: int, kvs: Iterable[KeyValue]) -> Self:
-        """A store for reading only, at ``revision``, with this content."""
+        """A read-only store at ``revision`` with this content."""
         store = cls()
         store.revision = revision
         store._items = {kv.key: kv for kv in kvs}
@@ -76,24 +79,30 @@ class ModelStore:
     # ------------------------------------------------------------------- read
 
     def get(self, key: str) -> KeyValue | None:
-        """The key as it is now, or None."""
+        """The current value of the key with its metadata, or None."""
         return self._items.get(key)
 
     def mod(self, key: str) -> int:
-        """The key's mod revision, 0 where it is absent."""
+        """The mod revision of the key, or 0 if it does not exist."""
         kv = self._items.get(key)
         return kv.mod_revision if kv else 0
 
     def range(self, key: str, range_end: str = "") -> list[KeyValue]:
-        """The keys in ``[key, range_end)`` in order, or the one key."""
+        """The keys in ``[key, range_end)`` in order.
+
+        Without ``range_end`` the one key, if it exists.
+        """
         return [self._items[k] for k in self._keys(key, range_end)]
 
     def listing(self) -> tuple[KeyValue, ...]:
-        """Everything, in order of the keys."""
+        """All keys, in order."""
         return tuple(self._items[k] for k in self._order)
 
     def between(self, first: int, last: int) -> list[tuple[int, tuple[Change, ...]]]:
-        """What the revisions ``first`` … ``last`` changed. There is an entry for each revision from 2 on."""
+        """The changes of the revisions ``first`` to ``last``.
+
+        Each revision from 2 on has an entry.
+        """
         return self.history[max(0, first - 2) : max(0, last - 1)]
 
     def _keys(self, key: str, range_end: str) -> list[str]:
@@ -104,16 +113,19 @@ class ModelStore:
     # ----------------------------------------------------------------- leases
 
     def grant(self, lease: int) -> int:
-        """A lease of this id. Raises EtcdRejected where it exists already (L6)."""
+        """Create a lease with this id. Raises EtcdRejected if it already exists (L6)."""
         if lease in self.leases:
             raise EtcdRejected(
-                "the lease exists already", code="FAILED_PRECONDITION", detail="etcdserver: lease already exists"
+                "the lease already exists", code="FAILED_PRECONDITION", detail="etcdserver: lease already exists"
             )
         self.leases[lease] = set()
         return lease
 
     def expire(self, lease: int) -> int:
-        """The lease ends: its keys are deleted in one transaction (L5). Returns the store's revision after it."""
+        """End a lease, which deletes its keys in one transaction (L5).
+
+        Returns the revision after it.
+        """
         if lease not in self.leases:
             raise _no_lease()
         held = sorted(self.leases.pop(lease))
@@ -128,8 +140,8 @@ class ModelStore:
     def apply(self, txn: Txn) -> TxnResult:
         """Commit a transaction.
 
-        Raises MalformedRequest where etcd would reject its form (T1, T2, T3, empty keys), and LeaseNotFound for a put
-        on a lease that is gone; then nothing was changed.
+        Raises MalformedRequest if etcd would reject its form (T1, T2, T3, empty keys), and LeaseNotFound for a put with
+        a lease that does not exist. Then nothing is changed.
         """
         if (found := flaw(txn)) is not None:
             self.refused.append(found)
@@ -140,7 +152,7 @@ class ModelStore:
         self._check_leases(txn, iter(path))
         changes: list[Change] = []
         result = self._run(txn, iter(path), self.revision + 1, changes)
-        # Of a transaction and those nested in it, etcd tells the revision of the outermost alone.
+        # etcd returns a revision only for the outermost of nested transactions.
         self._commit(changes)
         return replace(result, revision=self.revision)
 
@@ -227,7 +239,7 @@ def _without_value(kv: KeyValue) -> KeyValue:
 
 
 def _compare_missing(compare: Compare) -> bool:
-    """A missing key has no value that could be compared; its numbers are all 0."""
+    """Compare a missing key: a compare of its value fails, and its numbers are all 0."""
     return compare.target is not Target.VALUE and _compare(compare, _MISSING)
 
 

@@ -1,4 +1,4 @@
-"""A whole operation in one process and on a model of etcd, for tests of a behavior."""
+"""Runs a whole operation in one process, for tests of a behavior."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, PartitionPlan, Planned, TableRecord
 from distop.errors import InvalidArgument, NotFound
+from distop.protocol.texts import did_you_mean
 from distop.schemas.argument_schema import encode_argument
 from distop.services.operation_results import OperationResult
+from distop.services.submission.start_options import StartOptions
 from distop.tables import check_table
 from distop.testing.lone_executor import LoneExecutor
 from distop.testing.model_store import ModelStore
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OperationRun:
-    """What became of an operation: how it ended (``result``), how each job that has ended did (``jobs``), and what the
-    completion asked to start (``follow_ups``). ``store`` holds the keys as they were at its end, for a further
-    operation that reads its history record; ``folder`` all that was written.
+    """The result of an operation in a test.
+
+    ``result``: the result of the operation. ``jobs``: the results of all jobs that have ended. ``follow_ups``: the
+    operations that the completion asked to start. ``store``: all keys at the end, for a further operation that reads
+    the history record. ``folder``: all written files.
     """
 
     result: OperationResult
@@ -46,20 +50,25 @@ class OperationRun:
 
     @property
     def report(self) -> Any:
-        """What the completion returned, as the history record has it."""
+        """The report of the completion, as stored in the history record."""
         return self.result.report
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:
-        """The first errors, as the history record has them."""
+        """The first errors, as stored in the history record."""
         return self.result.errors
 
     def job(self, name: str) -> JobResult:
-        """The job of this partition. Raises NotFound where none of this name has ended."""
+        """The result of the job of this partition.
+
+        Raises NotFound if no job of this name has ended.
+        """
         for one in self.jobs:
             if one.name == name:
                 return one
-        raise NotFound(f"no job {name!r} has ended (ended: {', '.join(one.name for one in self.jobs) or 'none'})")
+        names = [one.name for one in self.jobs]
+        hint = did_you_mean(name, names) or f" (ended: {', '.join(names) or 'none'})"
+        raise NotFound(f"no job {name!r} has ended{hint}")
 
 
 def run_operation(
@@ -76,19 +85,21 @@ def run_operation(
     retry_attempts: int | None = None,
     max_failed: int | str | None = None,
 ) -> OperationRun:
-    """Start, plan, run and complete one operation, without etcd and other processes, by the rules of an executor.
+    """Start, plan, run and complete one operation in this process, without etcd.
 
-    ``table``: a record, or the folder of a Parquet table; None: an operation on no table, with one job. ``partitions``:
-    the names of those to run; or the plan itself, as PartitionPlan objects, in place of what the behavior's
-    ``partitions()`` would plan. ``tables``: others that are registered. ``spark``: a session; None: the active one, or
-    one that is started on first use. ``folder``: for all that is written (a temporary one otherwise, which goes with
-    the result). ``store``: of an earlier run, whose history record this operation reads. The last three are options of
-    the start.
+    It follows the rules of an executor.
 
-    Jobs run one after the other (a behavior with ``run_batch``: all in one batch). The back-off of a retry is skipped.
-    Time limits, cancels and lost executors are not simulated.
+    ``table``: a record, or the folder of a Parquet table; None: an operation on ``@cluster``, with one job.
+    ``partitions``: the names of the partitions to run; or PartitionPlan objects, which replace the plan of the
+    behavior's ``partitions()``. ``tables``: other registered tables. ``spark``: a session; None: the active session, or
+    one that is started on first use. ``folder``: a folder for all files; None: a temporary one, which is removed
+    together with the returned object. ``store``: the store of an earlier run, whose history record this operation
+    reads. ``failure_policy``, ``retry_attempts`` and ``max_failed``: options of the start.
 
-    Raises what a start raises: InvalidArgument for a wrong argument or table. What the behavior raises ends in the
+    Jobs run one after the other; a behavior with ``run_batch`` gets all of them in one batch. Retries do not wait for
+    their back-off. Time limits, cancels and lost executors are not simulated.
+
+    Raises what a start raises: InvalidArgument for a wrong argument or table. Exceptions of the behavior are in the
     result.
     """
     store = store if store is not None else ModelStore()
@@ -98,7 +109,10 @@ def run_operation(
             temporary.callback(shutil.rmtree, folder, ignore_errors=True)
         behavior, record, names = _chosen(behavior, table, partitions, folder)
         executor = LoneExecutor(behavior, record, tables, spark, folder, store)
-        executor.start(encode_argument(arg), names, failure_policy, retry_attempts, max_failed)
+        options = StartOptions(
+            partitions=names, failure_policy=failure_policy, retry_attempts=retry_attempts, max_failed=max_failed
+        )
+        executor.start(encode_argument(arg), options)
         result = OperationResult.of(executor.run())
         run = OperationRun(result, executor.results(), executor.follow_ups, store, folder)
         weakref.finalize(run, temporary.pop_all().close)
@@ -111,8 +125,11 @@ def _chosen(
     partitions: Sequence[str] | Sequence[PartitionPlan] | None,
     folder: Path,
 ) -> tuple[type[Behavior], TableRecord | None, list[str] | None]:
-    """The behavior, with the given plan if there is one; the table's record; the names of the partitions to run. Raises
-    InvalidArgument.
+    """The behavior, the table's record, and the names of the partitions to run.
+
+    The behavior has the given plan, if any.
+
+    Raises InvalidArgument.
     """
     if isinstance(table, str | Path):
         table = TableRecord("table", "parquet", str(table))
@@ -121,12 +138,14 @@ def _chosen(
         return _planned(behavior, plan), record, None
     names = [str(one) for one in partitions] if partitions is not None else None
     if names is not None and table is None:
-        raise InvalidArgument("partitions are named of a table: give run_operation(table=…), or PartitionPlan objects")
+        raise InvalidArgument(
+            "partition names need a table: pass run_operation(table=…), or pass PartitionPlan objects as partitions"
+        )
     return behavior, check_table(table) if table is not None else None, names
 
 
 def _planned(behavior: type[Behavior], plan: Sequence[PartitionPlan]) -> type[Behavior]:
-    """The behavior with this plan in place of its own."""
+    """A subclass of the behavior that returns this plan."""
 
     class Given(behavior):  # type: ignore[misc, valid-type]
         __doc__ = behavior.__doc__

@@ -1,8 +1,8 @@
-"""What daemon and child say to each other: frames of JSON over a socket pair that the child inherits.
+"""The protocol between daemon and child: JSON frames over a socket pair that the child inherits.
 
-A frame is its length (4 bytes, big endian) and that many bytes of JSON, one object with its kind in ``t``. Pure:
-bytes in, values out. Runs (jobs of one operation in one slot) and calls (planning, completion, cleanup) carry
-numbers that the daemon gives and that are never used again within one child.
+A frame is a length (4 bytes, big endian) and that many bytes of JSON: one object with its kind in ``t``. Pure: bytes
+in, values out. Runs (jobs of one operation in one slot) and calls (planning, completion, cleanup) have numbers, which
+the daemon assigns and never reuses for one child.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MAX_FRAME = 16 * 1024 * 1024
-"""Bytes of a frame's JSON. What is larger (items, outcomes, plans) is sent as several frames."""
+"""Maximum bytes of a frame's JSON. Larger data (items, outcomes, plans) is sent as several frames."""
 
 PAGE_BYTES = 1024 * 1024
-"""Bytes of rows that go into one frame where there are several."""
+"""Bytes of rows in one of several frames."""
 
 MAX_REPORT_BYTES = 512 * 1024
-"""Bytes of the report of ``complete_operation``: it is stored in one etcd value."""
+"""Maximum bytes of the report of ``complete_operation``: it is stored in one etcd value."""
+
+NOT_STARTED = "the operation was paused before the job started"
+"""The error of a job that a pause has refused."""
 
 EXIT_SPARK_DIED = 70
 """The child's exit code when its JVM died or hung, or its SparkContext was stopped. A new process can start another."""
 EXIT_DAEMON_GONE = 71
 """The child's exit code when its socket to the daemon ended."""
 EXIT_SPARK_START = 72
-"""The child's exit code when its Spark session did not start. PySpark keeps parts of such a session, so only a new
-process can start another one."""
+"""The child's exit code when its Spark session did not start.
+
+PySpark keeps parts of such a session, so only a new process can start another one.
+"""
 EXIT_SPARK_STALLED = 73
-"""The child's exit code when its Spark session completes no tasks although it has jobs, and a new session may."""
+"""The child's exit code when its Spark session has jobs but completes no tasks, and a new session may."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -41,7 +46,7 @@ Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "re
 
 
 class ProtocolError(Exception):
-    """The bytes are no frames of this protocol, or a frame is too large."""
+    """The bytes are not frames of this protocol, or a frame is too large."""
 
 
 # ------------------------------------------------------------------ daemon → child
@@ -64,13 +69,13 @@ class ConfigMessage(TypedDict):
     serves: dict[str, list[str]]
     """The fields of core.serving.Serves."""
     behaviors: dict[str, str]
-    """Type → place of its class (``distop.behavior_source``); they come before installed ones."""
+    """Type → location of its class (``distop.behavior_source``); they take precedence over installed ones."""
     environment: dict[str, str]
-    """Variables that the child sets by itself: /proc shows those that a process was started with."""
+    """Environment variables that the child sets itself, since /proc shows a process's initial environment."""
 
 
 class RunMessage(TypedDict):
-    """Run jobs. With ``more``, the items go on in the next run message of the same number."""
+    """Run jobs. With ``more``, the items continue in the next run message of the same number."""
 
     t: Literal["run"]
     run: int
@@ -82,60 +87,60 @@ class RunMessage(TypedDict):
     """(partition, attempt, fence, progress)"""
     batch: bool
     cleanup: bool
-    """Call cancel_job_and_cleanup before each start: somebody was here before."""
+    """Call cancel_job_and_cleanup before each start, because of an earlier attempt."""
     cancelled: list[int]
     """Ordinals that were cancelled before the start: clean up, do not start."""
     keep: NotRequired[bool]
-    """They are only released: what a checkpoint speaks of stays."""
+    """Cancelled jobs are only released: the files of their checkpoints stay."""
     careful: bool
-    """Tell each end at once: the first that is missing when the child dies is the one that ran."""
+    """Report each end at once: if the child dies, the first job without an end was the running one."""
     deadline: float
-    """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: none."""
+    """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: no deadline."""
     incarnation: str
     more: bool
     limit: NotRequired[float]
-    """Seconds for one job; none where it is left out."""
+    """Time limit of one job in seconds; no limit if left out."""
     grace: NotRequired[float]
     """With ``limit``: seconds for a job to stop."""
     opened: NotRequired[int]
     """See RunRequest."""
     line: NotRequired[int]
-    """It takes its turn among the runs of the same line, in one thread; their ends may be told a little later."""
+    """The queue of the run: its runs run in order in one thread, and their ends may be reported a little later."""
 
 
 class PingMessage(TypedDict):
-    """Does the child answer at all?"""
+    """Checks whether the child answers at all."""
 
     t: Literal["ping"]
 
 
 class DeadlineMessage(TypedDict):
-    """The session's deadline moved: jobs of runs that arrived in time may be started until then."""
+    """The session's deadline moved: jobs of runs that arrived in time may start until then."""
 
     t: Literal["deadline"]
     boottime: float
 
 
 class PauseMessage(TypedDict):
-    """Let what has begun of a run go on, and refuse the rest."""
+    """Let the started jobs of a run continue, and refuse the others."""
 
     t: Literal["pause"]
     run: int
 
 
 class CancelMessage(TypedDict):
-    """Stop these partitions of a run (None: all), or a call."""
+    """Cancel these partitions of a run (None: all), or a call."""
 
     t: Literal["cancel"]
     run: NotRequired[int]
     call: NotRequired[int]
     partitions: NotRequired[list[int] | None]
     keep: NotRequired[bool]
-    """They are only released: what a checkpoint speaks of stays."""
+    """The jobs are only released: the files of their checkpoints stay."""
 
 
 class ProbeMessage(TypedDict):
-    """Is what runs now something that was told to stop at least ``grace`` seconds ago?"""
+    """Checks whether the running job was cancelled at least ``grace`` seconds ago."""
 
     t: Literal["probe"]
     run: int
@@ -143,7 +148,7 @@ class ProbeMessage(TypedDict):
 
 
 class _CallMessage(TypedDict):
-    """What all calls have. ``deadline``: as in RunMessage; left out until it is sent."""
+    """The common fields of calls. ``deadline``: see RunMessage; set when the call is sent."""
 
     deadline: NotRequired[float]
 
@@ -159,7 +164,7 @@ class PlanMessage(_CallMessage):
 
 
 class PlanOutline(TypedDict):
-    """What is known of a plan before its chunks are read."""
+    """The properties of a plan that are known before its chunks are read."""
 
     version: str
     whole: bool
@@ -167,9 +172,11 @@ class PlanOutline(TypedDict):
 
 
 class CompleteMessage(_CallMessage):
-    """Run the completion code. ``plan`` is left out where the operation has none. With ``following``, the first page of
-    outcomes comes with it: ``items`` as in a reply to a ``fetch``, whose value it would be. With ``more``, further rows
-    follow."""
+    """Run the completion code. ``plan`` is left out if the operation has none.
+
+    With ``following``, the message has the first page of outcomes: ``items`` and ``following`` are the items and the
+    value of a reply to a ``fetch``. With ``more``, further rows follow.
+    """
 
     t: Literal["complete"]
     call: int
@@ -188,8 +195,10 @@ class CompleteMessage(_CallMessage):
 
 
 class CleanupMessage(_CallMessage):
-    """Call cancel_job_and_cleanup for each item; with ``more`` the items go on in the next message. ``superseded``: of
-    attempts that were cut off a while ago, whose jobs may be somebody else's by now."""
+    """Call cancel_job_and_cleanup for each item; with ``more`` the items continue in the next message.
+
+    ``superseded``: the attempts lost their claims a while ago, so other executors may have the jobs now.
+    """
 
     t: Literal["cleanup"]
     call: int
@@ -204,7 +213,7 @@ class CleanupMessage(_CallMessage):
 
 
 class SweepMessage(_CallMessage):
-    """Remove what planning left of an operation in the shared directory: it has ended."""
+    """Remove the planning's files of an ended operation from the shared directory."""
 
     t: Literal["sweep"]
     call: int
@@ -213,8 +222,9 @@ class SweepMessage(_CallMessage):
 
 
 class ResultsMessage(_CallMessage):
-    """Whose results stand in files, of these operations and of those that came before them in the same folders: its
-    result is a list of references. With ``remove``: remove what there is of these, and of no other.
+    """Find the operations with result files, of ``ops`` and of earlier ones in the same folders.
+
+    Its result is a list of references. With ``remove``: remove the result files of exactly ``ops``.
     """
 
     t: Literal["results"]
@@ -226,8 +236,10 @@ class ResultsMessage(_CallMessage):
 
 
 class VerifyMessage(_CallMessage):
-    """Ask a verifier whether the transaction of this external id was completed: its result is {completed: true, false
-    or null (nobody can tell), why (a word)}. ``limit``: seconds."""
+    """Ask a verifier whether the transaction of this external id was completed. ``limit``: seconds.
+
+    Its result is {completed: true, false or null (unknown), why: a word}.
+    """
 
     t: Literal["verify"]
     call: int
@@ -239,8 +251,11 @@ class VerifyMessage(_CallMessage):
 
 
 class ReplyMessage(TypedDict):
-    """The answer to a ``progress``, ``table`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go
-    on from, and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
+    """The answer to a request of the child: ``progress``, ``table``, ``history`` or ``fetch``.
+
+    For a ``fetch``, ``value`` is the ordinal of the next page, and ``items`` are rows {partition, success, outcome}.
+    With ``more``, further rows follow.
+    """
 
     t: Literal["reply"]
     seq: int
@@ -278,7 +293,7 @@ ToChild = (
 
 
 class HelloMessage(TypedDict):
-    """The first frame of the child: what is installed. ``skipped``: type name → why it could not be loaded."""
+    """The first frame of the child: the installed behaviors. ``skipped``: type name → why it cannot be loaded."""
 
     t: Literal["hello"]
     declarations: list[str]
@@ -287,7 +302,7 @@ class HelloMessage(TypedDict):
 
 
 class EndedMessage(TypedDict):
-    """Jobs that ended: (partition, kind, result, error, started, finished)."""
+    """Jobs have ended: (partition, kind, result, error, started, finished)."""
 
     t: Literal["ended"]
     run: int
@@ -295,16 +310,16 @@ class EndedMessage(TypedDict):
 
 
 class DoneMessage(TypedDict):
-    """The run is over: every item has got its end before, unless it was given up."""
+    """The run has ended: every item has got its end before, unless the run was abandoned."""
 
     t: Literal["done"]
     run: int
     given_up: NotRequired[bool]
-    """The child has to be replaced before its other items can run."""
+    """The run was abandoned: its other items need another child."""
 
 
 class StuckMessage(TypedDict):
-    """Work that was told to stop goes on in the child, which is to be replaced once its other jobs have ended."""
+    """Cancelled work does not stop: the child must be replaced when its other jobs have ended."""
 
     t: Literal["stuck"]
     why: str
@@ -317,7 +332,7 @@ class PongMessage(TypedDict):
 
 
 class StatusMessage(TypedDict):
-    """``partition`` is -1 where the run is a batch."""
+    """The status text of a job; "" ends the report. ``partition`` is -1 for a batch."""
 
     t: Literal["status"]
     run: int
@@ -326,7 +341,7 @@ class StatusMessage(TypedDict):
 
 
 class TasksMessage(TypedDict):
-    """How far Spark is with what a run does now: tasks that are done, and tasks that it knows of."""
+    """The numbers of completed and of all known Spark tasks of a run."""
 
     t: Literal["tasks"]
     run: int
@@ -335,7 +350,7 @@ class TasksMessage(TypedDict):
 
 
 class ProgressMessage(TypedDict):
-    """A checkpoint to be saved; answered by a reply with true or false."""
+    """Requests to save a checkpoint; the reply is true or false."""
 
     t: Literal["progress"]
     run: int
@@ -345,8 +360,7 @@ class ProgressMessage(TypedDict):
 
 
 class FetchMessage(TypedDict):
-    """Asks for outcomes from ordinal ``start`` on, or (``plan``) for the partitions in the plan's chunk ``start``;
-    answered by a reply with {rows, next}."""
+    """Requests outcomes from ordinal ``start`` on, or with ``plan`` the partitions in the plan's chunk ``start``."""
 
     t: Literal["fetch"]
     call: int
@@ -356,7 +370,7 @@ class FetchMessage(TypedDict):
 
 
 class TableMessage(TypedDict):
-    """Asks in planning for the record of a table; answered by a reply with that, or null where there is none."""
+    """Requests the record of a table during planning; the reply is null if the table is not registered."""
 
     t: Literal["table"]
     call: int
@@ -365,7 +379,7 @@ class TableMessage(TypedDict):
 
 
 class HistoryMessage(TypedDict):
-    """Asks for the history record of an operation; answered by a reply with {record: its JSON} or {refused: why}."""
+    """Requests the history record of an operation; the reply is {record: its JSON} or {refused: why}."""
 
     t: Literal["history"]
     op: str
@@ -373,20 +387,22 @@ class HistoryMessage(TypedDict):
 
 
 class SparkMessage(TypedDict):
-    """What is wrong with the Spark session now; "": nothing any more."""
+    """The current problem of the Spark session; "": none any more."""
 
     t: Literal["spark"]
     trouble: str
 
 
 class ProbedMessage(TypedDict):
+    """The answer to a probe."""
+
     t: Literal["probed"]
     run: int
     stubborn: bool
 
 
 class ChunkMessage(TypedDict):
-    """One chunk of a plan, as the text that goes into etcd."""
+    """One chunk of a plan: the text for etcd."""
 
     t: Literal["chunk"]
     call: int
@@ -403,7 +419,7 @@ class FailedMessage(TypedDict):
     t: Literal["failed"]
     call: int
     kind: Literal["transient", "fatal", "unable", "late"]
-    """``late``: the child read the call after the session's deadline, and did nothing."""
+    """``late``: the child read the call after the session's deadline, and did not execute it."""
     message: str
 
 
@@ -433,12 +449,12 @@ FromChild = (
 def frame(payload: bytes) -> bytes:
     """The frame of a JSON text. Raises ProtocolError beyond :data:`MAX_FRAME`."""
     if len(payload) > MAX_FRAME:
-        raise ProtocolError(f"a frame of {len(payload)} bytes is too large: at most {MAX_FRAME} are allowed")
+        raise ProtocolError(f"a frame has {len(payload)} bytes: at most {MAX_FRAME} are allowed")
     return _LENGTH.pack(len(payload)) + payload
 
 
 def _dumps(value: Any) -> str:
-    """Like ``protocol.json_codec.dumps``: a lone surrogate is written as its JSON escape."""
+    """JSON text; as in ``json_codec.dumps``, a lone surrogate is written as its JSON escape."""
     return dumps(value).decode()
 
 
@@ -455,8 +471,10 @@ def row(value: Any) -> str:
 def encode_paged(
     message: RunMessage | CompleteMessage | CleanupMessage | ReplyMessage, rows: Iterable[str], limit: int = PAGE_BYTES
 ) -> Iterator[bytes]:
-    """A message whose ``items`` are these rows, as frames of about ``limit`` bytes; ``more`` is set as it must be.
-    Rows are JSON already, and are encoded once or not at all: this is what the daemon does most of its work for."""
+    """A message with these rows as ``items``, in frames of about ``limit`` bytes; sets ``more``.
+
+    Rows are JSON texts and are not encoded again: the daemon spends most of its time here.
+    """
     head = _dumps({k: v for k, v in message.items() if k not in ("items", "more")})[:-1]
     group: list[str] = []
     size = 0
@@ -475,20 +493,20 @@ def encode_paged(
 
 
 class Decoder:
-    """Takes bytes as they arrive, gives messages as they are complete."""
+    """Decodes messages from bytes that arrive in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that ``data`` completes. Raises ProtocolError for what is none."""
+        """The messages that ``data`` completes. Raises ProtocolError for invalid bytes."""
         self._buffer += data
         position = 0
         try:
             while len(self._buffer) - position >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer, position)
                 if length > MAX_FRAME:
-                    raise ProtocolError(f"a frame of {length} bytes is announced: at most {MAX_FRAME} are allowed")
+                    raise ProtocolError(f"a frame has {length} bytes: at most {MAX_FRAME} are allowed")
                 end = position + _LENGTH.size + length
                 if len(self._buffer) < end:
                     break
@@ -499,7 +517,7 @@ class Decoder:
                 except ValueError as error:
                     raise ProtocolError(f"a frame is not JSON: {error}") from None
                 if not isinstance(message, dict) or not isinstance(message.get("t"), str):
-                    raise ProtocolError("a frame holds no message: an object with its kind in 't' is needed")
+                    raise ProtocolError("a frame is not a message: an object with a text in 't' is required")
                 yield message
         finally:
             del self._buffer[:position]

@@ -1,18 +1,18 @@
-"""The guardian: the process between the daemon and the child, which stops the child in time.
+"""The guardian: a process between the daemon and the child that kills the child in time.
 
-It kills every process of the child's Unix session when the deadline has passed, when the daemon is gone (end of
-file on the control socket), when it is told to, or when the child itself ended, until none is left; then it exits.
-A thread of the child could not do that (it does not run while the GIL is held), nor could the daemon (it may be
-frozen). PySpark's Python workers and the JVM leave the child's process group but not its session.
+It kills all processes of the child's Unix session when the deadline has passed, when the daemon is gone (end of
+file on the control socket), on the daemon's request, or when the child itself has exited; then it exits. A thread of
+the child could not do that (it does not run while the GIL is held), nor could the daemon (it may be frozen). PySpark's
+Python workers and the JVM leave the child's process group but not its session.
 
-A second process, forked from the first and as small, stands by: should the guardian be killed (the kernel may, where
-memory is short), it kills the session in its place, whatever the daemon is doing by then.
+A standby process, forked from the guardian, kills the session if the guardian itself is killed (by the kernel when
+memory is short, for example), independent of the daemon.
 
-It runs as ``python -I -S guardian.py CONTROL DATA DEADLINE -- COMMAND…``: the standard library alone, about 10 MB.
+It runs as ``python -I -S guardian.py CONTROL DATA DEADLINE -- COMMAND…`` with only the standard library, about 10 MB.
 CONTROL is a stream socket to the daemon, DATA a descriptor that the child inherits, DEADLINE in seconds of
 CLOCK_BOOTTIME (0: none yet). On CONTROL the daemon writes lines ``D <seconds>`` (a new deadline, 0: none) and
-``K <reason>``; the guardian writes ``P <pid>`` when the child runs, ``W <pid>…`` again and again while it waits for
-processes that do not die, and ``X <reason> <wait status>`` when all of the session is dead.
+``K <reason>`` (kill); the guardian writes ``P <pid>`` when the child runs, ``W <pid>…`` every few seconds while it
+waits for processes that do not die, and ``X <reason> <wait status>`` when all processes of the session are dead.
 """
 
 import contextlib
@@ -23,31 +23,31 @@ import signal
 import sys
 import time
 
-# Not typing.TYPE_CHECKING: importing typing would cost this process memory for nothing.
+# Not typing.TYPE_CHECKING: importing typing would only cost memory.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK = 0.2
-"""Seconds between two looks at the deadline, at most."""
+"""Maximum seconds between two checks of the deadline."""
 
 UNKILLABLE = 10.0
-"""Seconds of waiting for killed processes between two words about it."""
+"""Seconds between two reports about killed processes that do not die."""
 _EXEC_LOOKS = 50
-"""How often the environment of a process is looked at, a millisecond apart, where nothing is shown."""
+"""Maximum attempts, a millisecond apart, to read an environment that /proc shows as empty."""
 MARKER = "DISTOP_CHILD"
-"""The environment variable that tells the processes of one child from all others."""
+"""The environment variable that identifies the processes of one child."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def boottime() -> float:
-    """Seconds of the clock that also counts while the host is suspended."""
+    """Seconds of the clock that also counts while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def session_members(sid: int) -> list[int]:
-    """The processes of a Unix session that are not dead yet (zombies do nothing any more)."""
+    """The processes of a Unix session, without zombies."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit():
@@ -67,38 +67,40 @@ def kill_session(
     sid: int,
     reap: "Callable[[], None] | None" = None,
     marker: bytes = b"",
-    tell: "Callable[[list[int]], None] | None" = None,
+    report: "Callable[[list[int]], None] | None" = None,
 ) -> None:
-    """Kill all of a session, and return when none of it is left. A process that the kernel keeps, such as in a read of
-    a network file system that hangs, dies when that returns: until then ``tell`` is called with those that are left.
+    """Kill all processes of a session, and return when none is left.
 
-    Two empty looks in a row are needed: in one, a process may fork into a number already passed and exit before
-    its own is reached. ``marker`` limits it to processes whose environment holds it, for a caller who cannot rule
-    out that the number was given to another session meanwhile. ``reap`` is called between the looks.
+    A process in a blocking kernel call, such as a read of a hanging network file system, dies when the call returns.
+    Until then ``report`` is called with the remaining processes. ``reap`` is called between the scans. ``marker``
+    restricts the kills to processes whose environment contains it, since the session's number may have been reused.
+
+    Two empty scans in a row are needed: during one scan, a process may fork into a number that was already scanned, and
+    exit before its own number is reached.
     """
     pause, empty = 0.001, 0
-    said = time.monotonic()
+    reported = time.monotonic()
     while empty < 2:
         members = session_members(sid)
         if marker:
             members = [pid for pid in members if marker in environment(pid)]
         empty = 0 if members else empty + 1
         for pid in members:
-            # One that became another user's (by sudo, say) cannot be killed by us: it is waited for, and told of.
+            # A process that changed its user, with sudo for example, cannot be killed: wait for it, and report it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if reap is not None:
             reap()
-        if members and tell is not None and time.monotonic() - said >= UNKILLABLE:
-            said = time.monotonic()
-            tell(members)
+        if members and report is not None and time.monotonic() - reported >= UNKILLABLE:
+            reported = time.monotonic()
+            report(members)
         if members:
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
 
 
 def command(pid: int) -> str:
-    """The name of a process's program, or "" where it is gone."""
+    """The name of a process's program; "" if the process is gone."""
     try:
         with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123
             return file.read().strip()
@@ -107,8 +109,9 @@ def command(pid: int) -> str:
 
 
 def environment(pid: int) -> bytes:
-    """What a process was started with, as /proc has it; empty where it is gone. In the middle of an exec, as of
-    spark-class when it becomes Java, /proc shows nothing: another look tells.
+    """The initial environment of a process from /proc; empty if the process is gone.
+
+    During an exec, such as spark-class starting Java, /proc shows an empty environment; so it is read again.
     """
     try:
         for _ in range(_EXEC_LOOKS):
@@ -122,33 +125,33 @@ def environment(pid: int) -> bytes:
 
 
 class Guardian:
-    """The loop, and what it knows: the child, the deadline, the socket to the daemon."""
+    """Watches the child, the deadline and the control socket."""
 
     def __init__(self, control: int, deadline: float) -> None:
         self.control = control
         self.deadline = deadline
         self.pid = 0
         self._input = b""
-        self._second = 0
+        self._standby = 0
         self._alive = -1
-        """What the second process reads from: its end tells it that this one is no more."""
+        """The pipe to the standby process: its end of file means that this process has ended."""
 
-    def stand_by(self, connection: int) -> None:
-        """Start the second process, before there is anything to kill. It does not hold the child's connection open."""
+    def start_standby(self, connection: int) -> None:
+        """Start the standby process, before the child. It does not hold the child's connection open."""
         reading, self._alive = os.pipe()
-        # The guardian has one thread and no library with threads of its own, so fork is safe here.
-        self._second = os.fork()
-        if self._second:
+        # The guardian has one thread and no library that starts threads, so fork is safe here.
+        self._standby = os.fork()
+        if self._standby:
             os.close(reading)
             return
         try:
             os.close(self._alive)
             os.close(self.control)
             os.close(connection)
-            told = b""
+            received = b""
             while data := os.read(reading, 64):
-                told += data
-            session, _, ended = told.partition(b"\n")
+                received += data
+            session, _, ended = received.partition(b"\n")
             if session and not ended:
                 own = os.environ.get(MARKER, "")
                 kill_session(int(session), None, f"{MARKER}={own}".encode() if own else b"")
@@ -156,7 +159,7 @@ class Guardian:
             os._exit(0)
 
     def spawn(self, command: list[str], data: int) -> None:
-        """Start the child in a session of its own; it dies with the guardian, should that be killed."""
+        """Start the child in a new session; it dies if the guardian is killed."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.set_inheritable(self.control, False)
@@ -173,20 +176,20 @@ class Guardian:
                 os.write(2, f"cannot start {command[0]}: {error}\n".encode())
             os._exit(127)
         os.close(data)
-        self.tell_second(f"{self.pid}\n".encode())
+        self.write_to_standby(f"{self.pid}\n".encode())
 
-    def tell_second(self, words: bytes) -> None:
-        # Should it have been killed, this one works on without it.
+    def write_to_standby(self, data: bytes) -> None:
+        # The guardian works without the standby process, if that was killed.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._alive, words)
+            os.write(self._alive, data)
 
-    def say(self, line: str) -> None:
-        # Should the daemon be gone, there is nobody to tell.
+    def send(self, line: str) -> None:
+        # An error means that the daemon is gone, which the guardian detects elsewhere.
         with contextlib.suppress(OSError):
             os.write(self.control, line.encode() + b"\n")
 
-    def hear(self) -> str:
-        """Read what the daemon wrote; the reason to stop now, or "" for none."""
+    def receive(self) -> str:
+        """Read the daemon's lines. Returns the reason to kill the child now, "" for none."""
         try:
             data = os.read(self.control, 4096)
         except OSError:
@@ -203,7 +206,7 @@ class Guardian:
         return ""
 
     def watch(self) -> str:
-        """Wait until the child must stop or has stopped; the reason, in one word."""
+        """Wait until the child must stop or has exited. Returns the reason, one word."""
         child = os.pidfd_open(self.pid)
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
@@ -211,8 +214,8 @@ class Guardian:
         wait = TICK
         while True:
             ready = [fd for fd, _ in poll.poll(wait * 1000)]
-            # Control first: a new deadline that arrived in time counts.
-            if self.control in ready and (reason := self.hear()):
+            # Read the control socket first: a new deadline that arrived in time counts.
+            if self.control in ready and (reason := self.receive()):
                 return reason
             wait = TICK
             if self.deadline:
@@ -225,8 +228,10 @@ class Guardian:
             self.reap_orphans()
 
     def reap_orphans(self) -> None:
-        """Reap what was left to this subreaper, but not the child: while it is a zombie, its number, which is the
-        session's, cannot be given to anybody else."""
+        """Reap orphans of the session, but not the child.
+
+        While the child is a zombie, its process id, which is the session's id, is not reused.
+        """
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -237,31 +242,31 @@ class Guardian:
             os.waitpid(found.si_pid, os.WNOHANG)
 
     def finish(self) -> int:
-        """Kill the session, reap the child; its wait status."""
-        # It may not have reached setsid yet, so that the session would not name it.
+        """Kill the session and reap the child; returns its wait status."""
+        # The child may not have called setsid yet, and would then not be in the session.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
-        kill_session(self.pid, self.reap_orphans, tell=lambda pids: self.say(" ".join(["W", *map(str, pids)])))
-        # All is dead, and the number of the session still taken: the second process must not look for it any more.
-        self.tell_second(b"ended")
+        kill_session(self.pid, self.reap_orphans, report=lambda pids: self.send(" ".join(["W", *map(str, pids)])))
+        # The session is dead, and its id is not reused yet: the standby process must not kill it later.
+        self.write_to_standby(b"ended")
         os.close(self._alive)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._second, 0)
+            os.waitpid(self._standby, 0)
         return os.waitpid(self.pid, 0)[1]
 
 
 def main(argv: list[str]) -> None:
     control, data, deadline = int(argv[0]), int(argv[1]), float(argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        # Who stops the daemon with these means the daemon; it tells the guardian, or its end does.
+        # These signals are for the daemon, which stops the guardian or closes the control socket.
         signal.signal(number, signal.SIG_IGN)
     guardian = Guardian(control, deadline)
-    guardian.stand_by(data)
+    guardian.start_standby(data)
     guardian.spawn(argv[argv.index("--") + 1 :], data)
-    guardian.say(f"P {guardian.pid}")
+    guardian.send(f"P {guardian.pid}")
     reason = guardian.watch()
     status = guardian.finish()
-    guardian.say(f"X {reason} {status}")
+    guardian.send(f"X {reason} {status}")
 
 
 if __name__ == "__main__":

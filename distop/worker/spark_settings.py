@@ -1,4 +1,4 @@
-"""The private file by which Spark's JVM gets its settings. It exists only while a JVM starts."""
+"""The private properties file with the settings of Spark's JVM. It exists only while a JVM starts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "spark-settings.properties"
-"""In the work directory."""
+"""The file's name in the work directory."""
 _ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 
 def remove(work_dir: Path) -> None:
-    """Remove the file: the JVM has read it, or was killed while it started. Raises OSError."""
+    """Remove the file, after the JVM has read it or was killed during its start. Raises OSError."""
     deletion.delete(Place(str(work_dir)), FILE)
 
 
 def write(work_dir: Path, settings: Mapping[str, str]) -> Path:
-    """Create the file, readable for us alone. Raises OSError."""
+    """Create the file, readable only for our user. Raises OSError."""
     remove(work_dir)
     path = work_dir / FILE
     text = "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in settings.items())
@@ -34,7 +34,7 @@ def write(work_dir: Path, settings: Mapping[str, str]) -> Path:
 
 
 def _escape(text: str, *, key: bool = False) -> str:
-    """As java.util.Properties reads it."""
+    """Escape a key or value for java.util.Properties."""
     out: list[str] = []
     for n, character in enumerate(text):
         if character in _ESCAPED:

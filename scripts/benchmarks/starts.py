@@ -15,6 +15,7 @@ from benchmarks.common import Look, Result, Row, median, say
 from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.records import TableRecord
 from distop.protocol.txn import Put, Txn
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
 from distop.services.submission.submit import submit
 from distop.store.embedded import EmbeddedEtcd
@@ -57,7 +58,7 @@ async def _measure(endpoint: str, starts: int, runs: int) -> dict[str, list[floa
             return lambda table: client.start_operation(TYPE, table, {})
 
         async def alone(table: str) -> object:
-            wanted = request(TYPE, table, b"{}", None, None, None, None, "bench")
+            wanted = request(TYPE, table, b"{}", StartOptions(), "bench")
             return await submit(first.etcd, first.keys, wanted)
 
         kinds: dict[str, Sequence[Start]] = {

@@ -17,7 +17,7 @@ from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
-from distop_behaviors.apply.schema_target import Unsure
+from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.support.applying import At, after_the_change, before_the_change, crashes
@@ -139,12 +139,12 @@ def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
     assert not bench.required("moments")
     assert bench.mark("moments") is None
     late = (owner, method, n, when) in AFTER_THE_CHANGE
-    assert (ran.report["reverted"], ran.message.startswith("the change was taken back")) == (late, late)
+    assert (ran.report["reverted"], ran.message.startswith("the change was reverted")) == (late, late)
     assert bench.version("moments") == before + (3 if late else 1)
     bench.lake.drop_file("moments", bench.lake.files("nulls")[0])
 
 
-def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
+def test_a_commit_after_the_last_check_is_found_by_the_next_validation(
     bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_table(bench.lake, "late")
@@ -159,9 +159,7 @@ def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
 
 
-def test_a_planted_mark_beside_rows_that_nobody_read_is_not_believed(
-    bench: Bench, careless: Callable[[str], None]
-) -> None:
+def test_a_forged_mark_does_not_replace_a_validation(bench: Bench, careless: Callable[[str], None]) -> None:
     new_table(bench.lake, "planted")
     certificate, ctx = bench.certificate("planted", NOT_NULL), bench.context("planted")
     bench.lake.load("planted").updateSchema().allowIncompatibleChanges().requireColumn("c").commit()
@@ -195,7 +193,7 @@ def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path
 
 @pytest.mark.parametrize("moment", ["planned", "swapping"])
 @pytest.mark.parametrize("plant", ["", "metadata", "a folder", "a link"])
-def test_hole_3_nothing_is_committed_where_others_may_write_or_have_written(
+def test_hole_3_nothing_is_committed_into_folders_of_other_users(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, moment: str
 ) -> None:
     """Hadoop's file system would write through a link of theirs, and remove what is in a folder of theirs."""
@@ -217,7 +215,7 @@ def test_hole_3_nothing_is_committed_where_others_may_write_or_have_written(
     assert not (tmp_path / "victim").exists()
 
 
-def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_step_changes_the_table_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash() -> None:
         raise ConnectionError("the power is gone")
 
@@ -237,9 +235,9 @@ def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, mon
         assert bench.mark(name)["operation"] == ctx.operation
 
 
-def test_what_nobody_knows_of_a_swap_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_unknown_outcome_the_table_is_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
-        raise Unsure("no answer")
+        raise CommitUnknown("no answer")
 
     for number, when in enumerate(("before", "after")):
         name = f"unsure{number}"
@@ -271,7 +269,7 @@ def test_a_change_that_another_jvm_has_overwritten_is_made_again(bench: Bench, m
     assert bench.metadata("over").properties["other"] == "mine"
 
 
-def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "busy")
     certificate = bench.certificate("busy", NOT_NULL)
     former = HadoopTarget.swap
@@ -283,12 +281,12 @@ def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.
     monkeypatch.setattr(HadoopTarget, "swap", swap)
     ran = bench.apply(bench.context("busy"), certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("unknown", ROUNDS)
-    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+    assert f"other writers committed first in {ROUNDS} attempts, so nothing was changed" in ran.message
     assert not bench.required("busy")
 
 
 @pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_deletes_and_rewrites_of_what_was_certified_are_in_nobodys_way(bench: Bench, version: int) -> None:
+def test_deletes_and_rewrites_of_certified_files_do_not_stop_apply(bench: Bench, version: int) -> None:
     name, lake = f"deleted{version}", bench.lake
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
     lake.fill(name)
@@ -315,7 +313,7 @@ def test_deletes_and_rewrites_of_what_was_certified_are_in_nobodys_way(bench: Be
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
 
 
-def test_a_delete_that_names_no_file_and_is_gone_leaves_nothing_covered(bench: Bench) -> None:
+def test_since_finds_rows_that_a_rolled_back_delete_restores(bench: Bench) -> None:
     lake = bench.lake
     lake.create("equal", COLUMNS, "", 2)
     lake.fill("equal", "id, c")
@@ -329,7 +327,7 @@ def test_a_delete_that_names_no_file_and_is_gone_leaves_nothing_covered(bench: B
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
 
 
-def test_one_whose_job_is_anothers_by_now_changes_nothing(bench: Bench) -> None:
+def test_an_attempt_that_lost_its_claim_changes_nothing(bench: Bench) -> None:
     class Lost(MemoryProgress):
         def save(self, value: Any, *, force: bool = False) -> bool:
             return False
@@ -337,7 +335,7 @@ def test_one_whose_job_is_anothers_by_now_changes_nothing(bench: Bench) -> None:
     new_table(bench.lake, "lost")
     ctx, certificate = bench.context("lost"), bench.certificate("lost", NOT_NULL)
     ctx.progress = Lost()
-    with pytest.raises(RuntimeError, match="could not be written down: nothing was changed"):
+    with pytest.raises(RuntimeError, match="could not be saved: nothing was changed"):
         bench.apply(ctx, certificate)
     assert not bench.required("lost")
 
@@ -376,7 +374,7 @@ def test_constraints_are_kept_as_properties_beside_what_is_required(bench: Bench
     assert bench.required("kept")
 
 
-def test_what_was_there_before_is_there_after_it_was_taken_back(
+def test_a_revert_restores_the_schema_and_properties(
     bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_table(bench.lake, "back")
@@ -389,7 +387,7 @@ def test_what_was_there_before_is_there_after_it_was_taken_back(
     assert not bench.required("back")
 
 
-def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "cancelled")
     certificate = bench.certificate("cancelled", NOT_NULL)
     argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
@@ -411,7 +409,7 @@ def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: p
         assert bench.version("cancelled") == before + 2 * n
 
 
-def test_of_two_that_apply_at_once_each_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_applies_are_both_correct(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "both")
     first, second = bench.certificate("both", NOT_NULL), bench.certificate("both", {"not_null": "id"})
     other: list[Ran] = []
@@ -427,7 +425,7 @@ def test_of_two_that_apply_at_once_each_is_right(bench: Bench, monkeypatch: pyte
     assert bench.required("both", "id")
 
 
-def test_what_became_of_the_table_meanwhile(bench: Bench, tmp_path: Path) -> None:
+def test_apply_after_other_changes_of_the_table(bench: Bench, tmp_path: Path) -> None:
     lake = bench.lake
     new_table(lake, "changing")
     certificate = bench.certificate("changing", NOT_NULL)
@@ -447,21 +445,21 @@ def test_what_became_of_the_table_meanwhile(bench: Bench, tmp_path: Path) -> Non
     with pytest.raises(TableUnavailable, match="there is no Iceberg table at"):
         bench.apply(bench.context("changing"), certificate)
     new_table(lake, "changing")
-    with pytest.raises(InvalidArgument, match="the table 'changing' was replaced by another one since"):
+    with pytest.raises(InvalidArgument, match="the table 'changing' was replaced by another table since"):
         bench.apply(bench.context("changing"), certificate)
 
 
-def test_what_cannot_be_applied_is_refused_before_anything_is_looked_at(bench: Bench, tmp_path: Path) -> None:
+def test_checks_that_cannot_be_applied_are_refused_at_planning(bench: Bench, tmp_path: Path) -> None:
     new_table(bench.lake, "refused")
     certificate = bench.certificate("refused", NOT_NULL)
     before = bench.version("refused")
     some = bench.certificate("refused", NOT_NULL, where="id > 1")
-    with pytest.raises(InvalidArgument, match="a column is required for all rows, and .* where id > 1 alone"):
+    with pytest.raises(InvalidArgument, match="a required column must not be NULL in any row, .* where id > 1:"):
         bench.apply(bench.context("refused"), some)
-    with pytest.raises(InvalidArgument, match="'refused/validate/1' is no validation of the table 'nulls'"):
+    with pytest.raises(InvalidArgument, match="'refused/validate/1' is not a validation of the table 'nulls'"):
         bench.apply(bench.context("nulls"), bench.certificate("refused", NOT_NULL))
     folder = {**certificate, "format": "parquet"}
-    with pytest.raises(InvalidArgument, match="a folder of parquet files, which has no schema to change"):
+    with pytest.raises(InvalidArgument, match="a folder of parquet files, which has no schema"):
         table = bench.lake.record("refused")
         ctx = FakeContext(tmp_path, type(table)(table.name, "parquet", table.location))
         bench.apply(ctx, {**folder, "digest": digest_of(folder)})

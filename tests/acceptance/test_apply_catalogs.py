@@ -18,7 +18,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.tables.iceberg.iceberg_catalogs import CatalogTable
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
-from distop_behaviors.apply.catalog_commit import CatalogTarget, lost
+from distop_behaviors.apply.catalog_commit import CatalogTarget, first_missing
 from distop_behaviors.validate import Validate
 from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, Ran, presented, run_operation
@@ -144,7 +144,7 @@ def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1), ran.message
         assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"c": None}]
         late = moment in MOMENTS[1]
-        assert (ran.report["reverted"], ran.message.startswith("the change was taken back")) == (late, late)
+        assert (ran.report["reverted"], ran.message.startswith("the change was reverted")) == (late, late)
         assert (bench.required, bench.mark) == (False, None)
         assert bench.versions() == before + (3 if late else 1)
         # What is there again is the former schema itself.
@@ -181,7 +181,7 @@ def test_validated_and_applied_while_a_writer_appends(
         assert (again.report["verdict"], {c["before"] for c in again.report["changes"]}) == ("applied", {"same"})
 
 
-def test_after_a_crash_at_any_step_it_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_step_changes_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash() -> None:
         raise ConnectionError("the power is gone")
 
@@ -199,7 +199,9 @@ def test_after_a_crash_at_any_step_it_is_done_once(tmp_path: Path, monkeypatch: 
             assert bench.mark["operation"] == ctx.operation
 
 
-def test_a_commit_whose_answer_is_lost_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_lost_answer_to_a_commit_the_table_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened("rest", tmp_path) as bench:
         certificate, before = bench.certificate(), bench.versions()
 
@@ -224,9 +226,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up(tmp_path: Path, monkeypatch:
         assert (ran.report["verdict"], ran.report["rounds"], bench.versions()) == ("applied", 2, before + 2)
 
 
-def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_catalog_refuses_the_swap_after_another_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata are what they were when the swap looks, and others when it commits."""
 
     def meanwhile() -> None:
@@ -240,7 +240,7 @@ def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
 
 
-def test_a_planted_mark_spares_no_look_at_the_rows(bench: Bench) -> None:
+def test_a_forged_mark_in_a_catalog_does_not_replace_a_validation(bench: Bench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
     bench.loaded.append(ROWS)
     with bench.loaded.update_schema(allow_incompatible_changes=True) as updating:
@@ -259,7 +259,7 @@ def test_a_planted_mark_spares_no_look_at_the_rows(bench: Bench) -> None:
     assert bench.mark != planted
 
 
-def test_a_planted_mark_takes_nothing_back(bench: Bench) -> None:
+def test_a_forged_mark_reverts_nothing(bench: Bench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
     argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
     mine = {"operation": ctx.operation, "certificate": certificate["digest"]}
@@ -327,7 +327,7 @@ def test_hole_3_iceberg_writes_no_manifests_where_others_may_write(
         assert set(folder.rglob("*")) == before
 
 
-def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, former = bench.certificate(), CatalogTarget.swap
 
     def swap(self: CatalogTarget, head: Any, change: Any) -> None:
@@ -338,10 +338,10 @@ def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.
     monkeypatch.setattr(CatalogTarget, "swap", swap)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"], bench.required) == ("unknown", ROUNDS, False)
-    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+    assert f"other writers committed first in {ROUNDS} attempts, so nothing was changed" in ran.message
 
 
-def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = bench.certificate(NOT_NULL, POSITIVE)
     before = dict(bench.loaded.properties)
     argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
@@ -414,19 +414,19 @@ def test_a_column_is_narrowed_through_a_catalog(
             with monkeypatch.context() as patch:
                 former = CatalogTarget.rewrite
 
-                def lost(self: CatalogTarget, *args: Any) -> None:
+                def first_missing(self: CatalogTarget, *args: Any) -> None:
                     bench.server.lose_answers = True
                     try:
                         former(self, *args)
                     finally:
                         bench.server.lose_answers = False
 
-                patch.setattr(CatalogTarget, "rewrite", lost)
+                patch.setattr(CatalogTarget, "rewrite", first_missing)
                 ran = bench.apply(bench.certificate(fits))
             assert (ran.report["verdict"], state()) == ("applied", ("int", [1, 2, 100])), ran.message
 
 
-def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
+def test_apply_after_other_changes_of_the_table(bench: Bench) -> None:
     certificate = bench.certificate()
     if bench.kind == "rest":
         bench.server.status = 503
@@ -437,7 +437,7 @@ def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
     with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped"):
         bench.apply(certificate)
     bench.server.tables.create_table(NAME, SCHEMA).append(ROWS)
-    with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
+    with pytest.raises(InvalidArgument, match="the table 't' was replaced by another table since"):
         bench.apply(certificate)
 
 
@@ -450,7 +450,7 @@ RENAMES = [
 
 
 @pytest.mark.parametrize(("kind", "moment"), RENAMES)
-def test_a_table_that_is_renamed_in_the_middle_is_told_of_and_goes_on_under_its_name(
+def test_a_table_renamed_during_apply_is_an_error_and_can_be_applied_by_its_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any
 ) -> None:
     """Another one that has its name by then is left alone, and so is it under another name; once it has its name again
@@ -462,13 +462,13 @@ def test_a_table_that_is_renamed_in_the_middle_is_told_of_and_goes_on_under_its_
         at = At(*moment, lambda: tables.rename_table(NAME, "sales.other"))
         with monkeypatch.context() as patch:
             patch.setattr(*moment[:2], at.wrapped)
-            with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped or renamed"):
+            with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped, renamed"):
                 bench.apply(certificate, ctx)
         assert at.happened
         renamed = tables.load_table("sales.other").metadata
         assert len(renamed.metadata_log) == before + (moment in MOMENTS[1])
         other = tables.create_table(NAME, SCHEMA).metadata
-        with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
+        with pytest.raises(InvalidArgument, match="the table 't' was replaced by another table since"):
             bench.apply(certificate, ctx)
         argument = Apply.Arg.model_validate({"certificate": presented(certificate)})
         Apply().cancel_job_and_cleanup(argument, PartitionPlan(0, "table"), ctx)
@@ -524,7 +524,7 @@ loaded, before the swap, and in it; of what was written after the change, before
 
 
 @pytest.mark.parametrize(("kind", "writes", "moment"), EXPIRIES)
-def test_where_the_certified_snapshot_is_expired_in_the_middle_all_is_looked_at(
+def test_all_files_are_validated_if_the_certified_snapshot_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
 ) -> None:
     with opened(kind, tmp_path) as bench:
@@ -537,7 +537,7 @@ def test_where_the_certified_snapshot_is_expired_in_the_middle_all_is_looked_at(
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("kind", "writes", "moment"), [EXPIRIES[0], EXPIRIES[-1]])
-def test_a_null_is_found_although_the_certified_snapshot_is_expired_in_the_middle(
+def test_a_null_is_found_even_if_the_certified_snapshot_expires(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
 ) -> None:
     need(jar(), MAVEN)
@@ -567,10 +567,10 @@ def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(
     assert (tmp_path / "lake" / "sales" / "orders" / "metadata" / "v3.metadata.json").exists()
 
 
-def test_metadata_that_pyiceberg_would_not_write_whole_are_left_alone(tmp_path: Path) -> None:
-    assert lost({"a": [{"b": 1}, {"c": None}]}, {"a": [{"b": 2, "d": 3}, {}]}) is None
-    assert lost({"a": [{"b": 1}, {"c": {"e": 0}}]}, {"a": [{"b": 2}, {"c": {}}]}) == "a.c.e"
-    assert lost({"a": [1, 2]}, {"a": [1]}) == "a"
+def test_metadata_with_fields_unknown_to_pyiceberg_is_not_changed(tmp_path: Path) -> None:
+    assert first_missing({"a": [{"b": 1}, {"c": None}]}, {"a": [{"b": 2, "d": 3}, {}]}) is None
+    assert first_missing({"a": [{"b": 1}, {"c": {"e": 0}}]}, {"a": [{"b": 2}, {"c": {}}]}) == "a.c.e"
+    assert first_missing({"a": [1, 2]}, {"a": [1]}) == "a"
     with opened("sql", tmp_path) as bench:
         certificate = bench.certificate()
         source = Path(bench.loaded.metadata_location.removeprefix("file://"))
@@ -579,11 +579,11 @@ def test_metadata_that_pyiceberg_would_not_write_whole_are_left_alone(tmp_path: 
         had["snapshots"][0]["of-tomorrow"] = 7
         with open(source, "w") as file:
             json.dump(had, file)
-        with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow., which pyiceberg does not know"):
+        with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow. that pyiceberg does not know"):
             bench.apply(certificate)
         del had["snapshots"][0]["of-tomorrow"]
         with open(source, "w") as file:
             json.dump({**had, "format-version": 3, "next-row-id": 2}, file)
-        with pytest.raises(InvalidArgument, match="format version 3 of Iceberg, whose metadata pyiceberg does not"):
+        with pytest.raises(InvalidArgument, match="Iceberg format version 3, but pyiceberg writes metadata only up to"):
             bench.apply(certificate)
         assert not bench.required

@@ -19,7 +19,7 @@ from distop_behaviors.apply import Apply, new_metadata
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
-from distop_behaviors.apply.schema_target import Unsure
+from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
 from tests.support.applying import At
 from tests.support.applying import Staging as Context
@@ -185,7 +185,7 @@ def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench:
 
 
 @pytest.mark.slow
-def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> None:
+def test_a_thread_without_a_session_can_rewrite(bench: Bench) -> None:
     """Each job is a thread of the child, and the session of checks is the same for all of them."""
     certificate = bench.certificate()
     ran: list[Ran] = []
@@ -233,7 +233,7 @@ def test_types_that_hold_the_same_values(
         (3, "id in (2, 3)"),
     ],
 )
-def test_rows_that_spark_leaves_out_end_it_and_nothing_is_published(
+def test_rows_that_spark_skips_fail_the_rewrite(
     lake: Lake, spark: SparkSession, tmp_path: Path, version: int, deleted: str
 ) -> None:
     """Statistics certify the column; a footer with wrong positions hides rows from the reader."""
@@ -272,7 +272,7 @@ def test_rows_are_counted_beside_equality_deletes_and_every_file_that_hides_some
         if bad:
             assert ran.report["verdict"] == "error", ran.message
             assert all(str(path) in ran.message for path in bad), ran.message
-            assert f"{len(bad) - 1} other files have the same fault: " in ran.message
+            assert f"{len(bad) - 1} other files have the same problem: " in ran.message
             assert bench.kind == "long"
         else:
             assert (ran.report["verdict"], ran.report["rewritten"]["rows"]) == ("applied", 3), ran.message
@@ -306,7 +306,7 @@ def hide_rows(location: str) -> Path:
     return path
 
 
-def test_what_comes_meanwhile_is_validated_and_rewritten_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_added_meanwhile_are_validated_and_rewritten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     lake, name = bench.lake, bench.name
     certificate = bench.certificate()
     before = len(bench.metadata.snapshots)
@@ -328,7 +328,7 @@ def test_what_comes_meanwhile_is_validated_and_rewritten_too(bench: Bench, monke
 
 
 @pytest.mark.parametrize("moment", ["planned", pytest.param("staged", marks=pytest.mark.slow), "swapping"])
-def test_a_row_that_does_not_fit_is_in_the_way(bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_a_row_that_does_not_fit_fails_the_rewrite(bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     certificate = bench.certificate()
 
     def big() -> None:
@@ -349,7 +349,7 @@ def test_a_row_that_does_not_fit_is_in_the_way(bench: Bench, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_file_is_rewritten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, files = bench.certificate(), appended(bench, (6, 60, "a"), (7, None, "q"))
 
     def late() -> None:
@@ -365,7 +365,7 @@ def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch:
 
 
 @pytest.mark.slow
-def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
+def test_a_late_row_that_does_not_fit_is_reported_if_a_revert_is_impossible(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, (file,) = bench.certificate(), appended(bench, (9, BIG, "a"))
@@ -377,18 +377,18 @@ def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
     monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["reverted"], bench.kind) == ("violated", False, "int")
-    assert ran.message.startswith("the change stands, and the rows of ")
+    assert ran.message.startswith("the change was committed, but the rows of ")
     assert Path(str(file.location())).name in ran.message
     assert bench.rows() == [*ROWS, (8, 80, "a"), (9, None, "a")]
 
 
 @pytest.mark.slow
-def test_a_schema_that_is_changed_meanwhile_ends_it_and_nothing_is_left(
+def test_a_concurrent_schema_change_fails_the_rewrite_and_leaves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate = bench.certificate()
     for statement, sentence in (
-        ("add column more int", "the table's schema was changed by somebody else since it was planned"),
+        ("add column more int", "another writer has changed the table's schema since planning"),
         ("rename column n to m", "the column 'n' was renamed to 'm' since"),
     ):
 
@@ -402,7 +402,7 @@ def test_a_schema_that_is_changed_meanwhile_ends_it_and_nothing_is_left(
     assert bench.folders() == set()
 
 
-def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_row_that_does_not_fit_reverts_the_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ('distop.constraint.few' = 'mine')")
     before = bench.metadata
     certificate = bench.certificate(FITS, {"range": {"column": "id", "min": 0}, "name": "few"})
@@ -415,14 +415,14 @@ def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: 
     monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
-    assert ran.message.startswith("the change was taken back")
+    assert ran.message.startswith("the change was reverted")
     assert bench.rows() == [*ROWS, (6, 60, "a"), (9, BIG, "a")]
     assert bench.metadata.schema() == before.schema()
     assert dict(bench.metadata.properties) == dict(before.properties)
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
-def test_a_planted_mark_does_not_stand_for_a_rewrite(
+def test_a_forged_mark_does_not_replace_a_rewrite(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, narrowed: bool
 ) -> None:
     """``narrowed``: whoever plants it makes the column another one as well, and adds a row that nobody has read."""
@@ -478,7 +478,7 @@ def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_pat
         ("metadata", HadoopTarget, "rewrite"),
     ],
 )
-def test_hole_3_nothing_is_written_anew_where_others_may_write(
+def test_hole_3_nothing_is_rewritten_into_folders_of_other_users(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, owner: Any, method: str
 ) -> None:
     """Iceberg writes over what is there; the names of further manifests and files follow from the first."""
@@ -498,7 +498,7 @@ def test_hole_3_nothing_is_written_anew_where_others_may_write(
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.slow)])
-def test_after_a_crash_at_any_step_it_is_done_once(
+def test_a_crash_at_any_step_changes_the_table_once(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Before a step, what is outside is as it was after the one before it."""
@@ -506,7 +506,7 @@ def test_after_a_crash_at_any_step_it_is_done_once(
     def crash() -> None:
         raise ConnectionError("the power is gone")
 
-    steps = [(Narrowing, "stage"), (Narrowing, "publish"), (Narrowing, "_brought_up"), (HadoopTarget, "rewrite")]
+    steps = [(Narrowing, "stage"), (Narrowing, "publish"), (Narrowing, "_current_units"), (HadoopTarget, "rewrite")]
     steps += [(Applying, "load"), (Narrowing, "settle"), (Narrowing, "sweep")]
     for number, method in enumerate(steps):
         name = f"crash_{when}_{number}"
@@ -561,9 +561,11 @@ class Operation:
 
 
 @pytest.mark.slow
-def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_unknown_outcome_of_a_rewrite_the_table_is_loaded_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost() -> None:
-        raise Unsure("no answer")
+        raise CommitUnknown("no answer")
 
     certificate, before = bench.certificate(), len(bench.metadata.snapshots)
     monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", lost).wrapped)
@@ -574,7 +576,7 @@ def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch:
 
 
 @pytest.mark.slow
-def test_writers_that_are_always_first_end_it_and_nothing_is_left(
+def test_a_rewrite_fails_and_leaves_nothing_if_other_writers_always_commit_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, former = bench.certificate(), HadoopTarget.rewrite
@@ -586,7 +588,7 @@ def test_writers_that_are_always_first_end_it_and_nothing_is_left(
     monkeypatch.setattr(HadoopTarget, "rewrite", rewrite)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"], bench.kind) == ("unknown", ROUNDS, "long")
-    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+    assert f"other writers committed first in {ROUNDS} attempts, so nothing was changed" in ran.message
     assert bench.folders() == set()
     bench.clean()
     metadata = bench.lake.path(bench.name) / "metadata"
@@ -629,7 +631,7 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
 
 
 @pytest.mark.parametrize("other", ["type", "certificate"])
-def test_hole_8_files_that_were_written_for_another_argument_are_not_published(bench: Bench, other: str) -> None:
+def test_hole_8_files_written_for_another_argument_are_not_published(bench: Bench, other: str) -> None:
     """A submitter may overwrite the argument while jobs run: integers were published as times."""
     mine = bench.certificate()
     check = {"fits": {"column": "n", "type": "timestamp"}} if other == "type" else FITS
@@ -644,7 +646,7 @@ def test_hole_8_files_that_were_written_for_another_argument_are_not_published(b
         told = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
         rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, told, "", ctx.stage_place))
     done = Summary("success", 3, 3, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
-    with pytest.raises(OperationFailed, match="the argument was changed meanwhile, and nothing was changed"):
+    with pytest.raises(OperationFailed, match="the argument was changed after planning, so nothing was changed"):
         Apply().complete_operation(arguments[1], bench.record, done, ctx)
     assert (bench.kind, bench.rows()) == ("long", ROWS)
     bench.clean()
@@ -654,7 +656,7 @@ def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: Bench) -> 
     argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     ctx.partition = PartitionPlan(0, "table")
-    with pytest.raises(InvalidArgument, match="rewrites nothing, and its argument narrows a column"):
+    with pytest.raises(InvalidArgument, match="rewrites no files, but its argument narrows a column"):
         Apply().start_or_resume_job(argument, ctx.partition, ctx)
 
 
@@ -718,7 +720,7 @@ def test_hole_8_outcomes_and_plans_that_are_forged_remove_no_row(bench: Bench, f
     assert bench.rows() == ROWS
 
 
-def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_narrowed_are_refused(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
     def refuse(
         name: str, columns: str, sentence: str, *checks: Any, by: str = "", version: int = 2, **arg: Any
     ) -> None:
@@ -743,10 +745,10 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
         assert metadata_file(Location.of(str(lake.path(name)))) == before
 
     plain = "id bigint, n bigint"
-    refuse("parts", plain, "the table's partitions are made of 'n'", by="partitioned by (n)")
-    refuse("buckets", plain, "the table's partitions are made of 'n'", by="partitioned by (bucket(4, n))")
+    refuse("parts", plain, "the table is partitioned by 'n'", by="partitioned by (n)")
+    refuse("buckets", plain, "the table is partitioned by 'n'", by="partitioned by (bucket(4, n))")
     refuse("keyed", plain, "'n' is an identifier field of the table")
-    refuse("sorted", plain, "the table's sort order is made of 'n'")
+    refuse("sorted", plain, "the table's sort order uses 'n'")
     refuse("branched", plain, "the branch 'other' of the table would keep")
     refuse("equal", plain, "equality deletes that still apply compare 'n'")
     inside = {"fits": {"column": "s.a", "type": "int"}}
@@ -754,14 +756,14 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
     refuse(
         "small",
         plain,
-        "Iceberg has no type smallint .int is the narrowest",
+        "Iceberg has no type smallint .its smallest whole number is int",
         {"fits": {"column": "n", "type": "smallint"}},
     )
-    refuse("some", plain, "a column has one type in all rows, and .* where id > 0 alone", where="id > 0")
+    refuse("some", plain, "all rows must fit the new type of a column, .* where id > 0:", where="id > 0")
     two = {"fits": {"column": "n", "type": "decimal(5,0)"}}
     refuse("both", plain, "the column 'n' cannot have both types", FITS, two)
     text = ({"fits": {"column": "c", "type": "int"}}, {"matches": {"column": "c", "pattern": "^[0-9]"}})
-    refuse("text", "id bigint, c string", "c_matches looks at 'c' as the text that it is", *text)
+    refuse("text", "id bigint, c string", "c_matches checks 'c' as text", *text)
 
 
 @pytest.mark.slow
@@ -812,7 +814,7 @@ def order_by(lake: Lake, name: str, column: str) -> None:
 VALUES = {"id": "1L as id", "n": "7L as n", "s": "named_struct('a', 1L) as s", "c": "'12' as c"}
 
 
-def test_a_column_that_has_the_type_is_left_as_it_is(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_column_that_already_has_the_type_is_not_rewritten(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
     lake.create("same", "id bigint, n int", "", 2)
     lake.sql("insert into {same} values (1, 1)")
     bench = Bench(lake, spark, tmp_path, "same")

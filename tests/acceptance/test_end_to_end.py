@@ -141,7 +141,7 @@ def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(g
     ("check", "said"),
     [
         ({"not_null": "tailnumber"}, "tailnumber"),
-        ({"check": "dep_delay >"}, "does not parse"),
+        ({"check": "dep_delay >"}, "cannot parse"),
         ({"check": "dep_delay + 1"}, "not boolean"),
     ],
 )

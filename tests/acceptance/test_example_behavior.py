@@ -44,13 +44,15 @@ def test_it_has_under_forty_lines_and_stands_in_the_documents() -> None:
 
 
 @pytest.mark.spark
-def test_it_counts(row_count: type[Behavior], tmp_path: Path, spark: SparkSession) -> None:
+def test_row_count_counts_rows_and_fails_small_partitions(
+    row_count: type[Behavior], tmp_path: Path, spark: SparkSession
+) -> None:
     data = pa.table({"x": [1, 2, 3], "p": [1, 1, 2]})
     table = TableRecord("t", "parquet", str(write_partitions(data, tmp_path / "table", ["p"])))
     ran = run_operation(row_count, {"at_least": 2}, table=table, spark=spark)
     assert (ran.state, ran.report) == ("failed", {"rows": 2})
     assert ran.job("p=1").result == {"rows": 2}
-    assert (ran.job("p=2").success, ran.job("p=2").error) == (False, "p=2 has 1 rows")
+    assert (ran.job("p=2").success, ran.job("p=2").error) == (False, "p=2 has 1 rows, fewer than 2")
 
 
 @pytest.mark.spark
@@ -146,8 +148,8 @@ def test_a_file_that_was_replaced_since_it_was_planned_gives_no_rows(tmp_path: P
         context(table).rows(plan)
 
 
-def test_rows_of_no_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="there is no table whose files could be read"):
+def test_rows_without_a_table_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="the operation has no table"):
         FakeContext(tmp_path).rows(PartitionPlan(0, "all"))
 
 

@@ -117,7 +117,7 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
         group.client.start_operation("apply", "orders", forged)
     result = group.client.start_operation("apply", "orders", {"certificate": "orders/apply/1"}).wait(timeout=100)
     assert (result.state, result.jobs["total"]) == ("failed", 0)
-    assert "'orders/apply/1' is no validation" in result.sentence()
+    assert "'orders/apply/1' is not a validation" in result.sentence()
 
 
 def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSe
     refused = distop(group, "rerun", "wide/apply/1")
     assert refused.returncode != 0
     failed = group.client.start_operation("apply", "wide", {"certificate": certificate_of(group)}, partitions=["k=a"])
-    assert "apply changes a table as a whole" in failed.wait(timeout=100).sentence()
+    assert "apply changes the whole table" in failed.wait(timeout=100).sentence()
 
 
 def certificate_of(group: Daemons) -> str:

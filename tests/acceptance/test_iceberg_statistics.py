@@ -114,7 +114,7 @@ def _suspects(lake: Lake, name: str) -> None:
     assert not [path for path, some in applied.items() if some and known[path].deleted == 0]
 
 
-def test_what_statistics_found_is_not_scanned_and_still_shown(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_violations_found_by_statistics_have_samples_without_a_scan(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("shown", "id bigint, c string, x double", "partitioned by (bucket(3, id))", 2)
     lake.sql("insert into {shown} select id, if(id % 5 = 0, null, 'v'), if(id = 7, double('nan'), id) from range(100)")
     checks = [NOT_NULL, {"range": {"column": "x", "max": 1e9}}, {"range": {"column": "id", "min": 0, "max": 99}}]

@@ -216,7 +216,9 @@ LEFT_TO_SPARK: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", LEFT_TO_SPARK)
-def test_what_is_not_known_to_be_read_alike_is_left_to_spark(what: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_types_that_arrow_may_read_differently_are_read_by_spark(
+    what: str, spark: SparkSession, tmp_path: Path
+) -> None:
     table = tmp_path / "t"
     table.mkdir()
     LEFT_TO_SPARK[what](table / "0.parquet")

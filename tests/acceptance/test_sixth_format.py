@@ -133,7 +133,7 @@ def test_an_index_of_it_names_all_files(table: TableRecord, spark: SparkSession,
     report = indexes.build(columns=["id"])
     assert (report.files, {one.why for one in report.not_indexed}) == (
         0,
-        {"files of the format csv are read by Spark alone"},
+        {"only Spark can read files of the format csv"},
     )
     assert sorted(row.name for row in lookup(spark, table, "i", [4, 6]).collect()) == ["dan, d.", "fay"]
 
@@ -156,7 +156,7 @@ def test_it_runs_from_its_registration_to_the_report(site: str, table: TableReco
         assert not violations(etcd.endpoint)
 
 
-def test_what_is_not_installed_is_no_format(tmp_path: Path) -> None:
+def test_a_format_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     assert [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == "csv"] == []
     with pytest.raises(InvalidArgument, match=r"the format 'nowhere' of table 't' is not known \(known: parquet, ice"):
         check_table(TableRecord("t", "nowhere", str(tmp_path)))

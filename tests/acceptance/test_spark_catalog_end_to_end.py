@@ -55,7 +55,7 @@ def test_register_and_validate_on_the_command_line(group: Daemons) -> None:
     add = ("table", "add", "orders", "--format", "spark", "--location")
     refused = distop(group, *add, "/data/orders")
     assert refused.returncode == 2
-    assert "is no name of a table in Spark's catalog" in refused.stderr
+    assert "is not the name of a table in Spark's catalog" in refused.stderr
     assert distop(group, *add, "shop.orders").returncode == 0
     argument = json.dumps({"checks": [{"not_null": "word"}, {"range": {"column": "day", "max": 1}}]})
     ran = distop(group, "start", "validate", "orders", "--arg", argument, "--wait", "--json")

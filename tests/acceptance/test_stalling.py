@@ -43,7 +43,7 @@ def test_a_probe_that_waits_for_the_tasks_of_others_leaves_no_job_behind(spark: 
     waiting = threading.Thread(target=wait)
     waiting.start()
     try:
-        assert spark_probe.trouble(spark, 60.0) == ""
+        assert spark_probe.probe(spark, 60.0) == ""
         tracker = spark.sparkContext.statusTracker()
         left = set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(others))
         assert left == set()

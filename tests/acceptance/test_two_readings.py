@@ -21,7 +21,7 @@ from distop.tables import plan_table
 from distop.tables.iceberg import iceberg_rows
 from distop.tables.iceberg.iceberg_format import check_files, read_metadata
 from distop.tables.iceberg.metadata_file import read_file
-from distop_behaviors.apply.new_metadata import Production, detached
+from distop_behaviors.apply.new_metadata import Production, without_catalog
 from tests.support.lake import Folder
 from tests.support.two_readings import exchange_for_java
 
@@ -65,12 +65,12 @@ def test_hole_5_java_finds_the_manifests_that_python_has_checked(
     exchange_for_java(metadata_of(mine)[0], metadata_of(other)[0])
     (again,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     assert again.files == planned.files, "Python sees nothing of it"
-    with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
+    with pytest.raises(InvalidArgument, match="Java and Python read the "):
         iceberg_rows.read(spark, planned.source, planned.files)
     session: Any = spark
     conf = session._jsparkSession.sessionState().newHadoopConf()
     table = session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(mine.root))
-    with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
+    with pytest.raises(InvalidArgument, match="Java and Python read the "):
         Production(spark, table, "t/apply/1")
 
 
@@ -130,7 +130,7 @@ def test_a_table_of_a_catalog_is_changed_by_an_executor_of_some_tables(
     mine, _ = tables
     monkeypatch.setattr(confinement, "_some_tables_only", True)
     source = str(mine.root / "metadata" / f"v{mine.version}.metadata.json")
-    with detached(spark, source) as table:
+    with without_catalog(spark, source) as table:
         made = Production(spark, table, "t/apply/1")
         assert [str(file.location()) for file in made._data_files()]
 

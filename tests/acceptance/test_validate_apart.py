@@ -49,13 +49,13 @@ EVERY_DAY = [["apart"], ["touching"], ["text"], ["mixed", "f"], ["p", "mixed"]]
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """In how many parts the rows of each check were counted."""
     found: list[int] = []
-    plain = key_queries.repeated
+    plain = key_queries.count_duplicates
 
     def repeated(rows: Sequence[Any], *more: Any) -> key_queries.Found:
         found.append(len(rows))
         return plain(rows, *more)
 
-    monkeypatch.setattr(key_queries, "repeated", repeated)
+    monkeypatch.setattr(key_queries, "count_duplicates", repeated)
     return found
 
 

@@ -47,7 +47,7 @@ def verdicts(ran: Any) -> list[tuple[str, int, bool]]:
 
 
 @pytest.mark.parametrize("kind", IN_PROCESS)
-def test_no_mode_says_more_than_an_independent_reader(table: Table, kind: str) -> None:
+def test_no_mode_contradicts_an_independent_reader(table: Table, kind: str) -> None:
     path = made(table, kind, "no:colon.parquet" if kind == "no:colon" else "a.parquet")
     expected = expect(path)
     checks = [check for check, _ in expected.checks] or [{"not_null": "id"}]

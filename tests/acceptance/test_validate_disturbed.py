@@ -154,9 +154,9 @@ def test_a_table_that_is_dropped_or_renamed_meanwhile_is_left_to_another_attempt
     ("owner", "name", "when"),
     [
         (parquet_footers, "_open", "before"),
-        pytest.param(key_queries, "repeated", "before", marks=pytest.mark.slow),
-        (key_queries, "repeated", "after"),
-        pytest.param(key_queries, "sharing", "after", marks=pytest.mark.slow),
+        pytest.param(key_queries, "count_duplicates", "before", marks=pytest.mark.slow),
+        (key_queries, "count_duplicates", "after"),
+        pytest.param(key_queries, "sample_duplicates", "after", marks=pytest.mark.slow),
     ],
 )
 def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(

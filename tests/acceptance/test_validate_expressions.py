@@ -47,7 +47,7 @@ WORDS_AS_WELL = ["interrupted", "Java gateway", "No space left"]
 
 
 @pytest.mark.parametrize("word", [*WORDS, *(pytest.param(word, marks=pytest.mark.slow) for word in WORDS_AS_WELL)])
-def test_words_in_the_data_are_no_trouble_of_spark(table: Table, word: str) -> None:
+def test_words_in_the_data_are_not_taken_for_errors_of_spark(table: Table, word: str) -> None:
     table.add("p=1/a.parquet", {"s": ["1", "2"], "x": [1, None]})
     table.add("p=2/a.parquet", {"s": ["1", word], "x": [None, None]})
     ran = table.run({"check": "cast(s AS int) > 0"}, {"not_null": "x"}, statistics="never")
@@ -83,7 +83,7 @@ def test_a_large_check_knows_all_its_columns(table: Table) -> None:
 def test_a_star_is_refused(table: Table, text: str) -> None:
     table.add("a.parquet", {"x": [1, 2], "y": [1, None]})
     ran = table.run({"check": text}, {"not_null": "y"})
-    assert ran.report["checks"][0]["error"] == "the expression has '*' in the place of columns: name the columns"
+    assert ran.report["checks"][0]["error"] == "the expression uses '*' instead of columns: name the columns"
     assert ran.report["checks"][1]["violations"] == 1
     assert table.run({"check": "x * 2 > 0 AND concat('*', y) <> '*'"}).report["verdict"] == "valid"
 
@@ -98,7 +98,9 @@ BREAKING = {
 """Expressions that Spark breaks on, by where it does."""
 
 
-STACK = "a regular expression that repeats a group, as (a|b)*, meets too long a text (java.lang.StackOverflowError): "
+STACK = (
+    "a regular expression that repeats a group, such as (a|b)*, fails on a long text (java.lang.StackOverflowError): "
+)
 STACK += "use [ab]*"
 
 
@@ -150,7 +152,7 @@ def test_a_where_on_which_spark_fails_is_reported_in_one_sentence(table: Table, 
 
 
 @pytest.mark.parametrize("text", ["rand() > 0.5", "java_method('java.lang.Math', 'abs', x) > 0", "uuid() > '0'"])
-def test_what_may_answer_otherwise_the_next_time_is_refused(table: Table, text: str) -> None:
+def test_nondeterministic_expressions_are_refused(table: Table, text: str) -> None:
     for p in range(3):
         table.add(f"p={p}/a.parquet", {"x": [1, 2, -1]})
     ran = table.run({"check": text}, {"check": "x > 0"})
@@ -199,7 +201,7 @@ def test_a_path_value_that_is_none_of_its_type_fails_checks_on_that_column_alone
             ("valid", 0),
             ("valid", 0),
         ]
-        said = "the value 'abc' of the partition column 'day' is no int (partition day=abc/h=1)"
+        said = "the value 'abc' of the partition column 'day' is not a valid int (partition day=abc/h=1)"
         assert ran.report["checks"][1]["error"] == ran.report["checks"][2]["error"] == said
         assert ran.by_name["day=1/h=1"].result["checks"][2]["verdict"] == "valid"
     where = table.run({"not_null": "x"}, where="day > 0")

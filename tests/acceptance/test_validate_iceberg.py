@@ -68,7 +68,7 @@ def error_of(ran: Ran) -> str:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_null_that_a_delete_removed_is_none(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
+def test_a_deleted_null_is_no_violation(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
     name = f"clean{version}"
     assert lake.delete_files(name) > 0
     planned = plan_table(lake.record(name))
@@ -248,7 +248,7 @@ def test_a_row_on_which_a_check_throws_is_an_error_of_its_partition(lake: Lake, 
     ran = run("dirty2", {"check": "1 / (id - 4) < 2"}, NOT_NULL)
     assert [c["verdict"] for c in ran.report["checks"]] == ["error", "violated"]
     assert verdicts(ran)[1] == ("violated", 18, True)
-    assert "throws on 1 row of the file" in ran.report["checks"][0]["error"]
+    assert "fails on 1 row of the file" in ran.report["checks"][0]["error"]
     assert {o.name for o in ran.outcomes if o.result["checks"][0]["verdict"] == "error"} == {"k=1"}
 
 
@@ -288,7 +288,7 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
         ("dropped", ""),
     ],
 )
-def test_what_goes_between_the_plan_and_the_scan_is_no_verdict_on_rows(
+def test_files_removed_between_plan_and_scan_are_an_error(
     how: str, says: str, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Manifests have been read by then; what is done there is hung on the count."""
@@ -341,9 +341,7 @@ def _without_resources() -> Any:
 
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
-    with pytest.raises(
-        FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"
-    ):
+    with pytest.raises(FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"):
         iceberg_rows.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
     assert iceberg_rows.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
     assert iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")

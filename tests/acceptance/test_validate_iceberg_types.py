@@ -70,7 +70,7 @@ def fails(answer: tuple[str, int, str | None], sentence: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["time", "timestamp_ns", pytest.param("timestamptz_ns", marks=pytest.mark.slow)])
-def test_what_spark_has_no_type_for_is_told_by_statistics_or_named(
+def test_columns_without_a_spark_type_are_decided_by_statistics_or_an_error(
     name: str, spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     """Of such a table Spark reads no row, on whichever column: what footers do not decide says so, by the column."""

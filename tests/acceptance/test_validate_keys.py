@@ -196,9 +196,9 @@ def test_where_picks_the_rows_that_are_compared(made: tuple[TableRecord, Rows], 
     for key, check in zip((["dec"], ["p", "f"], ["i"]), ran.report["checks"], strict=True):
         assert (check["error"], check["violations"]) == (None, beyond_the_first(counts(rows, key, where)))
     wrong = run(table, {"unique": "dec"}, {"not_null": "id"}, where="smal > 0")
-    assert {c["error"] for c in wrong.report["checks"]} == {"where: the column 'smal' is in none of the table's files"}
+    assert {c["error"] for c in wrong.report["checks"]} == {"where: none of the table's files has the column 'smal'"}
     broken = run(table, {"unique": "dec"}, where="small >")
-    assert "where: the expression does not parse" in broken.message
+    assert "where: cannot parse the expression" in broken.message
 
 
 def test_keys_whose_hashes_collide_are_told_apart(
@@ -208,7 +208,7 @@ def test_keys_whose_hashes_collide_are_told_apart(
 
     table, rows = made
     # The one seam: all keys have one of two hashes.
-    monkeypatch.setattr(key_queries, "hashed", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
+    monkeypatch.setattr(key_queries, "key_hash", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
     # And what large tables are split for happens here, too.
     monkeypatch.setattr(key_queries, "PART_BYTES", 4_000)
     monkeypatch.setattr(key_queries, "BROADCAST_BYTES", 0)
@@ -286,13 +286,13 @@ def test_of_chosen_partitions_the_rows_of_these_alone_are_compared(tmp_path: Pat
     rerun = run(table, *checks, names=["@table"])
     assert [(c["name"], c["violations"]) for c in rerun.report["checks"]] == [("k_unique", 2)]
     assert rerun.report["rows"] == 7
-    with pytest.raises(InvalidArgument, match="another start named"):
+    with pytest.raises(InvalidArgument, match="covers the partitions that its start named"):
         run(table, *checks, names=["@chosen"])
     with pytest.raises(InvalidArgument, match="no partition '@table'"):
         run(table, checks[1], names=["@table"])
 
 
-def test_what_needs_no_look_at_the_rows(tmp_path: Path) -> None:
+def test_key_checks_that_statistics_decide(tmp_path: Path) -> None:
     table = small_table(tmp_path / "t", [1], [None, None], [])
     other = small_table(tmp_path / "other", [2], name="o")
 
@@ -346,7 +346,7 @@ def test_each_check_starts_spark_where_nothing_has(
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
 
 
-def test_what_cannot_be_decided_says_why(
+def test_key_checks_that_cannot_be_decided_say_why(
     tmp_path: Path, run: Callable[..., Ran], context: Callable[[TableRecord], FakeContext]
 ) -> None:
     folder = tmp_path / "t"
@@ -362,13 +362,13 @@ def test_what_cannot_be_decided_says_why(
     ran = run(table, *checks, tables=[other])
     errors = [check["error"] for check in ran.report["checks"]]
     assert errors[:2] == [
-        "unique applies to columns whose values compare, and 'm' is map<string,int>",
-        "the column 'nowhere' is in none of the table's files",
+        "unique applies to columns whose values can be compared, but 'm' is map<string,int>",
+        "none of the table's files has the column 'nowhere'",
     ]
-    assert errors[2] == "'day' is date, which does not compare with 'k', which is int"
+    assert errors[2] == "the columns cannot be compared: 'day' is date and 'k' is int"
     assert errors[3:5] == [None, None]
     assert found(ran)[3:5] == [("violated", 2), ("valid", 0)]
-    assert errors[5] == "the column 'nothing' is in none of the files of the table 'o'"
+    assert errors[5] == "none of the files of the table 'o' has the column 'nothing'"
     with pytest.raises(InvalidArgument, match="there is no table 'o'"):
         run(table, checks[-1])
     capped = run(table, {"unique": "k"}, max_violations=1)
@@ -392,19 +392,19 @@ def _with(context: Callable[[TableRecord], FakeContext], table: TableRecord, *ot
     return ctx
 
 
-def test_a_job_that_is_told_to_stop_gives_no_verdict(
+def test_a_cancelled_key_job_gives_no_verdict(
     tmp_path: Path, context: Callable[[TableRecord], FakeContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = small_table(tmp_path / "t", [1, 2], [2, 3])
     ctx = context(table)
     plans = Validate().jobs({"checks": [{"unique": "k"}]}, plan_table(table).partitions, None, ctx)
-    real = key_queries.repeated
+    real = key_queries.count_duplicates
 
     def interrupted(*given: Any) -> Any:
         ctx.stopped = True  # the moment cannot be reached from outside: between the two queries
         return real(*given)
 
-    monkeypatch.setattr(key_queries, "repeated", interrupted)
+    monkeypatch.setattr(key_queries, "count_duplicates", interrupted)
     with pytest.raises(JobCancelled):
         list(Validate().run_batch({"checks": [{"unique": "k"}]}, plans, ctx))
 

@@ -40,7 +40,7 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
         checks = {0: F.col("x") % 2 == 0, 3: F.col("x") < 10}
         counts = scan.count(session, group, checks, None, lasting=True)
         query = scan._counting_query(scan.relation(session, group), group, tuple(checks.values()), None)
-        tasks = scan.of_tasks(session, query)
+        tasks = scan.partial_counts(session, query)
     finally:
         session.conf.unset("spark.sql.files.maxPartitionBytes")
     assert tasks is not None
@@ -61,7 +61,7 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
 
     def ask() -> None:
         query = scan._counting_query(scan.relation(session, group), group, checks, None)
-        tasks = scan.of_tasks(session, query)
+        tasks = scan.partial_counts(session, query)
         found.extend(tasks[0].collect() if tasks is not None else ["planned otherwise"])
 
     # As each run of jobs in the child has one of its own.
@@ -71,15 +71,15 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
     assert [row[1] for row in found] == [2]
 
 
-def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_plan_runs_again_only_on_the_same_files(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[tuple[DataFrame, Any] | None] = []
-    of_tasks = scan.of_tasks
+    of_tasks = scan.partial_counts
 
     def counted(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
         planned.append(of_tasks(session, query))
         return planned[-1]
 
-    monkeypatch.setattr(scan, "of_tasks", counted)
+    monkeypatch.setattr(scan, "partial_counts", counted)
     checks = (between("x", 2), {"not_null": "x"})
     table.add("a.parquet", {"x": [1, 2, None]})
     for _ in range(2):

@@ -28,20 +28,20 @@ def shown(table: Table, sample: int, *, batches: int = 1) -> list[tuple[str, int
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_whatever_the_order_in_which_jobs_were_claimed(table: Table, batches: int) -> None:
+def test_samples_do_not_depend_on_the_order_of_claims(table: Table, batches: int) -> None:
     for n in range(1, 6):
         table.add(f"p={n}/x.parquet", {"a": pa.array([1, None, None])})
     assert shown(table, 3, batches=batches) == [("p=1", 1), ("p=1", 2), ("p=2", 1)]
 
 
-def test_whatever_the_types_of_their_files(table: Table) -> None:
+def test_samples_do_not_depend_on_the_types_of_files(table: Table) -> None:
     """Files of one type are read by one query; the rows that are shown do not go by that."""
     for n, kind in enumerate((pa.int32(), pa.int64(), pa.int32()), 1):
         table.add(f"p={n}/x.parquet", {"a": pa.array([1, None], kind)})
     assert shown(table, 2) == [("p=1", 1), ("p=2", 1)]
 
 
-def test_before_a_file_that_is_full_of_them(table: Table) -> None:
+def test_samples_come_from_the_first_files_even_if_a_later_one_is_full_of_violations(table: Table) -> None:
     """Such a file is read no further than it has to be, and Spark begins with the largest."""
     table.add("p=1/x.parquet", {"a": pa.array([1, None])})
     table.add("p=2/x.parquet", {"a": pa.array([None] * 5_000, pa.int64()), "b": pa.array(range(5_000))})

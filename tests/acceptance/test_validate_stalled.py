@@ -75,7 +75,7 @@ def test_a_file_that_stops_answering_is_no_verdict(
     table.directory.mkdir(parents=True, exist_ok=True)
     KINDS[kind](table.directory / "a.parquet")
     stall(parquet_footers, "unchanged", after)
-    with pytest.raises(TableUnavailable, match=r"a\.parquet has not answered for 0\.5 s"):
+    with pytest.raises(TableUnavailable, match=r"a\.parquet did not answer within 0\.5 s"):
         table.run(check, statistics="never", **arg)
 
 
@@ -92,5 +92,5 @@ def test_pages_that_stop_answering_are_no_verdict(
     KINDS["sound"](table.directory / "a.parquet")
     stall(page_headers, "open_regular", 0)
     argument = {"checks": [check], "statistics": "never"}
-    with pytest.raises(TableUnavailable, match=r"a\.parquet has not answered for 0\.5 s"):
+    with pytest.raises(TableUnavailable, match=r"a\.parquet did not answer within 0\.5 s"):
         run_operation(Validate(), table.record, argument, again)

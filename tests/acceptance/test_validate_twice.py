@@ -52,7 +52,7 @@ def wide(other: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_twice_is_once_of_a_random_table(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_random_table_survives_repeated_steps(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     """Each attempt judges as the first one did; each completion reports the same, samples and all, whichever attempts
     it is given; so does the operation when it is started again. Nothing is written but the list of files that a
     certificate names, once.

@@ -41,7 +41,7 @@ async def test_users() -> None:
             await early.commit(Txn((), (Put("ours.a", b"2"),)))
             with pytest.raises(PermissionDenied):
                 await nobody.commit(Txn((), (Put("ours.a", b"3"),)))
-        with pytest.raises(PermissionDenied, match="wants a user name"):
+        with pytest.raises(PermissionDenied, match="requires a user name"):
             await EtcdClient(EtcdConfig((server.endpoint,))).connect()
         with pytest.raises(PermissionDenied, match="'worker' with this password"):
             await EtcdClient(EtcdConfig((server.endpoint,), username="worker", password="wasp")).connect()
@@ -50,7 +50,7 @@ async def test_users() -> None:
             with pytest.raises(PermissionDenied):
                 await client.commit(Txn((), (Put("theirs.a", b""),)))
             with pytest.raises(
-                PermissionDenied, match="the user 'worker' the read: .* all keys that begin with distOp "
+                PermissionDenied, match="the user 'worker' permission for the read: .* all keys with the prefix distOp "
             ):
                 await client.get("theirs.a")
             with pytest.raises(PermissionDenied):
@@ -101,7 +101,7 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
             await feed.close()
 
 
-async def test_a_watch_that_our_user_may_not_have_for_a_while() -> None:
+async def test_a_watch_resumes_when_its_permission_is_restored() -> None:
     """The watch that stands goes on; a new one is created and cancelled at once, again and again, until the role is
     back (F11).
     """
@@ -149,7 +149,7 @@ async def test_tls(tls_etcd: EmbeddedEtcd, certificates: Certificates) -> None:
         await feed.close()
 
 
-async def test_tls_that_does_not_fit(
+async def test_a_tls_mismatch_is_explained(
     tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
 ) -> None:
     async def sentence(endpoint: str, **options: str) -> str:
@@ -165,9 +165,9 @@ async def test_tls_that_does_not_fit(
         sentence(f"https://127.0.0.1:{shared_etcd.port}", ca_cert=certificates.ca),
         sentence(tls_etcd.endpoint, ca_cert=certificates.other_ca),
     )
-    assert "it speaks TLS: write https://" in plain
-    assert "does not speak TLS" in secure
-    assert "was not accepted" in refused
+    assert "the server uses TLS: use https://" in plain
+    assert "does not use TLS" in secure
+    assert "was rejected" in refused
 
 
 async def test_client_certificates(certificates: Certificates) -> None:
@@ -180,19 +180,19 @@ async def test_client_certificates(certificates: Certificates) -> None:
         with pytest.raises(EtcdUnavailable, match="certificate"):
             await stranger.connect()
         await stranger.close()
-        with pytest.raises(server_clock.Untold):
+        with pytest.raises(server_clock.ClockUnreadable):
             await server_clock.ahead(stranger.config, stranger.transport.address)
 
 
-def test_tls_that_does_not_fit_is_one_line_for_people(
+def test_a_tls_mismatch_is_one_line_on_the_command_line(
     tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
 ) -> None:
     """In a process of its own: gRPC writes to the real stderr, and is told not to before it is loaded."""
     for endpoint, options, code, words in (
-        (tls_etcd.endpoint, ("--cacert", certificates.other_ca), 3, "was not accepted"),
+        (tls_etcd.endpoint, ("--cacert", certificates.other_ca), 3, "was rejected"),
         (tls_etcd.endpoint, ("--cacert", certificates.server_key), 2, certificates.server_key),
-        (f"https://127.0.0.1:{shared_etcd.port}", ("--cacert", certificates.ca), 3, "does not speak TLS"),
-        (f"127.0.0.1:{tls_etcd.port}", (), 3, "it speaks TLS: write https://"),
+        (f"https://127.0.0.1:{shared_etcd.port}", ("--cacert", certificates.ca), 3, "does not use TLS"),
+        (f"127.0.0.1:{tls_etcd.port}", (), 3, "the server uses TLS: use https://"),
     ):
         command = [sys.executable, "-m", "distop.cli", "ls", "--etcd", endpoint, "--connect-timeout", "1", *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DISTOP_", "GRPC_"))}
@@ -217,4 +217,4 @@ async def test_a_command_that_etcd_does_not_permit_says_what_the_role_needs() ->
         )
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (3, "", 1), ran
         assert "the user 'worker'" in ran.stderr
-        assert "all keys that begin with prod/distOp" in ran.stderr
+        assert "all keys with the prefix prod/distOp" in ran.stderr

@@ -52,7 +52,7 @@ async def test_hole_9_a_session_goes_on_with_certificates_that_were_replaced(
         await session.close()
 
 
-async def test_files_that_do_not_fit_leave_the_former_certificates_in_use(
+async def test_invalid_new_certificates_keep_the_previous_ones_in_use(
     mutual: tuple[EmbeddedEtcd, EtcdConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are written one after the other, and an etcd may restart between."""
@@ -64,10 +64,10 @@ async def test_files_that_do_not_fit_leave_the_former_certificates_in_use(
         key.write_bytes(Path(etcd.folder.parent / "server-key.pem").read_bytes())
         await asyncio.to_thread(etcd.halt)
         reading = asyncio.ensure_future(client.get("node"))
-        await until(lambda: "keeping the former ones" in caplog.text)
+        await until(lambda: "keeping the previous certificates" in caplog.text)
         await asyncio.to_thread(etcd.restart)
         assert await reading is None
         key.write_bytes(good)
         await asyncio.to_thread(etcd.restart)
         assert await client.get("node") is None
-    assert caplog.text.count("keeping the former ones") == 1
+    assert caplog.text.count("keeping the previous certificates") == 1

@@ -136,7 +136,7 @@ async def renewed(client: EtcdClient, lease: int) -> int:
     return int(answer.TTL)
 
 
-async def test_a_renewal_of_a_revoked_lease_is_told_so_by_each_member(cluster: EtcdCluster) -> None:  # L2
+async def test_each_member_reports_a_revoked_lease_on_renewal(cluster: EtcdCluster) -> None:  # L2
     lease, ttl = new_lease_id(), 30
     leader, *followers = await ranked(cluster)
     async with connected(leader.endpoint) as client, AsyncExitStack() as stack:

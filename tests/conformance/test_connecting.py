@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 
-async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_logs_that_it_waits_for_etcd_and_then_connects(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     port, peer = reserve(2)
     address = f"127.0.0.1:{port}"
 
@@ -29,19 +31,19 @@ async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pyt
             return await client.get("nothing") is None
 
     beginning = asyncio.ensure_future(begin())
-    await until(lambda: f"waiting for etcd at {address}" in caplog.text)
-    assert "etcd answers" not in caplog.text
+    await until(lambda: f"Waiting for etcd at {address}" in caplog.text)
+    assert "Connected to etcd" not in caplog.text
     etcd = EmbeddedEtcd(tmp_path / "etcd", port=port, peer_port=peer)
     await asyncio.to_thread(etcd.start)
     try:
         assert await beginning
-        assert caplog.text.count("waiting for etcd at") == 1
-        assert "etcd answers" in caplog.text
+        assert caplog.text.count("Waiting for etcd at") == 1
+        assert "Connected to etcd" in caplog.text
     finally:
         await asyncio.to_thread(etcd.stop)
 
 
-async def test_a_server_is_judged_as_a_cluster_of_as_many_members_as_it_has_endpoints(
+async def test_the_number_of_endpoints_counts_as_the_cluster_size(
     shared_etcd: EmbeddedEtcd,
 ) -> None:
     async with connected(f"{shared_etcd.endpoint},http://localhost:{shared_etcd.port}") as client:
@@ -50,7 +52,7 @@ async def test_a_server_is_judged_as_a_cluster_of_as_many_members_as_it_has_endp
         assert judged == judge_etcd((await client.status()).version, 2)
 
 
-async def test_what_takes_connections_and_is_silent_is_told_from_what_is_not_there() -> None:
+async def test_a_silent_server_and_a_closed_port_have_different_errors() -> None:
     async with TcpProxy(1) as proxy:
         proxy.set(Mode.BLACK_HOLE)
         with pytest.raises(EtcdUnavailable, match=rf"{proxy.endpoint} \(it does not answer\)"):

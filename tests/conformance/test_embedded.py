@@ -51,21 +51,22 @@ def test_a_port_in_use_is_named() -> None:
             EmbeddedEtcd(port=port).__enter__()
 
 
-def test_the_end_of_the_log_tells_why_it_ended() -> None:
-    with pytest.raises(DistopError, match="ended while it started: flag provided but not defined"):
+def test_the_error_quotes_the_end_of_the_log() -> None:
+    with pytest.raises(DistopError, match="exited during its start: flag provided but not defined"):
         EmbeddedEtcd(arguments=["--no-such-flag"]).__enter__()
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidArgument, match="cannot be used"):
+    with pytest.raises(InvalidArgument, match="cannot use the folder"):
         EmbeddedEtcd(tmp_path / "file").start()
 
 
 def test_no_etcd_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("distop.store.embedded.find_spec", lambda name: None)
-    with pytest.raises(DistopError, match=r"no etcd server on this machine: run pip install 'distop\[embedded\]'"):
+    wanted = r"no etcd server was found on this machine: run pip install 'distop\[embedded\]'"
+    with pytest.raises(DistopError, match=wanted):
         find_etcd()
 
 

@@ -11,7 +11,7 @@ import pytest
 from distop.errors import EtcdRejected, EtcdUnavailable
 from distop.protocol.txn import Delete, Put, Txn
 from distop.store import history
-from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
+from distop.store.history import CaughtUp, HistoryReader, HistoryStart, Revision
 from distop.store.watch import WatchStream
 from tests.support.etcd import compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
@@ -80,14 +80,14 @@ async def test_more_revisions_than_one_answer_holds(own_etcd: EmbeddedEtcd) -> N
         assert numbers == sorted(set(numbers))
 
 
-async def test_compacted_history_begins_with_what_was_there(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_compacted_history_starts_with_the_content_at_the_compaction(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as client:
         await put(client, "h.a")
         at = await put(client, "h.b")
         later = (await client.commit(Txn((), (Delete("h.a"),)))).revision
         await compacted(client, at)
         beginning, revision, end = await read(client)
-        assert isinstance(beginning, Beginning)
+        assert isinstance(beginning, HistoryStart)
         assert (beginning.revision, beginning.lost) == (at, 1)
         assert [kv.key for kv in beginning.kvs] == ["h.a", "h.b"]
         assert isinstance(revision, Revision)
@@ -101,12 +101,12 @@ async def test_a_history_that_is_compacted_to_its_end(own_etcd: EmbeddedEtcd) ->
         at = await put(client, "h.b")
         await compacted(client, at)
         beginning, end = await asyncio.wait_for(read(client), 30.0)
-        assert isinstance(beginning, Beginning)
+        assert isinstance(beginning, HistoryStart)
         assert (beginning.revision, beginning.lost) == (at, 1)
         assert end == CaughtUp(at)
 
 
-async def test_what_is_compacted_under_the_reader_is_told_to_be_lost(own_etcd: EmbeddedEtcd) -> None:
+async def test_revisions_compacted_while_reading_are_reported_as_lost(own_etcd: EmbeddedEtcd) -> None:
     steps: list[Step] = []
     take = steps.append
     async with TcpProxy(own_etcd.port) as proxy, connected(own_etcd.endpoint) as client:
@@ -126,9 +126,9 @@ async def test_what_is_compacted_under_the_reader_is_told_to_be_lost(own_etcd: E
             at = await put(client, "h.c")
             await compacted(client, at)
             proxy.set(Mode.PASS)
-            await until(lambda: isinstance(steps[-1], Beginning), "the loss")
+            await until(lambda: isinstance(steps[-1], HistoryStart), "the loss")
             beginning = steps[-1]
-            assert isinstance(beginning, Beginning)
+            assert isinstance(beginning, HistoryStart)
             assert (beginning.lost, beginning.revision) == (seen + 1, at)
             after = await put(client, "h.d")
             await until(lambda: isinstance(steps[-1], Revision) and steps[-1].number == after, "what came after")
@@ -172,7 +172,7 @@ async def test_an_etcd_that_is_slow_to_answer_is_waited_for(
         assert [step.number for step in await asyncio.wait_for(read(client), 30) if isinstance(step, Revision)] == [at]
 
 
-async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_history_reader_fails_when_etcd_is_gone(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint, connect_timeout=0.5, request_timeout=0.5, read_timeout=1.0) as client:
         await put(client, "h.a")
         await put(client, "other")  # so that the present is not reached with the first event
@@ -183,7 +183,7 @@ async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
                         own_etcd.kill()
 
 
-async def test_who_may_not_read_is_refused(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_user_without_read_permission_is_rejected(own_etcd: EmbeddedEtcd) -> None:
     from tests.support.users import WORKER, enable_users
 
     await enable_users(own_etcd.endpoint)

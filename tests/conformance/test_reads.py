@@ -63,7 +63,7 @@ async def test_several_reads_at_one_revision(client: EtcdClient, prefix: str) ->
     assert await client.read(Get(f"{prefix}none")) == (one.__class__((), False, 0),)
 
 
-async def test_a_compaction_while_paging_starts_the_list_anew(
+async def test_a_compaction_during_paging_restarts_the_list(
     own_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(own_etcd.endpoint) as client, connected(own_etcd.endpoint) as other:

@@ -59,7 +59,7 @@ async def test_the_granted_ttl_counts(client: EtcdClient, prefix: str) -> None: 
     await session.close()
 
 
-async def test_revocation_ends_it(client: EtcdClient, prefix: str) -> None:
+async def test_the_revocation_of_the_lease_ends_the_session(client: EtcdClient, prefix: str) -> None:
     session = Session(client, f"{prefix}node", b"", 2)
     await session.start()
     await client.revoke(session.lease_id)
@@ -70,7 +70,7 @@ async def test_revocation_ends_it(client: EtcdClient, prefix: str) -> None:
     await session.close()
 
 
-async def test_the_deletion_of_the_node_key_ends_it(client: EtcdClient, prefix: str) -> None:  # L2
+async def test_the_deletion_of_the_node_key_ends_the_session(client: EtcdClient, prefix: str) -> None:  # L2
     session = Session(client, f"{prefix}node", b"", 2)
     await session.start()
     await client.commit(Txn((), (Delete(f"{prefix}node"),)))
@@ -112,7 +112,7 @@ async def test_a_late_copy_of_an_update_does_not_undo_later_ones(
     await session.close()
 
 
-async def test_an_update_follows_one_that_was_written_though_it_failed(
+async def test_an_update_succeeds_after_a_failed_update_that_was_applied(
     client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(client, f"{prefix}node", b"active", 60)
@@ -121,7 +121,7 @@ async def test_an_update_follows_one_that_was_written_though_it_failed(
 
     async def written(txn: Txn, **options: Any) -> TxnResult:
         await commit(txn, **options)
-        raise PermissionDenied("etcd does not permit us the node update")
+        raise PermissionDenied("etcd denies us permission for the node update")
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "commit", written)
@@ -135,7 +135,7 @@ async def test_an_update_follows_one_that_was_written_though_it_failed(
     await session.close()
 
 
-async def test_silence_ends_it_by_the_deadline_before_the_lease_expires(
+async def test_a_session_without_renewals_ends_at_the_deadline_before_the_lease_expires(
     shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
 ) -> None:
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
@@ -154,7 +154,7 @@ async def test_silence_ends_it_by_the_deadline_before_the_lease_expires(
         await session.close()
 
 
-async def test_a_dead_connection_does_not_cost_it(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+async def test_a_session_survives_a_dead_connection(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
     """F7, with one endpoint, so that there is no other member to go on with: the connection is swallowed in silence, a
     new one would pass. Session, watch and requests find that out by themselves, before the deadline."""
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
@@ -187,7 +187,7 @@ async def test_answers_that_are_lost_do_not_count(shared_etcd: EmbeddedEtcd, pre
         await session.close()
 
 
-async def test_a_server_that_is_away_for_less_than_the_ttl(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_session_survives_an_outage_shorter_than_the_ttl(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as client:
         session = Session(client, "node", b"", 5)
         await session.start()
@@ -220,13 +220,13 @@ async def test_a_restart_of_etcd_gives_every_lease_a_whole_ttl(own_etcd: Embedde
         assert await client.time_to_live(lease) == (0, -1)
 
 
-async def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
+async def test_failed_renewals_in_an_outage_are_logged_once(
     own_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "distop.store")
 
     def tried() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if "renewal failed" in record.message]
+        return [record for record in caplog.records if record.message.startswith("Renewal of session ")]
 
     async with connected(own_etcd.endpoint) as client:
         session = Session(client, "outage/node", b"", 10, margin=1.5)
@@ -252,7 +252,7 @@ async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefi
     await session.close()
 
 
-async def test_an_incarnation_is_used_once(client: EtcdClient, prefix: str) -> None:
+async def test_an_incarnation_id_is_used_only_once(client: EtcdClient, prefix: str) -> None:
     session = Session(client, f"{prefix}node", b"", 5)
     await session.start()
     other = Session(client, f"{prefix}node", b"", 5)

@@ -11,7 +11,7 @@ import pytest
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol.keys import Keys
 from distop.protocol.txn import Put, Txn
-from distop.store.cluster_identity import known_space, made_space
+from distop.store.cluster_identity import ensure_space_id, read_space_id
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from tests.support.etcd import connected
@@ -42,7 +42,7 @@ async def test_hole_9_etcd_clusters_of_one_id_have_different_spaces() -> None:
     for _ in range(2):
         with EmbeddedEtcd(peer_port=peer, compaction=None) as server:
             async with connected(server.endpoint) as etcd:
-                spaces |= {await made_space(etcd, Keys(name)) for name in ("", "a")}
+                spaces |= {await ensure_space_id(etcd, Keys(name)) for name in ("", "a")}
                 ids.add(etcd.transport.identity.cluster_id)
     assert len(ids) == 1, "the servers have one cluster id"
     assert len(spaces) == 4
@@ -51,17 +51,17 @@ async def test_hole_9_etcd_clusters_of_one_id_have_different_spaces() -> None:
 async def test_executors_that_start_at_once_have_one_space(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as etcd:
         barrier = asyncio.Barrier(2)
-        found = await asyncio.gather(*(made_space(Late(etcd, barrier), Keys("a")) for _ in range(2)))  # type: ignore[arg-type]
-        assert found == [await known_space(etcd, Keys("a")), await made_space(etcd, Keys("a"))]
+        found = await asyncio.gather(*(ensure_space_id(Late(etcd, barrier), Keys("a")) for _ in range(2)))  # type: ignore[arg-type]
+        assert found == [await read_space_id(etcd, Keys("a")), await ensure_space_id(etcd, Keys("a"))]
         assert re.fullmatch("[0-9a-f]{32}", found[0])
 
 
 @pytest.mark.parametrize("value", ["", "..", "../a", "A" * 32, "0" * 31, "0" * 32 + "\n", "٠" * 32])
-async def test_a_space_that_is_no_id_is_refused(own_etcd: EmbeddedEtcd, value: str) -> None:
+async def test_an_invalid_space_id_is_rejected(own_etcd: EmbeddedEtcd, value: str) -> None:
     async with connected(own_etcd.endpoint) as etcd:
         with pytest.raises(NotFound, match=r"^the key a/distOpSpace is missing"):
-            await known_space(etcd, Keys("a"))
+            await read_space_id(etcd, Keys("a"))
         await etcd.commit(Txn((), (Put("a/distOpSpace", value.encode()),)))
-        for find in (made_space, known_space):
+        for find in (ensure_space_id, read_space_id):
             with pytest.raises(UnreadableRecord, match="a/distOpSpace cannot be read"):
                 await find(etcd, Keys("a"))

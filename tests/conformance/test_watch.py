@@ -127,7 +127,7 @@ async def test_batches_that_catch_up_tell_the_current_revision(own_etcd: Embedde
         assert [event.kv.mod_revision for batch in batches for event in batch.events] == revisions
 
 
-async def test_no_progress_is_told_of_a_watch_that_begins_at_the_next_revision(
+async def test_a_watch_from_the_next_revision_gets_no_progress_notification(
     shared_etcd: EmbeddedEtcd, prefix: str
 ) -> None:
     """W8a: until something is written, a newer server leaves the request unanswered, which is no sign of a fault."""
@@ -315,7 +315,7 @@ async def test_a_consumer_that_fails_ends_the_feed(client: EtcdClient, prefix: s
     await feed.close()
 
 
-async def test_a_stream_on_a_member_that_fails_us_is_opened_elsewhere(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_stream_on_a_failed_member_is_reopened_on_another_member(own_etcd: EmbeddedEtcd) -> None:
     """Requests to a member that swallows everything fail within their time; a watch there, which only stays silent, is
     doubted with them. (An old server is not asked for its progress, so the silence alone would last a minute.)
     """

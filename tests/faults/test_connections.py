@@ -54,7 +54,7 @@ def test_connections_that_die_in_silence(
         proxy.strand()
         assert_whole(group, operation, journal)
         assert set(group.client.nodes()) == before
-        assert "the session is lost" not in ann.log.read_text()
+        assert "Session lost" not in ann.log.read_text()
         assert ann.stop() == 0
 
 
@@ -77,7 +77,7 @@ def test_a_cut_in_one_direction(
         operation = start(group, journal)
         group.eventually(lambda: set(holders(group)) == {"ann"} and len(journal.lines()) > 10, "the jobs write")
         proxy.set(mode)
-        group.eventually(lambda: "the session is lost" in ann.log.read_text(), "it stops by its own clock", "ann")
+        group.eventually(lambda: "Session lost" in ann.log.read_text(), "it stops by its own clock", "ann")
         group.start("bob", env=sample_env)
         group.eventually(lambda: set(holders(group)) == {"bob"}, "its jobs are taken over")
         proxy.set(Mode.PASS)

@@ -88,8 +88,8 @@ def test_etcd_is_down_for_longer_than_the_time_to_live(
     etcd.kill()
     killed = boottime()
     for daemon in both:
-        group.eventually(partial(logged, daemon, "the session is lost"), "it lost its session", daemon.name)
-        group.eventually(partial(logged, daemon, "waiting for etcd"), "it tries to begin anew", daemon.name)
+        group.eventually(partial(logged, daemon, "Session lost"), "it lost its session", daemon.name)
+        group.eventually(partial(logged, daemon, "Waiting for etcd"), "it tries to begin anew", daemon.name)
     quiet = len(journal.lines())
     eventually(lambda: boottime() > killed + 2 * ttl, "the time to live has passed twice")
     assert not etcd.running
@@ -271,7 +271,7 @@ def test_a_role_that_is_revoked(
     operation = start(group, journal, jobs=2, pause=0.2)
     group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
     do(server.endpoint, revoke_role, **ROOT)
-    group.eventually(lambda: "does not permit the user 'worker'" in ann.log.read_text(), "it says what is wrong", "ann")
+    group.eventually(lambda: "denies the user 'worker'" in ann.log.read_text(), "it says what is wrong", "ann")
     group.eventually(lambda: "Cannot write pending report" in ann.log.read_text(), "reports wait", "ann")
     do(server.endpoint, grant_role, **ROOT)
     assert operation.wait(90).state == "success", group.tails()
@@ -295,7 +295,7 @@ def test_a_role_that_is_revoked_for_longer_than_the_session(
     operation = start(group, journal, jobs=2, pause=0.2)
     group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
     do(server.endpoint, revoke_role, **ROOT)
-    group.eventually(lambda: "the session is lost" in ann.log.read_text(), "the session ends", "ann")
+    group.eventually(lambda: "Session lost" in ann.log.read_text(), "the session ends", "ann")
     do(server.endpoint, grant_role, **ROOT)
     assert operation.wait(90).state == "success", group.tails()
     assert incarnations(group) != before
@@ -330,7 +330,7 @@ def test_space_alarm(
             assert alarm in shown.json["waiting_for"], shown.out
             quiet = distop_command("show", operation.ref, "--etcd", server.endpoint)
             assert alarm in quiet.out
-            group.eventually(lambda: "the claim waits" in ann.log.read_text(), "claims wait", "ann")
+            group.eventually(lambda: "etcd rejected the claim; retrying" in ann.log.read_text(), "claims wait", "ann")
             ever = {int(key.rpartition(".")[2]) for key in dump(server.endpoint, "distOpClaim.")}
             ever |= {int(key.split(".")[-2]) for key in dump(server.endpoint, "distOp.") if key.endswith(".outcome")}
             assert {partition for partition, *_ in journal.lines()} <= ever, "nothing runs that is not claimed"
@@ -379,7 +379,7 @@ def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, 
             assert ann.process.wait(60) == 3, group.tails()
             log = ann.log.read_text()
             assert "went back from revision" in log
-            assert "stop all executors, see what was lost" in log
+            assert "stop all executors, check what was lost" in log
             assert "Traceback" not in log
             assert stand(server.endpoint) == untouched
 

@@ -117,7 +117,7 @@ def test_a_snapshot_restored_after_the_session_was_lost(
         group.eventually(lambda: len(journal.lines()) > 6, "the jobs write")
         assert stand(etcd.server.endpoint) != etcd.untouched
         etcd.server.kill()
-        group.eventually(lambda: "the session is lost" in ann.log.read_text(), "it lost its session", "ann")
+        group.eventually(lambda: "Session lost" in ann.log.read_text(), "it lost its session", "ann")
         etcd.put_back()
         etcd.server.restart()
         assert_refused(ann, "went back from revision", "move the work directory")
@@ -188,8 +188,8 @@ def test_another_namespace_is_not_served_with_the_same_work_directory(
     other = group.spawn("ann", "--namespace", "other", env=sample_env)
     assert other.process.wait(60) == 5
     assert other.log.read_text().splitlines()[-1] == (
-        f"error: the work directory {tmp_path / 'ann'} belongs to no namespace, and this executor is told to serve "
-        "the namespace 'other': give it another one (--work-dir), or move this one away"
+        f"error: the work directory {tmp_path / 'ann'} belongs to no namespace, but this executor serves "
+        "the namespace 'other': give another --work-dir, or move this directory away"
     )
     again = group.spawn("ann", env=sample_env)
     eventually(

@@ -69,7 +69,7 @@ def test_the_guilty_partition_stands_alone(
     assert result.state == "failed", group.tails()
     assert result.jobs == {"total": jobs, "success": jobs - 1, "failed": 1}, result.record
     assert result.record["failed"] == str(GUILTY)
-    assert "the worker process died (its JVM died, hung or had no memory left" in result.errors[0]["text"]
+    assert "the worker process died (its JVM died, hung or ran out of memory" in result.errors[0]["text"]
     assert not session_members(child), "the child that Spark was lost in lives on"
     group.eventually(lambda: replaced(ann, child), "another child is there")
     record_property(FIGURES, f"{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")

@@ -144,7 +144,7 @@ def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_com
         ran = distop_command("audit", "--json", "--namespace", "prod", *options)
         assert (ran.code, ran.json["operations"], ran.json["jobs"]) == (0, 1, 3), ran.err
         refused = distop_command("audit", "--namespace", "theirs", *options)
-        assert (refused.code, "does not permit the user 'eve'" in refused.sentence) == (3, True)
+        assert (refused.code, "denies the user 'eve'" in refused.sentence) == (3, True)
 
 
 class Following:

@@ -89,7 +89,7 @@ def test_a_graph_is_started_as_a_whole_or_not_at_all(world: World, tmp_path: Pat
     assert [one["op"] for one in waited.json["operations"]] == names
 
 
-def test_codes_of_what_is_refused(world: World) -> None:
+def test_exit_codes_of_refused_commands(world: World) -> None:
     world.distop("start", "noop", TABLE)
     for argv, code, words in (
         (("start", "nope", TABLE), 2, "no behavior 'nope'"),
@@ -164,7 +164,7 @@ def test_registered_things(world: World, tmp_path: Path, monkeypatch: pytest.Mon
     added = world.distop("table", "add", "\x1b[31mred", "--format", "parquet", "--location", "data")
     removed = world.distop("table", "rm", "\x1b[31mred")
     assert added.out.startswith("table \\x1b[31mred: parquet at ")
-    assert removed.out.startswith("table \\x1b[31mred is no longer registered")
+    assert removed.out.startswith("table \\x1b[31mred is removed from the registry")
     nodes = world.distop("nodes", "--json").json
     assert [(n["executor"], n["slots"], n["incarnation"]) for n in nodes] == [("executor-n1", 2, "n1")]
     assert "executor-n1" in world.distop("nodes").out
@@ -176,7 +176,7 @@ def test_registered_things(world: World, tmp_path: Path, monkeypatch: pytest.Mon
 def test_empty_lists_say_what_to_do(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
     options = ("--etcd", shared_etcd.endpoint, "--namespace", "nothing")
     for argv, words in (
-        (("ls",), "no operation is running"),
+        (("ls",), "no operation is open"),
         (("history",), "no operation has ended yet"),
         (("nodes",), "distop executor"),
         (("behaviors",), "publishes"),
@@ -187,7 +187,7 @@ def test_empty_lists_say_what_to_do(shared_etcd: EmbeddedEtcd, distop_command: C
 
 
 def test_a_table_that_is_named(world: World) -> None:
-    for command, empty in (("ls", "no operation is running on nyc.flights"), ("history", "no operation has ended yet")):
+    for command, empty in (("ls", "no operation is open on nyc.flights"), ("history", "no operation has ended yet")):
         assert empty in world.distop(command, TABLE).out
         assert TABLE in world.distop(command, TABLE).out
         assert world.distop(command, "@cluster", "--json").json == []
@@ -260,7 +260,7 @@ def test_an_interrupt_leaves_its_name_to_programs(world: World) -> None:
     assert "nyc.flights/noop/1 goes on" in err
 
 
-def test_a_start_that_was_made_before_tells_what_became_of_it(world: World) -> None:
+def test_a_repeated_start_shows_the_state_of_the_operation(world: World) -> None:
     start = ("start", "noop", TABLE, "--request-id", "abc")
     assert world.distop(*start).out == "started nyc.flights/noop/1\n"
     assert world.distop(*start).out == "already started: nyc.flights/noop/1 (running)\n"
@@ -286,7 +286,7 @@ def test_an_operation_has_one_name_however_it_is_typed(world: World, typed: str)
     assert world.distop("resume", typed.replace("/1", "/2")).out == "nyc.flights/noop/2 is running\n"
 
 
-def test_what_goes_on_and_what_has_ended_have_one_shape(world: World) -> None:
+def test_open_and_ended_operations_have_the_same_json_fields(world: World) -> None:
     world.distop("start", "noop", TABLE, "--request-id", "mine")
     (listed,) = world.distop("ls", "--json").json
     shown = world.distop("show", "nyc.flights/noop/1", "--json").json
@@ -343,13 +343,13 @@ def test_doctor_compares_the_clocks(world: World, off: float, words: str) -> Non
     assert re.fullmatch(rf"this machine's clock is about 3[56]\d\d s {words} etcd's: .*\(NTP\)", found["text"])
 
 
-def test_doctor_tells_that_nobody_looks_at_the_password(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_that_authentication_is_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "users" not in {check["name"] for check in world.distop("doctor", "--json").json["checks"]}
     monkeypatch.setenv("DISTOP_PASSWORD", "x")
     ran = world.distop("doctor", "--user", "ann", "--json")
     (found,) = (check for check in ran.json["checks"] if check["name"] == "users")
     assert (ran.code, found["status"]) == (0, "warning")
-    assert "authentication is off: etcd did not look at the password of 'ann'" in found["text"]
+    assert "authentication is off: etcd did not check the password of 'ann'" in found["text"]
 
 
 def test_doctor(world: World) -> None:

@@ -18,6 +18,7 @@ from distop.protocol.identity import plan_digest
 from distop.protocol.records import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.protocol.txn import Get
 from distop.services.submission.idempotency import find_earlier
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
 from distop.services.submission.submit import submit
 from tests.support.etcd import own_etcd, shared_etcd, until
@@ -119,11 +120,11 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
     await hand.publish("rows", needs_table=True)
     before = await content(client)
     wrong: list[tuple[Any, ...]] = [
-        (distop.UnknownBehavior, r"no behavior 'nope' \(published: index, noop, rows\)", "nope", TABLE, {}, {}),
+        (distop.UnknownBehavior, r"'nope' \(did you mean 'noop'\? published: index, noop, r", "nope", TABLE, {}, {}),
         (distop.NotFound, "no table 'elsewhere'", "noop", "elsewhere", {}, {}),
         (distop.InvalidArgument, "'column' is missing", "index", TABLE, {}, {}),
         (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),  # noqa: E501
-        (distop.InvalidArgument, r"'dept' \(known: column, depth\)", "index", TABLE, {"column": "c", "dept": 1}, {}),
+        (distop.InvalidArgument, "'dept' .did you mean 'depth'", "index", TABLE, {"column": "c", "dept": 1}, {}),
         (distop.InvalidArgument, "needs 'column'", "index", TABLE, {"column": ""}, {}),
         (distop.InvalidArgument, "not JSON", "noop", TABLE, {"x": object()}, {}),
         (distop.InvalidArgument, "512 KiB", "noop", TABLE, {"x": "y" * 600_000}, {}),
@@ -174,7 +175,7 @@ async def test_arguments_of_a_wrong_type_are_named(client: aio.Client, hand: Han
 
 
 async def test_a_namespace_without_behaviors_says_that_an_executor_must_publish(client: aio.Client) -> None:
-    with pytest.raises(distop.UnknownBehavior, match=r"none is published yet\); an executor"):
+    with pytest.raises(distop.UnknownBehavior, match=r"published: none\): start an executor"):
         await client.start_operation("noop", TABLE)
 
 
@@ -276,7 +277,7 @@ async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions
 
 
 async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
-    wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
+    wanted = request("noop", TABLE, b"{}", StartOptions(request_id="mine"), "me")
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [None]
     ref = (await submit(client.etcd, client.keys, wanted)).ref
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [ref]
@@ -481,7 +482,7 @@ async def test_pause_resume_and_cancel(client: aio.Client, hand: Hand) -> None:
     await op.cancel("not needed")
     await op.cancel("again")
     seen = await op.status()
-    assert (seen.state, seen.waiting_for) == ("cancelling", "its holders to stop")
+    assert (seen.state, seen.waiting_for) == ("cancelling", "its running jobs to stop")
     assert seen.cancel is not None
     assert (seen.cancel["reason"], seen.cancel["text"]) == ("user", "not needed")
     assert seen.cancel["by"]

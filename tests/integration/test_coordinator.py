@@ -194,7 +194,7 @@ def test_what_fails_on_every_node_fails_after_as_many_attempts_as_on_one(
     result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **{call: "node"})).wait(60)
     assert result.state == "failed", group.tails()
     assert diary(tmp_path) == [*written, *written[-1:]]
-    assert "hands over coordinating stumbling on t" in ann.log.read_text()
+    assert "Resigning as coordinator of stumbling on t: a call failed here" in ann.log.read_text()
 
 
 def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_etcd_restarts_in_the_middle(group: Daemons, etcd: EmbeddedEtcd) -> None
 def test_etcd_is_down_when_the_daemon_starts(etcd: EmbeddedEtcd, group: Daemons) -> None:
     etcd.kill()
     late = group.spawn("late", "--connect-timeout", "1")
-    group.eventually(lambda: "waiting for etcd" in late.log.read_text(), "the daemon says what it waits for", "late")
+    group.eventually(lambda: "Waiting for etcd" in late.log.read_text(), "the daemon says what it waits for", "late")
     etcd.restart()
     group.await_ready("late")
 
@@ -186,7 +186,7 @@ def test_the_keys_of_a_running_operation_are_the_contract(group: Daemons) -> Non
     history = json.loads(dump(group.endpoint)[left[0]])
     assert history["jobs"] == {"total": 3, "success": 2, "failed": 1}
     assert (history["op"], history["state"], history["failed"]) == (f"{TABLE}/noop/1", "failed", "2")
-    assert history["errors"] == [{"partition": "2", "text": "partition 2 was told to fail"}]
+    assert history["errors"] == [{"partition": "2", "text": "partition 2 fails as the argument demands"}]
 
 
 def test_cancel_stops_what_runs_and_what_waits(group: Daemons) -> None:

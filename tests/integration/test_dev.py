@@ -124,7 +124,7 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
         former.enter_context(locked(tmp_path / "executor"))
 
         def release() -> None:
-            eventually(lambda: "is ending" in log.read_text(), "it says that it waits")
+            eventually(lambda: "waiting for the executor of a killed" in log.read_text(), "it says that it waits")
             former.close()
 
         releasing = threading.Thread(target=release, daemon=True)
@@ -132,7 +132,7 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
         with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
             releasing.join(LIMIT)
             eventually(client.nodes, "the executor has joined")
-            assert log.read_text().count("is ending: waiting for that") == 1
+            assert log.read_text().count("waiting for the executor of a killed") == 1
             running.send_signal(signal.SIGHUP)
             assert running.wait(LIMIT) == 0
 

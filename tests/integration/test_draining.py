@@ -89,11 +89,11 @@ def test_a_drain_survives_the_executor_and_ends_when_undone(
     assert op.status().waiting_for == waits
     assert waits in distop_command("show", op.ref, *where).out
     ran = distop_command("drain", "ann", "--undo", *where)
-    assert (ran.code, ran.out) == (0, "ann works again\n")
+    assert (ran.code, ran.out) == (0, "ann runs jobs again\n")
     assert op.wait(60).state == "success"
     group.eventually(lambda: said(group, "ann") == "active", "it says that it works")
     ran = distop_command("drain", "ann", "--undo", *where)
-    assert (ran.code, ran.out) == (0, "ann works already\n")
+    assert (ran.code, ran.out) == (0, "ann is not drained: nothing to undo\n")
 
 
 def test_a_cancel_ends_also_when_the_last_executor_is_drained(

@@ -25,7 +25,7 @@ from distop.protocol.records import History, OperationRef, State
 from distop.protocol.txn import Get, KeyValue, Put, Txn, TxnResult
 from distop.runtime import logs
 from distop.services.inspection import history_pages as past
-from distop.services.submission.start_request import Every
+from distop.services.submission.option_values import Every
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, own_etcd, shared_etcd
@@ -114,7 +114,7 @@ async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.C
 
 
 @pytest.mark.parametrize("window", [3, 7, 50_000])
-async def test_C31_pages_neither_miss_one_nor_show_one_twice(
+async def test_C31_pages_neither_skip_nor_repeat_a_record(
     client: aio.Client, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever ends meanwhile, and however few keys are held in memory at once."""
@@ -148,7 +148,7 @@ async def test_C31_pages_neither_miss_one_nor_show_one_twice(
             await client.etcd.commit(Txn((), (Put(kv.key, b""),)))  # an unreadable record is left out of all lists
 
 
-async def test_C31_a_search_by_time_ends_where_all_is_long_past(
+async def test_C31_a_search_by_time_ends_at_records_that_are_too_old(
     client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(past, "_PAGE", 5)
@@ -193,13 +193,13 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
         ({"table": ""}, "a name must not be empty"),
         ({"type": "1x"}, "is not an operation type"),
         ({"op": "t"}, "is not an operation"),
-        ({"op": 7}, "an operation is named by a text, not 7"),
-        ({"states": "running"}, "'running' is no state of an operation that has ended: success, failed, cancelled"),
+        ({"op": 7}, "the operation must be named by a text, not 7"),
+        ({"states": "running"}, "is no state of an operation that has ended (states: success, failed, cancelled)"),
         ({"states": []}, "the list of states is empty"),
-        ({"states": 5}, "states are a list of texts, not 5"),
+        ({"states": 5}, "the states must be a list of texts, not 5"),
         ({"since": "yesterday"}, "since must be a time such as 2013-01-01T00:00:00Z, not 'yesterday'"),
-        ({"since": "2013-01-01T00:00:00"}, "since must have a zone"),
-        ({"until": datetime(2013, 1, 1)}, "until must have a zone"),  # noqa: DTZ001
+        ({"since": "2013-01-01T00:00:00"}, "since must have a time zone"),
+        ({"until": datetime(2013, 1, 1)}, "until must have a time zone"),  # noqa: DTZ001
         ({"until": float("nan")}, "until must be a time"),
         ({"since": True}, "since must be a time"),
         ({"since": 20, "until": 20}, "since must be before until"),
@@ -215,7 +215,7 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
         ({"after": "WzAsInQvbm9vcC8xIl0"}, "is no page token"),
     ],
 )
-async def test_C31_what_is_wrong_with_a_question_is_told_in_one_sentence(
+async def test_C31_an_invalid_query_is_refused_in_one_sentence(
     client: aio.Client, asked: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidArgument) as refused:

@@ -94,4 +94,4 @@ def test_the_last_line_of_a_daemon_that_is_refused_is_json_too(group: Daemons) -
     assert bob.process.wait(30) == 5, group.tails()
     last = documents(bob)[-1]
     assert last["level"] == "error"
-    assert "belongs to a running executor" in last["message"]
+    assert "is in use by a running executor" in last["message"]

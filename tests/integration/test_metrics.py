@@ -94,6 +94,6 @@ def test_a_place_that_cannot_be_had_is_told_and_nothing_begins(group: Daemons) -
         daemon = group.spawn("a", "--metrics", f"127.0.0.1:{port}")
         assert daemon.process.wait(60) == 2
     said = daemon.log.read_text()
-    assert f"metrics cannot be served at 127.0.0.1:{port}" in said
+    assert f"cannot serve metrics at 127.0.0.1:{port}" in said
     assert "Traceback" not in said
     assert not group.live()

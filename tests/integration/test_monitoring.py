@@ -87,7 +87,7 @@ async def test_L27_counts_by_type_and_state_filtered(client: aio.Client, hand: H
     assert await counted(labels={"team": "z"}) == await counted(states="cancelling") == []
 
 
-async def test_L27_the_age_of_the_oldest_that_waits(client: aio.Client, hand: Hand) -> None:
+async def test_L27_the_age_of_the_oldest_waiting_operation(client: aio.Client, hand: Hand) -> None:
     """By when it was started, whatever else was done with it since; what runs or is paused has none."""
     found = await opened(client, hand)
     await found["slots"].pause()
@@ -108,9 +108,7 @@ async def test_L27_the_age_of_the_oldest_that_waits(client: aio.Client, hand: Ha
     assert set(noop.to_json()) == {"type", "state", "operations", "waiting", "oldest_waiting_seconds"}
 
 
-async def test_L27_what_is_counted_costs_nothing_of_the_history(
-    client: aio.Client, hand: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_L27_counting_reads_no_history(client: aio.Client, hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads are as many as what is open needs, and none is of a history key."""
     await opened(client, hand)
     asked: list[Any] = []
@@ -148,19 +146,21 @@ async def test_L27_operations_by_type_state_table_and_label(client: aio.Client, 
     ("filters", "says"),
     [
         ({"type": 5}, "the operation type must be a text"),
-        ({"states": "success"}, "is no state of an operation that has not ended: pending, running, paused, cancelling"),
+        ({"states": "success"}, "is no state of an operation that has not ended (states: pending, running, paused, "),
         ({"labels": 5}, "labels are a mapping"),
         ({"table": 5}, "the name of a table must be a text"),
     ],
 )
-async def test_what_is_wrong_with_a_filter_is_told(client: aio.Client, filters: dict[str, Any], says: str) -> None:
+async def test_an_invalid_filter_is_refused_with_the_reason(
+    client: aio.Client, filters: dict[str, Any], says: str
+) -> None:
     for ask in (client.counts, client.operations):
         with pytest.raises(InvalidArgument, match="[a-z]") as refused:
             await ask(**filters)
         assert says in str(refused.value)
 
 
-async def test_an_unreadable_record_takes_no_other_with_it(client: aio.Client, hand: Hand) -> None:
+async def test_an_unreadable_record_hides_no_other_operation(client: aio.Client, hand: Hand) -> None:
     found = await opened(client, hand)
     await client.etcd.commit(Txn((), (Put(client.keys.of(found["planning"].parts, "state"), b"nonsense"),)))
     assert [(c.type, c.operations) for c in await client.counts()] == [("noop", 2), ("purge", 1)]
@@ -169,7 +169,7 @@ async def test_an_unreadable_record_takes_no_other_with_it(client: aio.Client, h
 # ------------------------------------------------------------------------- labels
 
 
-async def test_labels_stand_in_status_history_and_reruns(client: aio.Client, hand: Hand) -> None:
+async def test_labels_are_in_status_history_and_reruns(client: aio.Client, hand: Hand) -> None:
     op = await client.start_operation("noop", TABLE, request_id="r", labels={"team": "x", "a": "1"})
     again = await client.start_operation("noop", TABLE, request_id="r", labels={"team": "y"})
     assert (again.ref, again.already_started) == (op.ref, True), "labels are no part of what is asked for"
@@ -225,14 +225,14 @@ def test_C31_pages_on_the_command_line(world: World) -> None:
     assert [one["op"] for one in [*first, *second]] == [f"{TABLE}/noop/{n}" for n in (3, 2, 1)]
     assert "after" not in second[-1]
     told = world.distop("history", "--limit", "2")
-    assert told.err == f"there are older ones: --after {first[-1]['after']}\n"
+    assert told.err == f"list older operations with --after {first[-1]['after']}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("history", "--state", "running"), "'running' is no state of an operation that has ended"),
-        (("history", "--since", "2013-01-01"), "--since must have a zone"),
+        (("history", "--since", "2013-01-01"), "--since must have a time zone"),
         (("history", "--since", "soon"), "--since must be a time such as 2013-01-01T00:00:00Z, or how long ago"),
         (("history", "--until", "-5h"), "--until must be a time such as"),
         (("history", "--since", "1h", "--until", "2h"), "since must be before until"),
@@ -240,7 +240,7 @@ def test_C31_pages_on_the_command_line(world: World) -> None:
         (("history", "--label", "team"), "--label must be written as K=V, not 'team'"),
         (("history", "--type", "9"), "is not an operation type"),
         (("ls", "--state", "success"), "is no state of an operation that has not ended"),
-        (("ls", "a", "--table", "b"), "two tables are named, a and b: name one"),
+        (("ls", "a", "--table", "b"), "the tables a and b are both given"),
         (("ls", "--type", "a b"), "is not an operation type"),
         (("start", "noop", TABLE, "--label", "a=1", "--label", "a=2"), "the label a is given twice, with other values"),
         (("start", "noop", TABLE, "--label", "=1"), "the label key '' must have"),
@@ -273,7 +273,7 @@ async def test_L27_why_an_operation_waits(client: aio.Client, hand: Hand) -> Non
     other = await client.start_operation("purge", "u")
     await hand.plan(other.parts, "n1", ["a", "b", "c"])
     await hand.claim(other.parts, "n1", 0, 1)
-    assert await told() == [("slots", f"free slots: executors have 2 jobs of {other.ref}")]
+    assert await told() == [("slots", f"free slots: executors run 2 jobs of {other.ref}")]
     await hand.claim(op.parts, "n1", 0)
     assert await told() == []
     gone = Claim("executor-n9", "n9", 1, 0)
@@ -296,8 +296,8 @@ async def test_L27_why_an_operation_has_not_begun(client: aio.Client, hand: Hand
     async def told() -> list[tuple[str, str]]:
         return [(str(reason.code), reason.text) for reason in (await op.why()).reasons]
 
-    assert await told() == [("predecessors", f"1 operation before it ({first.ref})"), ("time", f"its time, {due}")]
-    assert (await op.status()).waiting_for == f"1 operation before it ({first.ref})"
+    assert await told() == [("predecessors", f"1 operation to end ({first.ref})"), ("time", f"its start time, {due}")]
+    assert (await op.status()).waiting_for == f"1 operation to end ({first.ref})"
     noop, purge = await client.counts()
     assert (noop.state, noop.operations, noop.waiting) == ("pending", 1, 1)
     assert (purge.state, purge.waiting) == ("running", 1)
@@ -323,15 +323,15 @@ def test_L27_why_on_the_command_line(world: World) -> None:
     told = world.distop("why", op)
     assert told.code == 0
     assert "waits for  an executor to claim its jobs" in told.out
-    assert "to do      look at the logs of the executors that offer `noop`" in told.out
+    assert "to do      read the logs of the executors that offer `noop`" in told.out
     found = world.distop("why", op, "--json").json
     assert (found["op"], found["state"], found["waiting"], found["running"]) == (op, "running", True, 0)
     assert [(one["code"], one["stops"]) for one in found["reasons"]] == [("unclaimed", True)]
     world.play(lambda hand: hand.claim(ref(op), "n1", 0))
-    assert world.distop("why", op).out == f"{op} waits for nothing: 1 job runs\n"
+    assert world.distop("why", op).out == f"{op} does not wait: 1 job runs\n"
     other = world.distop("start", "noop", TABLE, "--json").json["op"]
     world.play(lambda hand: end(hand, other, State.FAILED, errors=[{"partition": None, "text": "no\nat x"}]))
-    assert world.distop("why", other).out == f"waits for nothing: {other} ended as failed: no\n"
+    assert world.distop("why", other).out == f"{other} ended as failed: no\n"
     assert world.distop("why", f"{TABLE}/noop/99").code == 4
 
 
@@ -363,10 +363,10 @@ def test_C20_C33_a_type_with_its_parameters(world: World) -> None:
     assert ["PARAMETER", "TYPE", "NULLABLE", "DEFAULT", "DESCRIPTION"] in shown
     assert ["name", "string", "yes", "null"] in shown
     assert ["path", "string", "no", "(required)"] in shown
-    assert world.distop("behaviors", "noop").out.endswith("it has no parameters that its schema names\n")
+    assert world.distop("behaviors", "noop").out.endswith("its schema names no parameters\n")
 
 
-def test_the_blocking_face_has_the_same(shared_etcd: EmbeddedEtcd, world: World) -> None:
+def test_the_blocking_client_has_the_same_queries(shared_etcd: EmbeddedEtcd, world: World) -> None:
     with distop.connect(shared_etcd.endpoint, namespace=world.namespace) as client:
         op = client.start_operation("noop", TABLE, labels={"team": "x"})
         listed = client.operations(type="noop", states="running", labels={"team": "x"})

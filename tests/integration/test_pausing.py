@@ -40,7 +40,7 @@ def test_a_pause_lets_running_jobs_finish_and_tells_when_it_is_complete(
     assert (ran.code, ran.out) == (0, f"{op.ref} is pausing: 2 jobs still run\n")
     late = distop_command("pause", op.ref, "--wait", "--timeout", "0.1", "--json", *where)
     assert (late.code, late.json) == (6, {"op": op.ref, "state": "paused", "stage": "pausing", "running": 2})
-    assert f"jobs of {op.ref} still run after 0.1 s" in late.err
+    assert f"time-out after 0.1 s: jobs of {op.ref} still run" in late.err
     assert "waits for   2 jobs to finish" in distop_command("show", op.ref, *where).out
     steps.go("a", 3)
     group.eventually(lambda: op.status().jobs["running"] == 1, "a has ended")

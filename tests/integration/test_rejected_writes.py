@@ -154,7 +154,7 @@ def _told_of_claims(server: EmbeddedEtcd, group: Daemons) -> None:
         return any(reason.code == "refused-by-etcd" for reason in op.why().reasons)
 
     group.eventually(told, "why tells that etcd refuses claims", "e1")
-    text = "claims: the claim was refused by etcd: etcdserver: too many operations in txn request"
+    text = "claims: etcd rejected the claim: etcdserver: too many operations in txn request"
     assert f"a write of executor e1, which retries with back-off: {text}" in distop_process(group, "why", op.ref).stdout
     assert f"etcd rejects a write of {op.ref} (e1): {text}" in distop_process(group, "doctor").stdout
     beside = [group.client.start_operation("noop", "t", {"jobs": jobs}) for jobs in (30, 1)]

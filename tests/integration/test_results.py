@@ -89,7 +89,7 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
     with pytest.raises(UnreadableRecord, match="its checksum is another"):
         list(op.results())
     path.unlink()
-    with pytest.raises(NotFound, match=r"cannot be read from here: No such file"):
+    with pytest.raises(NotFound, match=r"cannot be read here: No such file"):
         list(op.results())
 
 
@@ -101,10 +101,10 @@ def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_want
     sizes = {"sizes": [3, BIG]}
     refused = group.client.start_operation("refusing", TABLE, sizes, failure_policy="collect_all").wait(60)
     assert (refused.state, dict(refused.jobs)) == ("failed", {"total": 2, "success": 1, "failed": 1})
-    assert "it has 200011 bytes, at most 64512 are kept: put large results into a file" in refused.errors[0]["text"]
+    assert "it has 200011 bytes: at most 64512 are allowed; put large results into a file" in refused.errors[0]["text"]
     nowhere = group.client.start_operation("large", "named", {"sizes": [BIG]}).wait(60)
     assert nowhere.state == "failed"
-    assert "give the executors a --shared-dir" in nowhere.errors[0]["text"]
+    assert "start the executors with --shared-dir" in nowhere.errors[0]["text"]
     assert not list(tmp_path.rglob("results"))
 
 
@@ -204,12 +204,12 @@ def test_P9_callbacks_are_called_once_in_a_thread_and_break_nothing(
 
     op.add_done_callback(broken)
     op.add_done_callback(note)
-    with pytest.raises(InvalidArgument, match="a callback is a function"):
+    with pytest.raises(InvalidArgument, match="a callback must be a function"):
         op.add_done_callback(5)  # type: ignore[arg-type]
     assert op.wait(60).success
     assert done.wait(30)
     assert called == [(op.ref, "success", "distop-callback")]
-    group.eventually(lambda: "a callback failed" in caplog.text, "the broken one is told")
+    group.eventually(lambda: "Error in a callback" in caplog.text, "the broken one is told")
     done.clear()
     op.add_done_callback(note)
     assert done.wait(30), "of one that has ended by now it is called at once"
@@ -248,11 +248,11 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
     async with asyncio.timeout(20):
         told = sorted([await called.get(), await called.get()])
     assert told == [("later", "success", True), ("now", "success", True)]
-    assert "a callback failed" in caplog.text
+    assert "Error in a callback" in caplog.text
     await op.wait(10)
     op.add_done_callback(now)
     async with asyncio.timeout(20):
         assert await called.get() == ("now", "success", True)
     await client.close()
-    await until(lambda: "callbacks are not called" in caplog.text, "it is told that they are not called")
+    await until(lambda: "not calling its callbacks" in caplog.text, "it is told that they are not called")
     assert called.empty()

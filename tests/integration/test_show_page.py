@@ -29,7 +29,7 @@ HOSTILE = '<script>"day"</script>&\'订单'
 
 
 async def some_ended(hand: Hand) -> None:
-    """Of five jobs one succeeded, one failed, one is tried again, one runs, and one has not begun."""
+    """Of five jobs one succeeded, one failed, one waits for a retry, one runs, and one has not started."""
     op = ref(OP)
     await hand.plan(op, "n1", ["day=0", HOSTILE, "day=2", "day=3", "day=4"])
     fences = await hand.claim(op, "n1", 0, 1, 2, 3)
@@ -48,15 +48,15 @@ async def all_ended(hand: Hand) -> None:
     await hand.finish(op, "n1", State.FAILED, {"rows": 7, HOSTILE: [HOSTILE]})
 
 
-def test_a_page_of_what_goes_on(world: World, tmp_path: Path) -> None:
+def test_the_page_of_an_open_operation(world: World, tmp_path: Path) -> None:
     world.distop("start", "noop", TABLE, "--arg", '{"jobs": 5}')
     world.play(some_ended)
     file = tmp_path / "page.html"
     ran = world.distop("show", OP, "--html", str(file))
-    assert (ran.code, ran.out, ran.err) == (0, f"{OP}: its page is in {file}\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"{OP}: page written to {file}\n", "")
     found = Parsed(file.read_text(encoding="utf-8"))
     for words in ("A snapshot of", "2 of 5 jobs had ended (40%)", "noop: Does nothing.", "jobs 5", HOSTILE,
-                  "no <b>such</b> file", "disk full", "1 to be tried again", "1 running", "1 not begun",
+                  "no <b>such</b> file", "disk full", "1 waiting for a retry", "1 running", "1 not started",
                   "day=4"):  # fmt: skip
         assert words in found.text, words
     assert found.all("script") == found.all("b", title="") == []
@@ -65,18 +65,18 @@ def test_a_page_of_what_goes_on(world: World, tmp_path: Path) -> None:
     assert len(Parsed(ran.out).tags) == len(found.tags)
 
 
-def test_with_json_the_file_is_written_beside_it(world: World, tmp_path: Path) -> None:
+def test_a_page_is_written_to_a_file_beside_the_json_document(world: World, tmp_path: Path) -> None:
     world.distop("start", "noop", TABLE)
     file = tmp_path / "page.html"
     ran = world.distop("show", OP, "--html", str(file), "--json")
     assert ran.json.keys() == world.distop("show", OP, "--json").json.keys()
-    assert "it was not planned yet; it waited for planning" in Parsed(file.read_text()).text
+    assert "it had no plan yet; it waited for planning" in Parsed(file.read_text()).text
     world.play(all_ended)
     ran = world.distop("show", OP, "--html", str(file), "--json")
     assert ran.json == world.distop("show", OP, "--json").json
 
 
-def test_what_cannot_be_written_is_one_sentence(world: World, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_sentence(world: World, tmp_path: Path) -> None:
     world.distop("start", "noop", TABLE)
     kept = tmp_path / "kept.html"
     kept.write_text("as it was")
@@ -115,6 +115,6 @@ def test_after_the_cleanup_the_partitions_are_read_in_etcds_history(
 
     world.play(compact)
     gone = Parsed(world.distop("show", OP, "--html", "-").out)
-    assert "What became of each partition is gone" in gone.text
+    assert "The states of the partitions are gone" in gone.text
     assert "Failed: 1 of 2 jobs failed." in gone.text
     assert "no file" not in gone.text

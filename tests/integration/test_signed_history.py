@@ -79,7 +79,7 @@ def test_hole_8_a_forged_certificate_in_etcd_is_refused(group: Daemons, proved: 
         write(group, replace(record, report={**record.report, "certificate": forged}, **changed))
         refused = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
         assert refused.state == "failed"
-        assert f"the history record of {proved.op} is not accepted: it is not signed" in refused.sentence()
+        assert f"the history record of {proved.op} is rejected: it is not signed" in refused.sentence()
     write(group, record)
     accepted = group.client.start_operation("validate", "rows", {**CHECKS, "since": proved.op}).wait(60)
     assert accepted.state == "success"
@@ -108,7 +108,7 @@ def test_hole_8_apply_refuses_a_forged_certificate_and_changes_nothing(group: Da
         write(group, replace(record, report=forged, **changed))
         refused = group.client.start_operation("apply", "lake", {"certificate": op}).wait(60)
         assert refused.state == "failed"
-        assert f"the history record of {op} is not accepted: it is not signed" in refused.sentence()
+        assert f"the history record of {op} is rejected: it is not signed" in refused.sentence()
     assert [path.name for path in sorted((lake.root / "metadata").glob("*.json"))] == [
         f"v{n}.metadata.json" for n in range(1, before + 1)
     ]

@@ -109,7 +109,7 @@ def test_planning_and_completion_are_left_to_another_too(
     group.client.drain("bob", wait=True)
     operation = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {call: "spark-use"}})
     group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")
-    group.eventually(lambda: "gives up coordinating" in ann.log.read_text(), "ann coordinates no longer")
+    group.eventually(lambda: "Resigning as coordinator" in ann.log.read_text(), "ann coordinates no longer")
     group.client.undrain("bob")
     assert operation.wait(200).state == "success", group.tails()
 

@@ -34,7 +34,7 @@ def test_a_work_directory_has_one_daemon(group: Daemons) -> None:
     operation = group.client.start_operation("noop", TABLE, {"jobs": 8, "sleep": 0.2})
     bob = group.spawn("bob", "--work-dir", str(taken))
     assert_refused(
-        bob, 5, f"the work directory {taken} belongs to a running executor: give this one another (--work-dir)"
+        bob, 5, f"the work directory {taken} is in use by a running executor: give another --work-dir"
     )
     assert operation.wait(60).state == "success", group.tails()
     assert ann.process.poll() is None
@@ -62,7 +62,7 @@ def test_a_work_directory_that_cannot_be_written(group: Daemons, tmp_path: Path,
     wanted = file / below
     ann = group.spawn("ann", "--work-dir", str(wanted))
     why = "Not a directory" if below else "File exists"
-    assert_refused(ann, 2, f"the work directory {wanted} cannot be used: {why}")
+    assert_refused(ann, 2, f"cannot use the work directory {wanted}: {why}")
     assert file.read_text() == "not ours"
     assert not group.client.nodes()
 
@@ -77,8 +77,8 @@ def test_hole_4_a_work_directory_that_others_can_write(group: Daemons, tmp_path:
     assert_refused(
         ann,
         2,
-        f"the work directory {work} cannot be used: {work} is writable by its group or by others (mode {mode:04o}): "
-        "whoever else can change it decides what runs here; give --work-dir a folder that only this user and root can "
+        f"cannot use the work directory {work}: {work} is writable by its group or by others (mode {mode:04o}), "
+        "so other users could control what runs here: give --work-dir a folder that only this user and root can "
         "change or replace",
     )
     assert list(work.iterdir()) == []
@@ -93,7 +93,7 @@ def test_an_executor_ends_where_its_work_directory_is_replaced_under_it(group: D
     bob = group.spawn("bob", "--work-dir", str(taken))
     group.eventually(lambda: "ready: " in bob.log.read_text(), "the new directory is free", "bob")
     assert ann.process.wait(60) == 0
-    assert f"the work directory {taken} was replaced while this executor used it: it ends" in ann.log.read_text()
+    assert f"stopping: the work directory {taken} was replaced while this executor used it" in ann.log.read_text()
     assert group.client.start_operation("noop", TABLE, {"jobs": 2}).wait(60).state == "success", group.tails()
     assert bob.process.poll() is None
 

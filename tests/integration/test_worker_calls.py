@@ -70,7 +70,7 @@ async def test_planning_asks_for_another_table_and_the_job_is_given_it(worker: W
     assert ends[0].result == {"files": 3_000, "other": 3_000}
     for name, kind, words in (
         ("nobody", "fatal", "there is no table 'nobody'"),
-        ("broken", "transient", "the record of the table 'broken' could not be read"),
+        ("broken", "transient", "cannot read the record of table 'broken'"),
     ):
         with pytest.raises(WorkerError, match=words) as caught:
             await worker.plan(OP, "sample", {"names": ["a"], "does": {"beside": name}}, TABLE, None, find)
@@ -114,8 +114,8 @@ async def test_plans_that_fail(worker: Worker) -> None:
         ("sample", {"names": 1}, "fatal", "does not fit sample: names"),
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
         ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
-        ("sample", {"names": ["a"], "options": {"columns": "x" * 600_000}}, "fatal", "table takes 600014 bytes, over"),
-        ("sample", {"names": ["a"], "options": {"catalog": "c"}}, "fatal", "gave the table option 'catalog'"),
+        ("sample", {"names": ["a"], "options": {"columns": "x" * 600_000}}, "fatal", "table options have 600014 bytes"),
+        ("sample", {"names": ["a"], "options": {"catalog": "c"}}, "fatal", "sets the table option 'catalog'"),
     ):
         with pytest.raises(WorkerError, match=sentence) as caught:
             await worker.plan(OP, type_name, arg, TABLE, None)
@@ -178,7 +178,7 @@ async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_p
         assert time.monotonic() < limit
         await asyncio.sleep(0.005)
     worker.cancel_calls(OP)
-    with pytest.raises(WorkerError, match="^cancelled: the planning of t/sample/1 was told to stop$") as caught:
+    with pytest.raises(WorkerError, match="^cancelled: the planning of t/sample/1 was stopped$") as caught:
         await planning
     assert caught.value.kind == "transient"
     assert worker.deaths == 1
@@ -440,7 +440,7 @@ async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
     async def broken(number: int) -> tuple[list[str], int | None]:
         raise ConnectionError("etcd is away")
 
-    with pytest.raises(WorkerError, match="the plan could not be read: .*etcd is away"):
+    with pytest.raises(WorkerError, match="cannot read the plan: .*etcd is away"):
         plan = PlanPages("v1", whole=True, chunks=1, page=broken)
         await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan)
 
@@ -461,7 +461,7 @@ async def test_outcomes_that_cannot_be_read(worker: Worker) -> None:
 
 
 async def test_a_report_that_is_too_large(worker: Worker) -> None:
-    with pytest.raises(WorkerError, match="at most 524288 are kept") as caught:
+    with pytest.raises(WorkerError, match="at most 524288 are allowed") as caught:
         await worker.complete(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages)
     assert caught.value.kind == "fatal"
 

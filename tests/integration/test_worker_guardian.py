@@ -295,7 +295,7 @@ def test_processes_that_do_not_die_are_told_of(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "kill", kill)
     told: list[list[int]] = []
-    guardian.kill_session(10, tell=told.append)
+    guardian.kill_session(10, report=told.append)
     assert told == [[11, 12], [11, 12], [12]]
     assert killed == [11, 12, 11, 12, 12]
 
@@ -311,7 +311,9 @@ async def test_the_daemon_says_which_processes_do_not_die(
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, python=str(python)))
     await worker.start()
     await worker.stop(10)
-    assert f"were killed and do not die: {os.getpid()} ({guardian.command(os.getpid())}), 999999999 ()" in caplog.text
+    names = f"{os.getpid()} ({guardian.command(os.getpid())}), 999999999 ()"
+    assert "Waiting for killed processes that do not die" in caplog.text
+    assert f"no job starts on this node until then: {names}" in caplog.text
 
 
 def test_the_guardian_is_small(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ async def test_the_broken_partition_of_a_batch_stands_alone(worker: Worker, tmp_
     ends = await run(worker, request({"c": "break", "f": "break", "g": "forget"}, "abcdefgh", tmp_path, batch=True))
     assert kinds(ends) == "a:success b:success c:error d:success e:success f:error g:error h:success"
     assert "c breaks the batch" in ends["c"].error
-    assert ends["g"].error == "run_batch gave no outcome for this partition"
+    assert ends["g"].error == "run_batch yielded no outcome for this partition"
     starts = [line for line in diary(tmp_path) if line.startswith("start")]
     assert len(starts) == len(set(starts)), "what a batch had given before it broke is not run again"
 
@@ -376,7 +376,7 @@ async def child_killed(
     async with started(tmp_path, env, python=lingering_until(dead, tmp_path)) as worker:
         try:
             os.kill(child_pid(worker), signal.SIGKILL)
-            await until(lambda: "were killed and do not die" in caplog.text, "it waits for the rest")
+            await until(lambda: "killed processes that do not die" in caplog.text, "it waits for the rest")
             task = asyncio.ensure_future(after(worker))
             await until(worker._keeper._starting.locked, "it waits for a child")
             assert worker.running, "not all of it is dead"
@@ -419,7 +419,7 @@ async def test_nothing_runs_until_what_does_not_die_is_dead(
             deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", here)))
             await until(lambda: "start a" in diary(here), "the job runs")
             worker.cancel(OP)
-            said = f"were killed and do not die: {lingering.NOBODY} ()"
+            said = f"until then: {lingering.NOBODY} ()"
             await until(lambda: said in caplog.text, "it says what it waits for")
             following = replace(request({}, "b", here), op="t/sample/2")
             waiting = asyncio.create_task(run(worker, following))
@@ -658,7 +658,7 @@ async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", python=str(tmp_path / "python")))
-    with pytest.raises(WorkerError, match="cannot be started"):
+    with pytest.raises(WorkerError, match="cannot start the"):
         await worker.start()
     assert not worker.running
     await worker.stop(1)
@@ -670,7 +670,7 @@ async def test_a_disk_that_fails_is_told_and_a_child_starts_once_it_is_mended(
     (tmp_path / "logs").write_text("not a folder")
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
     try:
-        with pytest.raises(WorkerError, match="cannot be started: .*File exists") as caught:
+        with pytest.raises(WorkerError, match="cannot start the guardian process: .*File exists") as caught:
             await worker.start()
         assert caught.value.kind == "transient"
         assert not worker.running

@@ -46,10 +46,12 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
     await worker.start()
     try:
         # Jobs of several operations share the session, each in its operation's pool, the name of which is lent.
+        reported: list[tuple[int, str]] = []
         first, second = await asyncio.gather(
-            run(worker, request("t/sample/1", {"a": "spark", "b": "spark"})),
+            run(worker, request("t/sample/1", {"a": "spark", "b": "spark"}), on_status=lambda *at: reported.append(at)),
             run(worker, request("u/sample/1", {"a": "spark"})),
         )
+        assert reported == [(0, "starting Spark"), (0, "")], "the job that waits for the session reports that, no other"
         pools = [end.result.pop("pool") for end in (*first, *second)]
         assert [end.result for end in (*first, *second)] == [{"zone": "UTC", "n": 10, "fair": True}] * 3
         for n in range(1, 6):
@@ -125,8 +127,8 @@ async def test_a_jvm_without_memory_and_a_session_that_can_run_nothing_are_repla
 
         (end,) = await run(worker, request("t/sample/4", {"a": "spark-unusable"}))
         assert (end.kind, worker.deaths) == ("crash", 2), end
-        assert "its Spark session was of no more use" in end.error
-        assert "cannot run a Spark job any more" in caplog.text
+        assert "its Spark session became unusable" in end.error
+        assert "its Spark session cannot run jobs any more" in caplog.text
         assert [end.kind for end in await run(worker, request("t/sample/5", {"a": ""}))] == ["success"]
 
 

@@ -22,7 +22,7 @@ from distop.protocol.json_codec import dumps
 from distop.protocol.keys import Keys
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Compare, Delete, Relation, Target, Txn, absent
-from distop.services.submission import submit
+from distop.services.submission import insertion, submit
 from distop.store.session import Session
 from tests.simulation.planted_watches import BUGS
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
@@ -31,12 +31,7 @@ from tests.simulator import scenes
 ALWAYS = absent("no such key")
 
 
-CLAIMS = (
-    (job_transitions, "claim"),
-    (job_transitions, "claim_runs"),
-    (batch_claims, "claim_together"),
-    (batch_claims, "claim_apart"),
-)
+CLAIMS = ((job_transitions, "claim"), (batch_claims, "claim_together"), (batch_claims, "claim_apart"))
 """What puts claims where gates are open."""
 
 
@@ -66,7 +61,7 @@ def report_without_its_fence(patch: Patch) -> None:
     wrap(patch, job_transitions, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
 
 
-@bug("invariant 3", "not the holder", first=74)
+@bug("invariant 3", "not the holder", first=42)
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     """The claim must exist, whoever holds it."""
 
@@ -96,7 +91,7 @@ def drop_the_gate_compare(patch: Patch) -> None:
 # Seldom: a session has to end while a claim of it is on its way.
 @bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
-    for module, name in (*CLAIMS, (job_transitions, "with_first")):
+    for module, name in CLAIMS:
         wrap(patch, module, name, lambda txn, _: without(txn, node_exists))
 
 
@@ -108,7 +103,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=1271)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=17)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -207,8 +202,8 @@ def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
     async def nothing(etcd: Any, keys: Keys, wanted: Any) -> list[None]:
         return [None] * len(wanted)
 
-    wrap(patch, submit, "_won", lambda *_: False)
-    substitute(patch, submit, "find_earlier", nothing)
+    wrap(patch, submit, "won", lambda *_: False)
+    substitute(patch, insertion, "find_earlier", nothing)
 
 
 @bug("invariant 7", first=10)

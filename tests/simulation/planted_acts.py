@@ -21,7 +21,7 @@ from distop.protocol.jobs import JobState
 from distop.protocol.records import Phase
 from distop.protocol.txn import Delete
 from distop.services.open_operation import OpenOperation
-from distop.services.submission import rerun, submit
+from distop.services.submission import insertion, rerun
 from tests.simulation.planted import BUGS
 from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
 from tests.simulator import run, scenes
@@ -36,7 +36,7 @@ def start_what_a_request_began_already(patch: Patch) -> None:
     async def find_earlier(etcd: Any, keys: Any, wanted: Any) -> list[None]:
         return [None for _ in wanted]
 
-    substitute(patch, submit, "find_earlier", find_earlier)
+    substitute(patch, insertion, "find_earlier", find_earlier)
 
 
 # ---------------------------------------------------------------------- pauses

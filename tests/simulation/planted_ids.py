@@ -11,9 +11,8 @@ from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Delete, Operation
 from distop.protocol.user_transaction import CallerTransaction
-from distop.services.submission import duplicates, submit
+from distop.services.submission import duplicates, insertion
 from distop.services.submission.duplicates import Asked
-from distop.services.submission.submit import OfType, Try
 from tests.simulation.planted_limits import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
 from tests.simulator import scenes
@@ -48,16 +47,10 @@ def the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along(patch: Patch)
     substitute(patch, f, "released", released)
 
 
-@bug("progress", shape=scenes.at_one_time)
+@bug("progress", shape=scenes.at_one_time, first=3)
 def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     """Its number is the one that the counters still give away."""
-    former = submit._by_id
-
-    async def by_id(etcd: Any, keys: Keys, of_type: OfType, objects: dict[Try, str]) -> dict[Try, Asked]:
-        late = replace(of_type.counters, next_instance=1_000_000)
-        return await former(etcd, keys, replace(of_type, counters=late), objects)
-
-    substitute(patch, submit, "_by_id", by_id)
+    substitute(patch, insertion, "_overtaken", lambda asked, of_type: False)
 
 
 @bug("two branches", focus=("answers-lost", "requests-late"), shape=scenes.with_both_branches, first=8)

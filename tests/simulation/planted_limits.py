@@ -51,7 +51,7 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
 
     def forget(self: OpenOperation, gate_mod: int, gate: Any) -> None:
         self.gate_mod, self.gate = gate_mod, gate
-        self.exhausted = self.told_to_stop = False
+        self.told_to_stop = False
 
     substitute(patch, Claimer, "_claim_group", group)
     substitute(patch, OpenOperation, "reopened", forget)
@@ -92,7 +92,7 @@ def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
     async def settle(self: Incarnation) -> None:
         return
 
-    substitute(patch, Incarnation, "_settle_claims", settle)
+    substitute(patch, Incarnation, "_release_unknown_claims", settle)
 
 
 __all__ = ["BUGS", "Planted"]

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from distop.daemon import job_reports
-from distop.daemon.coordinator import pending_starts
-from distop.daemon.coordinator.finish_batches import Finishes
+from distop.daemon.coordinator import finish_batches, pending_starts
 from distop.daemon.coordinator.label_routing import Placing
 from distop.daemon.coordinator.operation_end import Ending
 from distop.daemon.elections import Elections
@@ -17,13 +16,13 @@ from distop.daemon.upkeep.abandoned_holds import HoldKeeper
 from distop.decide import due_operations
 from distop.decide.operation_view import OperationView
 from distop.decide.view import TypeView
-from distop.protocol import group_commit
 from distop.protocol import operation_finish as f
 from distop.protocol import pending_operations as w
+from distop.protocol import transaction_groups
 from distop.protocol.records import Cancel, State
 from distop.protocol.txn import Compare, KeyValue, Txn
 from tests.simulation.planted import without
-from tests.simulation.planted_opening import BUGS, Planted
+from tests.simulation.planted_acts import BUGS, Planted
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
 from tests.simulator import scenes
 
@@ -74,21 +73,18 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
 
 @bug("progress", shape=scenes.that_fail)
 def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
-    for module in (group_commit, job_reports):
+    for module in (transaction_groups, job_reports):
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
 @bug("liveness", shape=scenes.that_end_at_once, first=6)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
-    take = Finishes._take
+    add = finish_batches._Group.add
 
-    def lossy(self: Any, group: list[Any]) -> None:
-        take(self, group)
-        if len(group) < self._ctx.limits.finishes and not group[0].apart:
-            while self._waiting and not self._waiting[0].apart:
-                self._waiting.popleft()
+    def lossy(self: Any, item: Any) -> bool:
+        return add(self, item) or not (item.apart or self.full)
 
-    substitute(patch, Finishes, "_take", lossy)
+    substitute(patch, finish_batches._Group, "add", lossy)
 
 
 # --------------------------------------------------------------------- series

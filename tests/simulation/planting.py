@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.simulator import Scenario, scenario
+from tests.simulator.scenes import plainly
 
 Patch = pytest.MonkeyPatch
 Shape = Callable[[Scenario], Scenario]
@@ -52,7 +53,7 @@ class Planted:
     def scenario(self, seed: int) -> Scenario:
         """The one of a seed in which it is looked for."""
         drawn = scenario(seed, focus=self.focus, scenes=self.shape is None)
-        return drawn if self.shape is None else self.shape(drawn)
+        return drawn if self.shape is None else self.shape(plainly(drawn))
 
 
 BUGS: list[Planted] = []

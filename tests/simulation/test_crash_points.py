@@ -73,7 +73,7 @@ Txn((), ops, (), writes[0].label if writes else "")
 replace(txn, success=(), label="five")
 """
     assert sorted(labels_of(source)) == ["five", "four", "one", "three", "two"]
-    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table", "plan_and_claim"}
+    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table"}
 
 
 def test_every_transition_is_in_a_reference_run(courses: dict[str, Course]) -> None:

@@ -129,7 +129,7 @@ def test_a_watch_that_cannot_be_opened_is_a_problem_of_its_feed(world: World, ca
 
     with caplog.at_level(logging.WARNING, "distop"):
         world.run(work)
-    assert any("watch of k" in record.getMessage() for record in caplog.records)
+    assert any("Watch of k" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(("takes", "least", "most"), [(0.0, 5, 30), (2.0, 0, 3)])

@@ -12,7 +12,7 @@ from distop.protocol.records import Node
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Put, Txn
 from distop.store.connection_settings import Endpoint, EtcdConfig
-from distop.store.server_clock import Untold
+from distop.store.server_clock import ClockUnreadable
 from tests.simulator import Scenario, Simulation, scenario
 from tests.simulator.machine import Machine
 from tests.simulator.run import Report, quietly
@@ -121,7 +121,7 @@ def test_a_clock_that_cannot_be_compared_deletes_nothing_by_age(ahead: float) ->
         sim = by_age(ahead)
 
         async def unreadable(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
-            raise Untold("no HTTP")
+            raise ClockUnreadable("no HTTP")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Machine, "_read_clock", lambda self, *asked: unreadable(*asked))

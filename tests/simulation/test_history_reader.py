@@ -58,7 +58,7 @@ def test_a_server_that_refuses_the_watch_for_good_is_reported(world: World) -> N
     async def work(client: EtcdClient) -> None:
         await write(client, "k1")
         world.etcd.watching.refuses = DENIED
-        with pytest.raises(EtcdRejected, match="refuses to tell its history: .*permission denied"):
+        with pytest.raises(EtcdRejected, match="rejected the watch of its history: .*permission denied"):
             await read(client, within=30.0)
 
     world.run(work)

@@ -61,9 +61,9 @@ MODULES = (
     test_watch,
 )
 NEEDS_A_REAL_SERVER = {
-    "test_no_etcd_is_one_sentence": "looks at a real port",
+    "test_an_unreachable_etcd_is_one_sentence": "looks at a real port",
     "test_a_loop_that_stalled_beyond_the_deadline": "holds the interpreter, in real time",
-    "test_who_may_not_read_is_refused": "has users",
+    "test_a_user_without_read_permission_is_rejected": "has users",
     "test_another_cluster_behind_the_endpoint": "starts another cluster",
     "test_a_store_that_went_back": "starts another cluster",
 }

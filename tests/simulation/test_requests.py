@@ -82,7 +82,7 @@ def test_what_is_refused_to_the_end_stays_unknown(denied: World) -> None:
     """It said that etcd did not answer, and not which rights are missing; and a plain refusal was its own cause."""
 
     async def work(client: EtcdClient) -> None:
-        with pytest.raises(OutcomeUnknown, match=r"was refused: etcd does not permit the user 'me' .*distop access"):
+        with pytest.raises(OutcomeUnknown, match=r"rejected its repetition: etcd denies the user 'me' .*distop access"):
             await client.commit(write("a"), deadline=5.0)
         with pytest.raises(PermissionDenied) as refused:
             await client.commit(write("b"), deadline=5.0)  # no copy of this one may have been applied
@@ -104,7 +104,7 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
             await asyncio.sleep(0.1)
             assert told() or users.refused < 2
         lost.set_result(None)
-        with pytest.raises(OutcomeUnknown, match="does not permit the user 'me'"):
+        with pytest.raises(OutcomeUnknown, match="denies the user 'me'"):
             await task
 
     def told() -> list[logging.LogRecord]:
@@ -115,7 +115,8 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
     assert [record.levelname for record in told()] == ["ERROR"] * 3
     for record in told():
         said = record.getMessage()
-        assert said.startswith("the transaction waits: etcd does not permit the user 'me' the transaction: ")
+        denied = "etcd denies the user 'me' permission for the transaction: "
+        assert said.startswith(f"etcd rejected the transaction; retrying: {denied}")
         assert "distop access" in said
 
 

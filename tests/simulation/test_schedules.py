@@ -20,7 +20,7 @@ from tests.simulator.shrinking import TRIES_AT_ONCE, smallest
 ROOT = Path(__file__).resolve().parents[2]
 CI_SCHEDULES = 150
 """Schedules that ``.ci/run`` runs beside the tests, from seed 1 on."""
-SEEDS = [2_000 + n for n in (26, 27, 28, 38, 42, 44, 45, 46, 47, 48, 49, 50, 54, 55, 61)]
+SEEDS = [2_000 + n for n in (26, 27, 28, 38, 42, 44, 46, 47, 48, 49, 50, 54, 55, 61, 103)]
 """Others, which all who run the tests run: of forty in a row, few that take every course there is."""
 
 # The log of a run with all that happened, in one line.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.executor.claimer import Claimer
-from distop.daemon.executor.executor_role import Executor
 from distop.decide import next_steps
+from distop.decide.backlog import Backlog
 from distop.decide.executor import IN_A_ROW
 from distop.errors import UnreadableRecord
 from distop.protocol.job_transitions import CLAIMS_PER_TXN
@@ -93,14 +93,14 @@ def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monke
             raise UnreadableRecord("the plan does not fit its digest")
         return await former(*args)
 
-    claim = Claimer.claim_unread
+    claim = Claimer.claim_fresh
 
-    async def claim_unread(self: Claimer, *args: Any) -> Any:
+    async def claim_fresh(self: Claimer, *args: Any) -> Any:
         unread[self._ctx.executor_id] += 1
         return await claim(self, *args)
 
     monkeypatch.setattr(OpenOperation, "of", of)
-    monkeypatch.setattr(Claimer, "claim_unread", claim_unread)
+    monkeypatch.setattr(Claimer, "claim_fresh", claim_fresh)
     told = [breach for breach in watched.run() if "until it can read it" not in breach]
     assert told == [], "it ends once it can be read"
     assert set(unread.values()) == {1}, unread
@@ -217,12 +217,12 @@ def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: p
     backlog(monkeypatch)
     monkeypatch.setattr(next_steps, "QUIET_TURN", 40.0)
     never: list[str] = []
-    former = Executor._alone
+    former = Backlog._alone
 
-    def alone(self: Executor, *mine: int) -> bool:
-        return self._ctx.executor_id not in never and former(self, *mine)
+    def alone(self: Backlog, *mine: int) -> bool:
+        return self._around.executor_id not in never and former(self, *mine)
 
-    monkeypatch.setattr(Executor, "_alone", alone)
+    monkeypatch.setattr(Backlog, "_alone", alone)
     watched = Alone(3, 300, lambda watched: never.append(first_for(watched)))
     assert watched.run() == []
     assert never

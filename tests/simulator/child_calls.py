@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.json_codec import loads
 from distop.protocol.records import OperationRef
 from distop.worker.daemon_side.requests import CompleteResult, JobItem, PlanResult, Verified, WorkerConfig, WorkerError
-from distop.worker.daemon_side.result_handlers import first
+from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
 from tests.simulator.children import PIPE, Child, fail, settle
 from tests.simulator.sim_child_keeper import Keeping
@@ -62,7 +62,7 @@ class Calling(Keeping):
 
                 if not self._process.dead:  # else: killed in this callback
                     child.spawn(answering())
-                await first(answer, told, child.died)
+                await wait_first(answer, told, child.died)
                 if answer.done():
                     return answer.result()
                 if told.done():

@@ -26,7 +26,7 @@ from distop.protocol.executor_nodes import NodeState
 from distop.protocol.records import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.protocol.txn import Get
 from distop.services.submission import two_phase
-from distop.services.submission.start_request import After, Every
+from distop.services.submission.option_values import After, Every
 from tests.simulator.caller_transactions import refused_within, start_with_branches
 from tests.simulator.drawn_options import altered
 from tests.simulator.prepared_starts import PATIENCE, decide

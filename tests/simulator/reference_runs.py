@@ -23,11 +23,9 @@ RESTART = 0.3
 LONG = 6.0
 """Seconds for which one is away whose session is to end meanwhile."""
 _OPENS = "delete chunk, delete distOpPending, delete planning"
-PLAN_AND_CLAIM = f"plan_and_claim: {_OPENS}, put chunk, put distOpClaim, put distOpOpen, put plan"
 SMALL_PLAN = f"plan: {_OPENS}, put chunk, put distOpOpen, put plan"
 PLAN_OF_CHUNKS = f"plan: {_OPENS}, put distOpOpen, put plan"
-"""The three ways in which a plan is written: with the first claims; where its coordinator's executor takes none; after
-its chunks."""
+"""The two ways in which a plan is written: with its chunks, and after them."""
 
 
 @frozen
@@ -92,7 +90,7 @@ def _undisturbed() -> dict[str, Reference]:
         ),
         "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
         "without completion": replace(
-            _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")
+            _reference("quick", None, partitions=8, seed=1), through=(SMALL_PLAN, "claim", "report", "finish")
         ),
         "a report before the decision": replace(
             _reference("purge", None, partitions=3, seed=1), through=("report", "child: complete", "finish")
@@ -112,11 +110,11 @@ def _undisturbed() -> dict[str, Reference]:
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
         "of one job, together": replace(
-            _together(), through=("claim_together", "claim_together", "report", "finish", "claim_apart", "finish")
+            _together(), through=("claim", "claim_together", "report", "finish", "claim_apart", "finish")
         ),
         "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
         "planned without a free slot": replace(
-            _without_a_free_slot(), through=(PLAN_AND_CLAIM, SMALL_PLAN, "claim", "finish")
+            _without_a_free_slot(), through=(SMALL_PLAN, SMALL_PLAN, "claim", "finish")
         ),
         "in chunks and pages": replace(
             _in_pages(), through=("chunk", "chunk", PLAN_OF_CHUNKS, "clean", "clean", "end")
@@ -212,7 +210,7 @@ def _taken_over() -> dict[str, Reference]:
             "purge", "collect_all", partitions=4, seed=5, pace=0.4
         ).opened(begun, "fail_lost", "finish"),
         "take over of an election while planning": jobs.opened(
-            Opening("child: plan"), "elect", PLAN_AND_CLAIM, "finish"
+            Opening("child: plan"), "elect", SMALL_PLAN, "finish"
         ),
         "take over of an election while reporting": _reference("purge", None, partitions=3, seed=1).opened(
             Opening("child: complete"), "elect", "child: complete", "finish"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.jobs import given_up, to_go_on_from
 from distop.protocol.records import OperationRef
 from distop.worker.daemon_side.requests import JobEnded, JobItem, Listener, RunRequest, WorkerConfig, WorkerError
-from distop.worker.daemon_side.result_handlers import first
+from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
 from tests.simulator.child_calls import Calling
 from tests.simulator.children import PIPE, Child, Run, settle
@@ -108,7 +108,7 @@ class SimWorker(Calling):
             if self._process.dead:  # killed in this callback
                 return
             child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
-            await first(run.done, child.died)
+            await wait_first(run.done, child.died)
             if run.done.done():
                 return
             reason, cleanup = child.died.result(), True
@@ -192,7 +192,7 @@ class SimWorker(Calling):
             result = {"fence": item.fence, "by": self.config.incarnation}
         if kind == "verdict" and machine.types[request.type].rules().cleans:
             if resumable and done > 1 and not await self._give_up(child, run, ref, p, done - 1):
-                kind, error = "error", "its checkpoint could not be given up before"
+                kind, error = "error", "its checkpoint could not be marked as abandoned before"
             else:
                 machine.effects.cleaned(ref, p)
         ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]

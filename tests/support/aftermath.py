@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol import keys as K
 from distop.protocol.keys import Keys
-from distop.store.history import Beginning, Revision
+from distop.store.history import HistoryStart, Revision
 from tests.support.replay import broken_rules
 from tests.support.writing import Journal, WritingArg, misstated
 
@@ -66,14 +66,14 @@ def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
             elif key.name == "arg":
                 operation.arg = WritingArg.model_validate_json(kv.value)
             elif key.name == "outcome":
-                before = [] if isinstance(step, Beginning) else operation.outcomes.get(key.partition, [])
+                before = [] if isinstance(step, HistoryStart) else operation.outcomes.get(key.partition, [])
                 operation.outcomes[key.partition] = before + [kv.value.decode()] * times
     return found
 
 
 def _written(step: Step) -> Iterator[tuple[KeyValue, int]]:
     """What was written, and how often: of what was there when history begins, its version tells."""
-    if isinstance(step, Beginning):
+    if isinstance(step, HistoryStart):
         yield from ((kv, kv.version) for kv in step.kvs)
     elif isinstance(step, Revision):
         yield from ((change.kv, 1) for change in step.changes if not change.deleted)

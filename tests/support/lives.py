@@ -143,8 +143,6 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     if event is Event.FAIL_FAST and not op.failed:
         return None
-    if event is Event.PLAN and elected is not None and not op.terms.options.limited and rng.random() < 0.5:
-        return world.plan_and_claim(ref, elected.value.decode(), rng.sample(range(2), rng.randint(1, 2)))
     return build(world, event, ref)
 
 

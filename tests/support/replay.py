@@ -14,7 +14,7 @@ from distop.protocol.keys import Keys
 from distop.services.audit import Audit, history
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
-from distop.store.history import Beginning, Revision
+from distop.store.history import HistoryStart, Revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[Step]
 def read_history(endpoint: str, namespace: str = "") -> History:
     """All revisions so far, each with its changes; the etcd must not have been compacted."""
     steps = read_steps(endpoint, namespace)
-    assert not any(isinstance(step, Beginning) for step in steps), "this etcd was compacted: its history is not whole"
+    assert not any(isinstance(step, HistoryStart) for step in steps), "etcd was compacted: its history is incomplete"
     return [(step.number, step.changes) for step in steps if isinstance(step, Revision)]
 
 
@@ -74,7 +74,7 @@ def second_audit(steps: Iterable[Step], namespace: str = "") -> SecondAuditor:
     """The second auditor, after it was given this history."""
     auditor = SecondAuditor(namespace, clock=None)
     for step in steps:
-        if isinstance(step, Beginning):
+        if isinstance(step, HistoryStart):
             auditor.begin({kv.key: kv.value.decode() for kv in step.kvs})
         elif isinstance(step, Revision):
             written = {one.kv.key: None if one.deleted else one.kv.value.decode() for one in step.changes}

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.worker.child_side.job_context import Context
+from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget
@@ -25,10 +25,10 @@ class StruckApply(Apply):
     type_name = "struck-apply"
 
 
-_of_daemon = Context.history_record
+_of_daemon = ChildContext.history_record
 
 
-def _history_record(self: Context, op: str) -> Mapping[str, Any]:
+def _history_record(self: ChildContext, op: str) -> Mapping[str, Any]:
     """Of a validation that the test has run without daemons (``Strikes.present``)."""
     path = Path(os.environ[STRIKES]) / f"{op.replace('/', '.')}.history"
     if not path.exists():
@@ -38,7 +38,7 @@ def _history_record(self: Context, op: str) -> Mapping[str, Any]:
 
 
 if STRIKES in os.environ:
-    Context.history_record = _history_record  # type: ignore[method-assign]
+    ChildContext.history_record = _history_record  # type: ignore[method-assign]
 
 STEPS: list[tuple[Any, str]] = [
     *((Applying, name) for name in ("load", "judge", "commit", "settle")),

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.places import Attempt, stage_of
 from distop.tables.reading import parquet_footers
 from distop_behaviors.validate import certification
@@ -28,7 +28,7 @@ def forget() -> None:
     and columns.
     """
     for one in gc.get_objects():
-        if isinstance(one, Kept):
+        if isinstance(one, LruCache):
             one._values.clear()
     for kept in (parquet_footers._kept, certification._written):
         kept.clear()

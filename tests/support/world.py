@@ -22,11 +22,13 @@ from distop.protocol.json_codec import loads, to_ranges
 from distop.protocol.keys import Keys
 from distop.protocol.operation_options import Options
 from distop.protocol.permits import Permits, permits
-from distop.protocol.plan import Gate, PartitionPlan, Plan, chunked
+from distop.protocol.plan import Gate, PartitionPlan, Plan, chunked, first_ordinals
 from distop.protocol.records import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
 from distop.protocol.revisioned import Change
+from distop.protocol.transaction_groups import fitting_count
 from distop.protocol.txn import Delete, Put, Txn
 from distop.protocol.user_actions import NO_ACTIONS, Actions
+from distop.services.open_operation import OpenOperation
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class World:
 
     def finish_together(self, finals: Sequence[f.Final]) -> int:
         """How many of these go in one transaction."""
-        return f.finish_together(self.keys, self.election, TABLE, [f.part(self.keys, one) for one in finals])
+        return fitting_count([f.part(self.keys, one) for one in finals], f.common(self.keys, TABLE, self.election))
 
     def resign(self) -> Txn:
         return t.resign(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
@@ -231,13 +233,6 @@ class World:
         mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
         return t.write_plan(self.keys, ref, self.election, plan, mods, chunks, self.op(ref).terms)
 
-    def plan_and_claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int], jobs: int = 2) -> Txn:
-        """By the executor of the coordinator's own daemon."""
-        wants = [job_transitions.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)) for p in partitions]
-        return job_transitions.with_first(
-            self.keys, ref, self.plan(ref, jobs), self.mod(ref, "state"), incarnation, wants
-        )
-
     def chunk(self, ref: OperationRef, number: int, value: bytes) -> Txn:
         seen = self.store.mod(self.keys.chunk(ref, number))
         return t.write_chunk(self.keys, ref, self.election, number, seen, value)
@@ -253,7 +248,7 @@ class World:
 
     def alter(self, ref: OperationRef, new: Options | None = None, actions: Actions = NO_ACTIONS) -> Txn:
         op, kv = self.op(ref), self.store.get(self.keys.gate(ref))
-        state = op.state if op.state in t.ALTERABLE else State.RUNNING
+        state = op.state if op.state in state_tables.states_before(state_tables.Event.ALTER) else State.RUNNING
         new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
         opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
         return t.alter(self.keys, ref, state, op.state_mod, new, opened, actions)
@@ -505,3 +500,12 @@ def planned(jobs: int) -> tuple[Plan, list[bytes]]:
 def outcome(partition: int, claim: Claim) -> Outcome:
     told = (f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
     return Outcome(*told, grant=claim.grant)
+
+
+def opened_here(
+    ref: OperationRef, spec: Spec, plan: Plan, chunks: Sequence[bytes], gate: Gate | None = None
+) -> OpenOperation:
+    """What an executor knows of an operation that it has read."""
+    op = OpenOperation(ref, 0, spec, {}, plan, chunks, first_ordinals(plan, chunks))
+    op.gate = gate or Gate()
+    return op

@@ -56,7 +56,7 @@ class Batch(Build):
         return {"rows": summary.total}
 
 
-def test_what_is_published() -> None:
+def test_a_declaration_holds_the_class_attributes() -> None:
     declaration = Build.declaration()
     assert declaration == Declaration.decode(declaration.encode())
     assert declaration.type_name == "build"
@@ -72,7 +72,7 @@ def test_what_is_published() -> None:
     assert (declaration.batch, declaration.completes, declaration.reports_only) == (False, False, False)
 
 
-def test_optional_code_is_noticed() -> None:
+def test_a_declaration_says_which_optional_methods_exist() -> None:
     declaration = Batch.declaration()
     assert (declaration.batch, declaration.completes, declaration.instances) == (True, True, "one")
     assert declaration.description == ""  # a description is one's own
@@ -84,25 +84,25 @@ def test_optional_code_is_noticed() -> None:
         ({"type_name": "runOps"}, "not an operation type"),
         ({"type_name": "no dots.here"}, "not an operation type"),
         ({"type_name": ""}, "not an operation type"),
-        ({"instances": "several"}, "instances is 'several', it must be one of many, one"),
-        ({"lost": "ignore"}, "lost is 'ignore', it must be one of retry, fail"),
-        ({"failure_policy": "hope"}, "failure_policy is 'hope', it must be one of fail_fast, collect_all"),
-        ({"object_field": "index"}, "object_field 'index' is no field of its Arg"),
+        ({"instances": "several"}, "instances is 'several', but must be one of many, one"),
+        ({"lost": "ignore"}, "lost is 'ignore', but must be one of retry, fail"),
+        ({"failure_policy": "hope"}, "failure_policy is 'hope', but must be one of fail_fast, collect_all"),
+        ({"object_field": "index"}, "object_field 'index' is not a field of Arg"),
         ({"can_fail": False, "lost": "fail"}, "can_fail is false, so lost must be 'retry'"),
-        ({"reports_only": True}, "reports_only is true, and there is no complete_operation"),
+        ({"reports_only": True}, "reports_only is true, so it must define complete_operation"),
         ({"conflicts_with": "drop"}, "conflicts_with"),
         ({"conflicts_with": ("no dots.here",)}, "not an operation type"),
         ({"retry": Retry(attempts=0)}, "attempts"),
         ({"Arg": dict}, "Arg"),
     ],
 )
-def test_declarations_that_contradict_themselves(fields: dict[str, Any], told: str) -> None:
+def test_wrong_class_attributes_are_refused(fields: dict[str, Any], told: str) -> None:
     kind = type("Spoiled", (Build,), fields)
     with pytest.raises(InvalidArgument, match=told):
         kind.declaration()
 
 
-def test_a_behavior_without_its_declaration() -> None:
+def test_a_behavior_without_type_name_or_arg_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         type("Nameless", (Behavior,), {"Arg": Arg}).declaration()
     with pytest.raises(InvalidArgument, match="Arg"):
@@ -111,7 +111,7 @@ def test_a_behavior_without_its_declaration() -> None:
         type("Jobless", (Behavior,), {"type_name": "jobless", "Arg": Arg})()
 
 
-def test_the_summary_is_lazy() -> None:
+def test_a_summary_reads_outcomes_lazily() -> None:
     asked = []
 
     def rows() -> Iterator[OutcomeRow]:
@@ -129,13 +129,13 @@ def entry(name: str, value: str) -> metadata.EntryPoint:
     return metadata.EntryPoint(name, value, b.ENTRY_POINTS)
 
 
-def test_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_behaviors_are_found_by_type_name(monkeypatch: pytest.MonkeyPatch) -> None:
     here = __name__
     found = [entry("build", f"{here}:Build"), entry("other", f"{here}:Build")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: found if group == b.ENTRY_POINTS else [])
     assert set(b.registered()) == {"build", "other"}
     assert type(b.load("build")).__name__ == "Build"
-    with pytest.raises(UnknownBehavior, match="names a behavior of type 'build'"):
+    with pytest.raises(UnknownBehavior, match="loads a behavior whose type_name is 'build'"):
         b.load("other")
     with pytest.raises(UnknownBehavior, match=r"'other' is installed here \(installed: build\)"):
         b.load("other", {"build": found[0]})

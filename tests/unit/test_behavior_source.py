@@ -62,7 +62,7 @@ def test_a_file_is_named_by_its_path_and_class(here: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["mine", "mine.py", "mine.py:", ":Mine", "./mine:Mine", "a-b:Mine", "mine.py:1", "a..b:M"]
 )
-def test_what_is_no_place_of_a_class_is_refused(text: str) -> None:
+def test_a_behavior_must_be_named_by_file_or_module_and_class(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^--behavior must be FILE.py:CLASS or MODULE:CLASS"):
         BehaviorSource.parse(text)
 
@@ -71,18 +71,20 @@ def test_what_is_no_place_of_a_class_is_refused(text: str) -> None:
     ("named", "said"),
     [
         ("none.py:Mine", "--behavior none.py:Mine: there is no file {here}/none.py"),
-        ("mine.py:Mein", "--behavior mine.py:Mein: Mein in {here}/mine.py does not exist (its behaviors: Mine)"),
-        ("mine.py:Other", "Other in {here}/mine.py is no subclass of distop.behavior.Behavior (its behaviors: Mine)"),
-        ("json:JSONDecoder", "JSONDecoder in json is no subclass of distop.behavior.Behavior (its behaviors: none)"),
-        ("mine:Mine", "there is no installed module mine (the current folder is not searched; name the file: "
+        ("mine.py:Mein", "--behavior mine.py:Mein: {here}/mine.py has no class Mein (did you mean 'Mine'?)"),
+        ("mine.py:Other", "Other in {here}/mine.py is not a subclass of distop.behavior.Behavior "
+                          "(behaviors in it: Mine)"),
+        ("json:JSONDecoder", "JSONDecoder in json is not a subclass of distop.behavior.Behavior "
+                             "(behaviors in it: none)"),
+        ("mine:Mine", "the module mine is not installed (the current folder is not searched: to load the file, use "
                       "--behavior ./mine.py:Mine)"),
-        ("nowhere.at.all:Mine", "--behavior nowhere.at.all:Mine: there is no installed module nowhere"),
+        ("nowhere.at.all:Mine", "--behavior nowhere.at.all:Mine: the module nowhere is not installed"),
         ("broken.py:Mine", "--behavior broken.py:Mine cannot be loaded: ZeroDivisionError: division by zero "
                            "({here}/broken.py:2)"),
         ("syntax.py:Mine", "cannot be loaded: SyntaxError: invalid syntax ({here}/syntax.py:1)"),
         ("leaves.py:Mine", "cannot be loaded: SystemExit: 3"),
-        ("killed.py:Mine", "cannot be loaded: Python ended with code 4"),
-        ("wrong.py:Mine", "wrong.py:Mine: behavior mine: retry.attempts is 0, it must be at least 1"),
+        ("killed.py:Mine", "cannot be loaded: Python exited with code 4"),
+        ("wrong.py:Mine", "wrong.py:Mine: behavior mine: retry.attempts is 0, but must be at least 1"),
     ],
 )  # fmt: skip
 def test_a_behavior_that_cannot_be_loaded_is_refused_before_anything_starts(
@@ -99,23 +101,25 @@ def test_a_behavior_that_cannot_be_loaded_is_refused_before_anything_starts(
     assert not (here / ".distop").exists()
 
 
-def test_two_of_one_type_are_refused_and_what_types_leaves_out(here: Path, distop_command: Callable[..., Ran]) -> None:
+def test_two_behaviors_of_one_type_and_types_not_served_are_refused(
+    here: Path, distop_command: Callable[..., Ran]
+) -> None:
     (here / "again.py").write_text(CODE.format(name="Again", type="mine"))
     ran = distop_command("dev", "--behavior", "mine.py:Mine", "--behavior", "again.py:Again")
     assert (ran.code, "have the same type mine" in ran.sentence) == (2, True), ran.sentence
     ran = distop_command("dev", "--behavior", "mine.py:Mine", "--types", "validate")
-    assert (ran.code, "mine.py:Mine would not be served" in ran.sentence) == (2, True), ran.sentence
+    assert (ran.code, "mine.py:Mine cannot be served" in ran.sentence) == (2, True), ran.sentence
     assert not (here / ".distop").exists()
 
 
-def test_two_classes_of_one_file_are_of_one_module(here: Path) -> None:
+def test_two_classes_of_one_file_share_a_module(here: Path) -> None:
     (here / "mine.py").write_text(CODE.format(name="Mine", type="mine") + CODE.format(name="Also", type="also"))
     found = [BehaviorSource.parse(f"mine.py:{name}").load() for name in ("Mine", "Also")]
     assert found[0].__module__ == found[1].__module__ == "distop_dev_mine"
     other = here / "other" / "mine.py"
     other.parent.mkdir()
     other.write_text(CODE.format(name="Mine", type="mine"))
-    with pytest.raises(InvalidArgument, match="have the same name: rename one of them"):
+    with pytest.raises(InvalidArgument, match="have the same file name: rename one of them"):
         BehaviorSource.parse(f"{other}:Mine").load()
 
 
@@ -134,7 +138,7 @@ sys.stdout.buffer.write(cloudpickle.dumps(module.double))
     assert ran.stdout == b"42\n"
 
 
-def test_a_start_of_the_executor_by_another_way_knows_no_such_option(distop_command: Callable[..., Ran]) -> None:
+def test_only_dev_has_the_option_behavior(distop_command: Callable[..., Ran]) -> None:
     """Neither an option of ``executor``, nor the settings file, nor a variable brings code that is not installed."""
     from distop.settings import SETTINGS, Settings, executor_config
 

@@ -31,9 +31,7 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
 def test_pairs_of_flag_variable_and_file_are_put_together(tmp_path: Path) -> None:
     """A flag for one setting of Spark's once left out the credentials that the file had."""
     (tmp_path / "distop.toml").write_text('[spark-conf]\na = "file"\nb = "file"\nc = "file"\n')
-    settings = Settings(
-        {"spark_conf": ["a=flag"]}, {"DISTOP_SPARK_CONF": "a=var,b=var"}, file=find(folder=tmp_path)
-    )
+    settings = Settings({"spark_conf": ["a=flag"]}, {"DISTOP_SPARK_CONF": "a=var,b=var"}, file=find(folder=tmp_path))
     assert settings.get("spark_conf") == {"a": "flag", "b": "var", "c": "file"}
     assert settings.get("label") == {}
 
@@ -59,7 +57,7 @@ def test_pairs_of_flag_variable_and_file_are_put_together(tmp_path: Path) -> Non
         ({"label": '{"a"'}, {}, "--label must be K=V pairs"),
         ({"namespace": "a/b"}, {}, "not a namespace"),
         ({"etcd": "nowhere"}, {}, "not an etcd endpoint"),
-        ({"user": "me"}, {}, "needs a password"),
+        ({"user": "me"}, {}, "user name and password belong together"),
         ({"password_file": "/no/such/file"}, {}, "password file /no/such/file cannot be read: No such file"),
         ({"password_file": "/"}, {}, "password file / cannot be read: Is a directory$"),
         ({"poll": "inf"}, {}, "--poll must be a number greater than 0"),
@@ -78,7 +76,7 @@ def test_a_wrong_setting_is_named(
     ("text", "words"),
     [
         ("etcd =", "is not valid TOML"),
-        ("etdc = 'x:1'", "unknown settings: etdc"),
+        ("etdc = 'x:1'", r"an unknown setting: etdc \(did you mean 'etcd'\?\); known: "),
         ("slots = true", "slots in .*distop.toml must be a whole number"),
         ("log-level = 'loud'", "log_level in .*must be one of debug"),
         ("etcd = 5", "must be one endpoint or a list"),

@@ -1,2 +1,1 @@
-"""An operation as one HTML page for people: what is shown (``content``, pure), and as text in a file
-(``page_file``)."""
+"""An operation as one HTML page: its content (``content``, pure), and its HTML in a file (``page_file``)."""

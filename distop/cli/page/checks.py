@@ -1,4 +1,4 @@
-"""A report with verdicts on checks, as the table of them and of the rows that they found. Pure."""
+"""The table of a report's checks, with their verdicts and the violating rows. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``what``: what it asks, in one line. ``violations``: exactly, or "at least", or "-"."""
+    """One check. ``what``: its condition, in one line. ``violations``: the exact number, ``at least N``, or "-"."""
 
     name: str
     what: str
@@ -43,7 +43,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """All checks of a report. ``sentence``: what they come to. ``rows``: how many rows were checked, or ""."""
+    """All checks of a report. ``sentence``: their result. ``rows``: how many rows were checked, or ""."""
 
     sentence: str
     rows: str
@@ -51,17 +51,17 @@ class Checks:
 
     @property
     def valid(self) -> bool:
-        """All of them hold."""
+        """Whether all checks hold."""
         return all(check.verdict == "valid" for check in self.checks)
 
 
 def checks(report: Mapping[str, Any], location: str = "") -> Checks:
-    """The report's checks. ``location``: of the table, which the names of files are told without."""
+    """The checks of a report. ``location``: of the table; file names are shown relative to it."""
     found = checks_of(report)
     rows = report.get("rows")
     number = f"{rows:,}" if isinstance(rows, int) else ""
     since = report.get("since")
-    where = f"in every row of what is new since {since}" if since else "in every row"
+    where = f"in every row of the files that are new since {since}" if since else "in every row"
     return Checks(_sentence(found, number, where), number, tuple(_check(check, location) for check in found))
 
 
@@ -69,7 +69,7 @@ def _sentence(found: Sequence[Mapping[str, Any]], rows: str, where: str) -> str:
     of: dict[str, list[Mapping[str, Any]]] = {}
     for check in found:
         of.setdefault(str(check.get("verdict")), []).append(check)
-    looked = f" ({rows} rows were looked at)" if rows else ""
+    looked = f" ({rows} rows were checked)" if rows else ""
     if set(of) == {"valid"}:
         return (f"The check holds {where}{looked}" if len(found) == 1 else
                 f"All {len(found)} checks hold {where}{looked}")  # fmt: skip
@@ -79,7 +79,7 @@ def _sentence(found: Sequence[Mapping[str, Any]], rows: str, where: str) -> str:
     if erred := of.get("error"):
         parts.append(f"{_number(erred, found)} not decided because of an error: {_named(erred)}")
     if unknown := of.get("unknown"):
-        parts.append(f"{_number(unknown, found)} left open: {_named(unknown)}")
+        parts.append(f"{_number(unknown, found)} not decided: {_named(unknown)}")
     if not parts:
         return f"The report has {len(found)} checks"
     return "; ".join(parts)
@@ -129,7 +129,7 @@ def _samples(samples: Any, location: str) -> Samples | None:
         return None
     values = [one["values"] if isinstance(one.get("values"), dict) else {} for one in found]
     names = tuple(dict.fromkeys(str(name) for row in values for name in row))
-    # Very many columns would make a table that nobody reads: then each row's values stand in one.
+    # A table of very many columns is not readable: all values of a row are then in one column.
     wide = len(names) > _COLUMNS
     rows = []
     for one, row in zip(found, values, strict=True):
@@ -141,6 +141,6 @@ def _samples(samples: Any, location: str) -> Samples | None:
 
 
 def _near(file: str, location: str) -> str:
-    """The file's name below the table's location."""
+    """The file's path relative to the table's location."""
     folder = location.rstrip("/") + "/"
     return file.removeprefix(folder) if location else file

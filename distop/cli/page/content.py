@@ -1,4 +1,4 @@
-"""What the page of an operation shows: made of its status and of what became of its partitions. Pure."""
+"""The content of an operation's page, from its status and the states of its partitions. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from distop.services.operation_results import OperationResult, OperationStatus
 
 _NAMES = 100
-"""Names of partitions asked for, or kept for a rerun, that are told."""
+"""Names of partitions that a list shows."""
 _TONES = {"success": "good", "failed": "bad", "cancelled": "odd", "paused": "odd", "cancelling": "odd"}
 _MARKS = {"good": "✓", "bad": "✕", "odd": "■", "going": "▶"}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error that is kept with the operation: the partition it is of ("" for none), its first line, and the rest."""
+    """An error in the operation's record: its partition ("" for none), its first line, and the other lines."""
 
     partition: str
     text: str
@@ -42,11 +42,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. ``tone``: ``good``, ``bad``, ``odd`` or ``going``; ``mark`` says the same without colour.
+    """The content of one page. ``tone``: ``good``, ``bad``, ``odd`` or ``going``; ``mark``: its sign without colour.
 
-    ``verdict``: one sentence. ``taken``: when it was read; ``ended`` False: it is a moment of something that goes on.
-    ``asked`` and ``when``: names with texts. ``argument`` None: with ``argument_missing`` the reason. ``jobs`` None:
-    what became of each partition cannot be told, for the reason ``jobs_missing``.
+    ``verdict``: one sentence. ``taken``: when the operation was read; ``ended`` False: it was open then. ``asked`` and
+    ``when``: names with texts. ``argument`` None: ``argument_missing`` has the reason. ``jobs`` None: the states of the
+    partitions are unknown, for the reason ``jobs_missing``.
     """
 
     op: str
@@ -64,14 +64,14 @@ class Page:
     checks: Checks | None
     report: Node | None
     counts: tuple[tuple[Kind, int], ...]
-    """How many jobs are in what; without those of which there are none."""
+    """How many jobs are of each kind, without kinds that have none."""
     total: int | None
     of_partitions: bool
-    """There is a job for each partition of a table, and not one for everything."""
+    """Whether there is one job for each partition of a table, not one job for everything."""
     jobs: Jobs | None
     jobs_missing: str
     kept: tuple[Told, ...]
-    """Without ``jobs``: the names of those that did not succeed, by kind, where they are kept."""
+    """Without ``jobs``: the names of the partitions that did not succeed, by kind, if they are kept."""
     problems: tuple[Problem, ...]
 
 
@@ -142,10 +142,10 @@ def _ended(result: OperationResult, told: Checks | None) -> str:
         return "Succeeded: there was nothing to do." if not total else f"Succeeded: {_all(total)} done."
     if failed:
         rest = total - failed - well
-        stopped = f"; {plural(rest, 'job')} had no end, because others had failed" if rest > 0 else ""
+        stopped = f"; {plural(rest, 'job')} did not end, because others failed" if rest > 0 else ""
         return f"Failed: {failed:,} of {plural(total, 'job')} failed{stopped}."
     why = next((first_line(error.get("text")) for error in result.errors), "")
-    return _sentence(f"Failed: {why}" if why else "Failed, though no job did")
+    return _sentence(f"Failed: {why}" if why else "Failed, although no job failed")
 
 
 def _all(total: int) -> str:
@@ -155,7 +155,7 @@ def _all(total: int) -> str:
 def _going(status: OperationStatus, jobs: Jobs | None) -> str:
     total = status.jobs.get("total")
     ended = jobs.ended if jobs is not None else (status.jobs.get("success") or 0) + (status.jobs.get("failed") or 0)
-    done = f"{ended:,} of {plural(total, 'job')} had ended" if total is not None else "it was not planned yet"
+    done = f"{ended:,} of {plural(total, 'job')} had ended" if total is not None else "it had no plan yet"
     share = f" ({ended / total:.0%})" if total else ""
     left = f"; about {duration(status.eta_seconds)} were left" if status.eta_seconds is not None else ""
     waits = f"; it waited for {status.waiting_for}" if status.waiting_for else ""
@@ -177,53 +177,53 @@ def plural(count: int, word: str) -> str:
 
 def _asked(ref: OperationRef, status: OperationStatus, account: Account) -> list[tuple[str, str]]:
     spec = account.spec
-    table = "none: it belongs to no table" if ref.table == CLUSTER_TABLE else ref.table
+    table = "none" if ref.table == CLUSTER_TABLE else ref.table
     pairs = [("type", ref.type), ("table", table)]
     if spec is not None and spec.table is not None:
-        pairs.append(("its files", f"{spec.table.location} ({spec.table.format})"))
+        pairs.append(("files", f"{spec.table.location} ({spec.table.format})"))
     if ref.object:
         pairs.append(("object", ref.object))
     if spec is not None and account.planned:  # beside a history record the names asked for are not kept
         pairs.append(("partitions", some(spec.partitions) if spec.partitions is not None else "all"))
     if spec is not None:
-        attempts = "without limit" if not spec.rules.can_fail else f"up to {plural(spec.rules.retry.attempts, 'try')}"
-        pairs.append(("each job", attempts.replace("trys", "tries")))
-        policy = {"fail_fast": "the others are stopped", "collect_all": "the others go on"}
-        pairs.append(("if one fails", policy.get(spec.rules.failure_policy, spec.rules.failure_policy)))
-    submitted = [("by", status.submitter), ("request id", status.request_id), ("runs again", status.rerun_of)]
+        attempts = "no limit" if not spec.rules.can_fail else f"up to {spec.rules.retry.attempts:,}"
+        pairs.append(("attempts of a job", attempts))
+        policy = {"fail_fast": "other jobs are stopped", "collect_all": "other jobs go on"}
+        pairs.append(("if a job fails", policy.get(spec.rules.failure_policy, spec.rules.failure_policy)))
+    submitted = [("by", status.submitter), ("request id", status.request_id), ("rerun of", status.rerun_of)]
     submitted += [("id", status.id), ("labels", labelled(status.labels) or "")]
     return [*pairs, *((name, text) for name, text in submitted if text)]
 
 
 def some(names: tuple[str, ...], most: int = _NAMES) -> str:
-    """The first of many names."""
+    """The first names of many, and how many more there are."""
     left = len(names) - most
     return ", ".join(names[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def _no_argument(account: Account) -> str:
     if account.arg_known:
-        return "There is none." if account.arg is None else ""
+        return "The operation has no argument." if account.arg is None else ""
     if account.gone:
-        return "It is not kept any more."
-    return "It cannot be told."
+        return "The argument is not kept any more."
+    return "The argument cannot be read."
 
 
 def _no_jobs(status: OperationStatus, account: Account) -> str:
     if account.gone:
         return (
-            "What became of each partition is gone: it was in etcd's own history, which has been compacted since. "
-            "The counts are those of the operation's record."
+            "The states of the partitions are gone: etcd has compacted them since the operation ended. The counts are "
+            "those of the operation's record."
         )
     if not account.planned:
-        return "There is no plan." if status.ended else "It is not planned yet: its partitions are not known."
-    return f"There are more than {MOST:,} partitions: what became of each is not read for a page."
+        return "The operation got no plan." if status.ended else "The operation has no plan yet."
+    return f"There are more than {MOST:,} partitions: a page does not list their states."
 
 
 def _when(status: OperationStatus, result: OperationResult | None, jobs: Jobs | None) -> list[tuple[str, str]]:
     pairs = [("started", moment(status.started))]
     if jobs is not None and jobs.first:
-        pairs.append(("first job began", moment(rfc3339(jobs.first))))
+        pairs.append(("first job started", moment(rfc3339(jobs.first))))
     if jobs is not None and jobs.last:
         pairs.append(("last job ended" if result is not None else "latest job ended", moment(rfc3339(jobs.last))))
     if result is not None:
@@ -235,7 +235,7 @@ def _when(status: OperationStatus, result: OperationResult | None, jobs: Jobs | 
 
 
 def _rest_of_report(report: Any, told: Checks | None) -> Node | None:
-    """What the table of checks does not tell."""
+    """The fields of a report that the table of checks does not show."""
     if told is not None:
         report = {name: value for name, value in report.items() if name not in ("verdict", "rows", "checks")}
         return tree(report) if report else None
@@ -248,13 +248,13 @@ def _counts(status: OperationStatus, jobs: Jobs | None) -> tuple[tuple[Kind, int
     counts = {name: status.jobs.get(name) or 0 for name in ("success", "failed", "running", "waiting")}
     rest = (status.jobs.get("total") or 0) - sum(counts.values())
     counts["unended" if status.ended else "open"] = max(rest, 0)
-    # Where they were only counted, failed ones are among those that ended well.
+    # Jobs that were only counted: the number of successful ones includes failed ones.
     kinds = {**KINDS, "success": KINDS["success"] if status.exact else ENDED}
     return tuple((kinds[name], count) for name, count in counts.items() if count)
 
 
 def _problems(status: OperationStatus, in_checks: bool, jobs: Jobs | None) -> list[Problem]:
-    """The errors kept, but for those that stand elsewhere on the page: with the checks, or with the partition."""
+    """The errors of the record that the page does not show elsewhere, with a check or a partition."""
     shown = {row.name for told in jobs.told for row in told.rows} if jobs is not None else set()
     problems = []
     for error in status.errors:

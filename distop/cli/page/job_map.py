@@ -1,4 +1,4 @@
-"""What became of an operation's jobs: a map of them, those that need a look, how long they took, who ran them. Pure."""
+"""The jobs of an operation on its page: a map, the failed and open ones, durations, and executors. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from distop.services.inspection.partitions import Partition
 
 CELLS = 2_000
-"""Cells of a map, about: of more partitions, neighbours share one."""
+"""Cells of a map, roughly: with more partitions, neighbours share a cell."""
 ROWS = 1_000
-"""Partitions that are told with all that is known of them; of the others the names."""
+"""Partitions that are listed in full; of others only the names are listed."""
 _SLOWEST = 10
 _GROUPS = 100
 """Rows of a map, when it has a row for each folder."""
@@ -31,7 +31,7 @@ _TITLE = 200
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a job can be in. ``mark`` says the same as the colour of ``name``."""
+    """The state of a job on a page. ``mark``: its sign without colour."""
 
     name: str
     mark: str
@@ -42,24 +42,24 @@ KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("failed", "✕", "failed"),
-        Kind("lost", "?", "held by an executor that is gone"),
-        Kind("waiting", "↻", "to be tried again"),
+        Kind("lost", "?", "claimed by a lost executor"),
+        Kind("waiting", "↻", "waiting for a retry"),
         Kind("running", "▶", "running"),
-        Kind("unended", "–", "without an end"),
-        Kind("open", "·", "not begun"),
+        Kind("unended", "–", "not ended"),
+        Kind("open", "·", "not started"),
         Kind("success", "✓", "succeeded"),
     )
 }
-"""The worst first: a cell of several partitions has the colour of the worst."""
+"""The worst first: a cell of several partitions has the colour of its worst one."""
 ENDED = Kind("ended", "●", "ended")
-"""Where those that failed are not told from those that succeeded."""
+"""Succeeded or failed, if these are not told apart."""
 _RANK = {name: rank for rank, name in enumerate(KINDS)}
 _LEGEND = ("success", "failed", "running", "waiting", "lost", "open", "unended")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One partition of the map, or several neighbours: ``kind`` is the worst of them."""
+    """A cell of the map: one partition, or several neighbours; ``kind``: the worst of them."""
 
     kind: Kind
     title: str
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row of the map: the partitions below one folder, a job over several of them, or (``name`` "") all others."""
+    """A row of the map: the partitions in one folder, a job over several of them, or (``name`` "") all others."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A partition that did not succeed, with what is known of it. ``more``: lines beyond the first of its error."""
+    """A partition in full. ``more``: the lines of its error after the first."""
 
     name: str
     kind: Kind
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The partitions of one kind: those that are told in full, and the names of the others."""
+    """The partitions of one kind: the first in full, and the names of the others."""
 
     kind: Kind
     rows: tuple[Row, ...]
@@ -96,13 +96,13 @@ class Told:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """How many partitions are of this kind."""
         return len(self.rows) + len(self.names)
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one executor did. ``host``: "" where it does not live any more. ``current``: jobs that it holds now."""
+    """The work of one executor. ``host``: "" if it is not alive. ``current``: jobs that it holds now."""
 
     name: str
     host: str
@@ -114,9 +114,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """All of an operation's jobs. ``told``: those that did not succeed, the worst first, up to :data:`ROWS` of them in
-    full. ``shared``: partitions in each cell of the map. ``slowest``: none where all took about as long. ``first`` and
-    ``last``: when the first job began, and the last one ended (0: not known).
+    """All jobs of an operation. ``told``: those that did not succeed, the worst first, up to :data:`ROWS` of them in
+    full. ``shared``: partitions in each cell of the map. ``slowest``: none if all took about the same time. ``first``
+    and ``last``: when the first job started and the last one ended (0: unknown).
     """
 
     total: int
@@ -133,7 +133,7 @@ class Jobs:
 
 
 def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended: bool) -> Jobs:
-    """What is to be shown of these partitions. ``nodes``: live executors by incarnation."""
+    """The jobs of these partitions. ``nodes``: live executors by incarnation."""
     kinds = [KINDS[_kind(p, nodes, ended=ended)] for p in partitions]
     counts = Counter(kind.name for kind in kinds)
     groups, shared = _map(partitions, kinds)
@@ -156,7 +156,7 @@ def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended
 
 
 _NAMED = {"success", "open", "unended"}
-"""Of these the name says all."""
+"""Kinds whose partitions are listed by name only."""
 
 
 def _told(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[Told]:
@@ -181,12 +181,12 @@ def _kind(p: Partition, nodes: Mapping[str, Node], *, ended: bool) -> str:
 
 
 def name_of(p: Partition) -> str:
-    """The partition's name, or what it is called in the keys."""
+    """The partition's name, or its ordinal if it has none."""
     return p.name or f"partition {p.ordinal}"
 
 
 def _seconds(p: Partition) -> float:
-    """How long the last attempt took by its executor's clock; -1 where it is not known."""
+    """How long the last attempt took by its executor's clock; -1 if unknown."""
     return p.finished - p.started if p.started and p.finished >= p.started else -1.0
 
 
@@ -196,7 +196,7 @@ def _took(p: Partition) -> str:
 
 
 def told_text(text: str) -> tuple[str, str]:
-    """An error's first line for people, and the lines after it."""
+    """The first line of an error, and the lines after it."""
     return first_line(text), text.strip().partition("\n")[2].strip("\n")
 
 
@@ -257,13 +257,13 @@ def _title(p: Partition, kind: Kind) -> str:
 
 
 def _typical(seconds: Sequence[float]) -> tuple[str, bool]:
-    """What the jobs took, in a sentence, and whether all took about as long."""
+    """A sentence about how long the jobs took, and whether all took about the same time."""
     if len(seconds) < 2:
         return "", False
     ordered = sorted(seconds)
     least, median, slowest = ordered[0], statistics.median(ordered), ordered[-1]
     if slowest <= least * _ALIKE:
-        return f"All jobs took about as long, {duration(median)}.", True
+        return f"All jobs took about {duration(median)}.", True
     most = ordered[-(-95 * len(ordered) // 100) - 1]
     return (
         f"Half of the jobs took up to {duration(median)}, 95 % up to {duration(most)}, the slowest {duration(slowest)}."

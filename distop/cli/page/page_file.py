@@ -1,6 +1,6 @@
-"""Reading what a page is made of, and writing the page where it is wanted.
+"""Writes the page of an operation to a file or to stdout.
 
-The page as HTML: one text that needs nothing else, neither files nor scripts nor the network.
+Renders a page as one HTML text that needs no files, no scripts and no network.
 """
 
 from __future__ import annotations
@@ -12,26 +12,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.cli.page.content import Page, page
-from distop.clock import time
+from distop.cli.page.content import page
 from distop.errors import InvalidArgument, UsageError
-from distop.protocol.behavior_declaration import Declaration
-from distop.protocol.txn import Get
-from distop.services.inspection.partitions import look
-from distop.services.inspection.status import live_nodes
-from distop.services.readable_records import readable
 
 if TYPE_CHECKING:
-    from distop.client.async_client import Client
-    from distop.protocol.records import OperationRef
-    from distop.services.operation_results import OperationStatus
+    from distop.cli.page.content import Page
+    from distop.services.page import Gathered
 
 
 STDOUT = "-"
 
 
 def check(file: str, *, json: bool) -> None:
-    """What can be told of ``--html FILE`` before etcd is asked. Raises UsageError, InvalidArgument."""
+    """Check ``--html FILE`` before etcd is asked. Raises UsageError, InvalidArgument."""
     if file == STDOUT:
         if json:
             raise UsageError("--html - and --json would both write to stdout: give --html a file")
@@ -42,7 +35,7 @@ def check(file: str, *, json: bool) -> None:
     except OSError as error:  # such as a name that is too long
         raise _unwritable(file, error.strerror) from None
     if not file or folder:
-        raise InvalidArgument(f"--html is to be followed by a file's name (-: to stdout), and {file!r} is none")
+        raise InvalidArgument(f"--html needs the name of a file (-: stdout), not {file!r}")
     if not place:
         raise _unwritable(file, f"there is no folder {path.parent}")
     if not os.access(path if exists else path.parent, os.W_OK):
@@ -53,22 +46,9 @@ def _unwritable(file: str, why: str | None) -> InvalidArgument:
     return InvalidArgument(f"{file} cannot be written: {why}")
 
 
-async def gather(client: Client, ref: OperationRef) -> tuple[OperationStatus, Page]:
-    """The operation's status, and its page. Raises NotFound, UnreadableRecord."""
-    etcd, keys = client.etcd, client.keys
-    while True:
-        status = await client.operation(ref).status()
-        account = await look(etcd, keys, ref)
-        if account.ended == status.ended:
-            break  # else it ended in between, which happens once
-    nodes = await live_nodes(etcd, keys)
-    (published,) = await etcd.read(Get(keys.behavior(ref.type)))
-    declared = readable(etcd, Declaration.decode, published.kvs)
-    return status, page(ref, status, account, nodes, declared[0][1] if declared else None, time.time())
-
-
-def write(made: Page, file: str) -> None:
-    """Write the page as UTF-8. Raises InvalidArgument where the file cannot be written."""
+def write(found: Gathered, file: str) -> None:
+    """Write the page of an operation as UTF-8. Raises InvalidArgument if the file cannot be written."""
+    made = page(found.ref, found.status, found.account, found.nodes, found.declaration, found.time)
     data = render(made).encode()
     if file == STDOUT:
         sys.stdout.flush()
@@ -82,11 +62,11 @@ def write(made: Page, file: str) -> None:
 
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""What no page may hold, or what turns the text around it: control characters, bidirectional overrides, surrogates."""
+"""Characters that a page must not contain: control characters, bidirectional overrides, surrogates."""
 
 
 def render(page: Page) -> str:
-    """The page. What comes from data is escaped by the templates' own rule, none of it by hand."""
+    """The HTML of a page. The template engine escapes all data; none of it is escaped by hand."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -102,7 +82,7 @@ def render(page: Page) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Characters that cannot be shown, as escapes. What a template has made is left as it is: it was made of such."""
+    """Replace unprintable characters by escapes. The output of a template is escaped already."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return _UNSEEN.sub(lambda found: found.group().encode("unicode-escape").decode(), value)
     return value

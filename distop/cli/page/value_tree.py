@@ -1,4 +1,4 @@
-"""Any JSON value as something that can be read on a page: texts, lists, names with values, tables. Pure."""
+"""Converts any JSON value to nodes that a page can show: texts, lists, pairs, tables. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MOST = 200
-"""Elements of a list, or fields of an object, that are shown; the others are counted."""
+"""Elements of a list, or fields of an object, that a page shows; the others are counted."""
 _DEEPEST = 6
 _COLUMNS = 8
 _LONGEST = 4_000
@@ -26,7 +26,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list; ``left``: how many more there are."""
+    """A list; ``left``: how many elements are not shown."""
 
     items: tuple[Node, ...]
     left: int = 0
@@ -42,7 +42,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Objects that have the same few fields."""
+    """A table of objects that have the same few fields."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Node, ...], ...]
@@ -53,7 +53,7 @@ Node: TypeAlias = Leaf | Items | Pairs | Grid
 
 
 def tree(value: Any, depth: int = 0) -> Node:
-    """The value as nodes, not deeper than a page can show: what lies below is JSON text."""
+    """The value as nodes, up to the depth that a page can show; deeper values are JSON text."""
     if isinstance(value, dict | list | tuple) and value:
         if depth >= _DEEPEST:
             return leaf(json.dumps(value, ensure_ascii=False, default=str))
@@ -69,7 +69,7 @@ def tree(value: Any, depth: int = 0) -> Node:
 
 
 def _columns(rows: Sequence[Any]) -> tuple[str, ...] | None:
-    """The fields of objects that make a table: several of them, whose values are all plain."""
+    """The columns of a table, if the values are several objects with plain values; else None."""
     if len(rows) < 2 or not all(isinstance(row, dict) and row for row in rows):
         return None
     names = tuple(dict.fromkeys(str(name) for row in rows for name in row))
@@ -79,7 +79,7 @@ def _columns(rows: Sequence[Any]) -> tuple[str, ...] | None:
 
 
 def leaf(value: Any) -> Leaf:
-    """A value that holds no others, or is empty."""
+    """The node of a plain or empty value."""
     if isinstance(value, bool) or value is None:
         return Leaf(json.dumps(value), "word")
     if isinstance(value, int | float):

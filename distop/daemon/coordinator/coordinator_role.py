@@ -118,7 +118,7 @@ class Coordinator:
             name="jobs",
             ignore=(b".progress",),
             gather=self._view.listing,
-            gone=(b".arg", b".outcome"),  # they go with the state
+            ignore_deletions=(b".arg", b".outcome"),  # they go with the state
         )
         claims = ctx.keys.type_claims(table, type_name)
         self._claims = ClaimWatch(

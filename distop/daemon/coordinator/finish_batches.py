@@ -10,7 +10,6 @@ Meanwhile it grows, so that as much ends in fewer transactions.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,17 @@ from distop.clock import time
 from distop.errors import MalformedRequest
 from distop.protocol import operation_finish as f
 from distop.protocol.json_codec import loads
+from distop.protocol.transaction_groups import Room, independent_count
 from distop.protocol.txn import KeyValue, Put
+from distop.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from distop.daemon.incarnation_context import Context
+    from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
+    from distop.protocol.size_limits import Limits
     from distop.protocol.txn import Compare, Txn
 
 LONGEST_TURN = 0.05
@@ -34,22 +37,44 @@ FORESEEN_FOR = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A finish that waits for its group commit.
-
-    ``answer``: the revision at which it was written, 0 where it was refused, or None: it is its turn to commit.
-    ``apart``: it is committed alone, because a group with it was refused without a known reason, or because etcd
-    rejects it as invalid.
-    """
+class _Finish:
+    """A finish in line. ``applied``: the revision at which it was written, 0 where it was refused."""
 
     final: f.Final
     part: Txn
-    answer: asyncio.Future[int | None]
+    applied: asyncio.Future[int]
     apart: bool = False
+    """It is committed alone, because a group with it was refused without a known reason, or because etcd rejects it as
+    invalid.
+    """
 
-    def settle(self, answer: int | None) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
+    def settle(self, applied: int) -> None:
+        if not self.applied.done():
+            self.applied.set_result(applied)
+
+
+class _Group:
+    """Finishes that share a transaction."""
+
+    def __init__(self, keys: Keys, guard: Compare, limits: Limits) -> None:
+        self.items: list[_Finish] = []
+        self._keys, self._guard, self._limits = keys, guard, limits
+        self._room: Room | None = None
+
+    def add(self, item: _Finish) -> bool:
+        if self._room is None:
+            common = f.common(self._keys, item.final.ref.table, self._guard)
+            self._room = Room(common, self._limits.finish_room)
+        elif item.apart or self.full:
+            return False
+        if not self._room.add(item.part):
+            return False
+        self.items.append(item)
+        return True
+
+    @property
+    def full(self) -> bool:
+        return len(self.items) >= self._limits.finishes or any(one.apart for one in self.items)
 
 
 class Finishes:
@@ -62,10 +87,14 @@ class Finishes:
         self._keys = ctx.keys
         self._guard = guard
         self._reached = reached
-        self._busy = False
         self._took = 0.0
         """Seconds of the last commit."""
-        self._waiting: deque[_Waiting] = deque()
+        self._commits: GroupCommit[_Finish] = GroupCommit(
+            self._commit,
+            lambda: _Group(self._keys, guard, ctx.limits),
+            lambda error: None,  # each finish that waits is told
+            rest=lambda: min(self._took, LONGEST_TURN),
+        )
         self._malformed: set[OperationRef] = set()
         """Operations whose finish etcd rejects as invalid, even alone; they are retried alone at once."""
         self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
@@ -73,7 +102,10 @@ class Finishes:
         self._since = 0
         """It tells of what was written at this revision, or before."""
         self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
-        """runOps as it was written here last, and when that was."""
+        """runOps as it was written or read here last, and when that was."""
+        self._sent: list[_Finish] = []
+        """Those of the commit under way."""
+        self._telling: set[asyncio.Task[None]] = set()
 
     def foresee(self, ref: OperationRef, since: int = 0) -> None:
         """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run;
@@ -83,7 +115,7 @@ class Finishes:
         _, written = self._written
         read = self._foreseen[1] if self._foreseen is not None else None
         known = max(self._since, written.mod_revision if written is not None else 0)
-        if self._busy or (read is not None and not read.done()) or 0 < since <= known:
+        if self._commits.busy or (read is not None and not read.done()) or 0 < since <= known:
             return
         read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
         read.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -91,116 +123,92 @@ class Finishes:
 
     async def finish(self, final: f.Final) -> bool:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
-        answer = asyncio.get_running_loop().create_future()
-        one = _Waiting(final, f.part(self._keys, final), answer, final.ref in self._malformed)
-        applied: int | None = None
-        behind = self._busy
-        if behind:
-            self._waiting.append(one)
-            applied = await self._turn(one)
-        if applied is None:
-            applied, others = 0, list[_Waiting]()
-            self._busy = True
-            try:
-                try:
-                    if behind and not one.apart and len(self._waiting) + 1 < self._ctx.limits.finishes:
-                        await asyncio.sleep(min(self._took, LONGEST_TURN))
-                    applied, others = await self._commit(one)
-                finally:
-                    self._hand_over()
-                if applied:
-                    await self._reached(applied)
-            finally:
-                for other in others:  # one wait is enough for all of them
-                    other.settle(applied)
+        one = _Finish(final, f.part(self._keys, final), asyncio.get_running_loop().create_future())
+        one.apart = final.ref in self._malformed
+        one.applied.add_done_callback(self._withdrawn)
+        self._commits.add([one])
+        applied = await one.applied
         self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
             self._ctx.log.info("finished as %s", state, extra={"operation": str(final.ref)})
         return applied > 0
 
-    async def _turn(self, one: _Waiting) -> int | None:
-        try:
-            return await one.answer
-        except asyncio.CancelledError:
-            if one.answer.done() and not one.answer.cancelled() and one.answer.result() is None:
-                self._hand_over()  # it was told that it is its turn, and does not take it
-            raise
+    def _withdrawn(self, applied: asyncio.Future[int]) -> None:
+        if applied.cancelled() and self._sent and all(one.applied.cancelled() for one in self._sent):
+            self._commits.interrupt()
 
-    def _hand_over(self) -> None:
-        while self._waiting:
-            one = self._waiting.popleft()
-            if not one.answer.done():
-                one.settle(None)
-                return
-        self._busy = False
-
-    async def _commit(self, mine: _Waiting) -> tuple[int, list[_Waiting]]:
-        """Commit this one, with all that wait by the time when it is sent. The revision at which it was applied, or 0;
-        and those that were with it, who are to be told so.
-        """
-        seen = await self._run_ops(mine.final.ref)
-        group = [mine]
+    async def _commit(self, group: list[_Finish]) -> Sequence[_Finish]:
+        """Commit these; those that are to be sent again."""
+        waiting = [one for one in group if not one.applied.done()]
+        count = independent_count([one.part for one in waiting])
+        group = self._sent = waiting[:count]
         try:
-            while True:
-                self._take(group)
-                finals = [one.final for one in group]
-                counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
-                mod = seen.mod_revision if seen is not None else 0
-                txn = f.finish(self._keys, self._guard, counts, mod, finals, [one.part for one in group])
-                began = time.monotonic()
-                try:
-                    result = await self._ctx.commit(txn)
-                except MalformedRequest:
-                    if len(group) == 1:
-                        self._malformed.add(mine.final.ref)
-                        raise
-                    group = self._apart(group)
-                    continue
-                self._took = time.monotonic() - began
-                if result.succeeded:
-                    self._keep_written(mine.final.ref, txn, result.revision)
-                    others, group = [one for one in group if one is not mine], []
-                    return result.revision, others
-                refused = f.finish_refused(result, mod, finals)
-                seen = refused.run_ops or seen
-                gone = [one for one, is_gone in zip(group, refused.gone, strict=True) if is_gone]
-                group = [one for one in group if one not in gone]
-                for one in gone:
-                    one.settle(0)
-                if mine in gone:
-                    return 0, []
-                if not gone and not refused.moved:
-                    # The election, a decision or the claims are not what they were.
-                    if len(group) == 1:
-                        return 0, []
-                    group = self._apart(group)
+            left = await self._write(group) if group else []
+        except asyncio.CancelledError:  # nobody waits for these any more: the others go on
+            left = []
+        return [*left, *waiting[count:]]
+
+    async def _write(self, group: list[_Finish]) -> Sequence[_Finish]:
+        try:
+            seen = await self._run_ops(group[0].final.ref)
+            finals = [one.final for one in group]
+            counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
+            mod = seen.mod_revision if seen is not None else 0
+            txn = f.finish(self._keys, self._guard, counts, mod, finals, [one.part for one in group])
+            began = time.monotonic()
+            result = await self._ctx.commit(txn)
+        except MalformedRequest as error:
+            if len(group) > 1:
+                return self._apart(group)
+            self._malformed.add(group[0].final.ref)
+            group[0].applied.set_exception(error)
+            return []
+        except Exception as error:
+            if not group[0].applied.done():
+                group[0].applied.set_exception(error)
+            return group[1:]
+        self._took = time.monotonic() - began
+        if result.succeeded:
+            self._keep_written(finals[0].ref, txn, result.revision)
+            telling = asyncio.ensure_future(self._tell(group, result.revision))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+            return []
+        return self._refused(group, f.finish_refused(result, mod, finals))
+
+    def _refused(self, group: list[_Finish], refused: f.FinishRefused) -> list[_Finish]:
+        """Those of a refused group that are to be sent again: with runOps as the refusal brought it, or each alone."""
+        if refused.run_ops is not None:
+            self._written = time.monotonic(), refused.run_ops
+        left = []
+        for one, is_gone in zip(group, refused.gone, strict=True):
+            if is_gone:
+                one.settle(0)
+            else:
+                left.append(one)
+        if len(left) < len(group) or refused.moved:
+            return left
+        # The election, a decision or the claims are not what they were.
+        if len(group) > 1:
+            return self._apart(group)
+        group[0].settle(0)
+        return []
+
+    async def _tell(self, group: Sequence[_Finish], revision: int) -> None:
+        """One wait for the view is enough for all of them."""
+        try:
+            await self._reached(revision)
         finally:
-            # Whoever got no answer commits next.
-            self._waiting.extendleft(one for one in reversed(group) if one is not mine and not one.answer.done())
+            for one in group:
+                one.settle(revision)
 
-    def _take(self, group: list[_Waiting]) -> None:
-        """Add those that wait, as many as go in one transaction."""
-        more: list[_Waiting] = []
-        while self._waiting and not group[0].apart and not self._waiting[0].apart:
-            if len(group) + len(more) >= self._ctx.limits.finishes:
-                break
-            one = self._waiting.popleft()
-            if not one.answer.done():
-                more.append(one)
-        if more:
-            parts, table = [one.part for one in (*group, *more)], group[0].final.ref.table
-            fit = f.finish_together(self._keys, self._guard, table, parts, self._ctx.limits.finish_room)
-            room = max(0, fit - len(group))
-            group += more[:room]
-            self._waiting.extendleft(reversed(more[room:]))
-
-    def _apart(self, group: list[_Waiting]) -> list[_Waiting]:
+    @staticmethod
+    def _apart(group: list[_Finish]) -> list[_Finish]:
         """One of them holds up the others, or etcd takes none of them together: each is committed alone."""
         for one in group:
             one.apart = True
-        self._waiting.extendleft(reversed(group[1:]))
-        return group[:1]
+        return group
 
     def _keep_written(self, ref: OperationRef, txn: Txn, revision: int) -> None:
         key = self._keys.run_ops(ref.table)

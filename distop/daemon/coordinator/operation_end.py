@@ -40,6 +40,7 @@ from distop.protocol.schedule import Series, following, next_request
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Get
 from distop.schemas.argument_schema import encode_argument
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import FOLLOW, derived, request
 from distop.services.submission.submit import submit
 from distop.worker.daemon_side.requests import PlanPages, WorkerError
@@ -406,11 +407,14 @@ class Ending:
             return
         rules = spec.rules
         try:
-            wanted = request(
-                *(ref.type, ref.table, arg.kv.value, spec.partitions, None),
-                *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
+            as_before = StartOptions(
+                partitions=spec.partitions,
+                failure_policy=rules.failure_policy,
+                retry_attempts=rules.retry.attempts,
                 time_limit=rules.time_limit or None,
+                labels=spec.labels,
             )
+            wanted = request(ref.type, ref.table, arg.kv.value, as_before, spec.submitter)
             wanted = replace(wanted, by=spec.by, where=spec.where, options=op.terms.options)
             wanted = replace(wanted, not_before=one.not_before, series=one.series)
             by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
@@ -474,17 +478,9 @@ class Ending:
         try:
             if why := follows_elsewhere(ref, wanted.get("table")):
                 raise InvalidArgument(why)
-            asked = request(
-                wanted.get("type", ""),
-                ref.table,
-                encode_argument(wanted.get("arg") or {}),
-                wanted.get("partitions"),
-                None,
-                None,
-                None,
-                str(ref),
-                not_before=wanted.get("not_before"),
-            )
+            options = StartOptions(partitions=wanted.get("partitions"), not_before=wanted.get("not_before"))
+            arg = encode_argument(wanted.get("arg") or {})
+            asked = request(wanted.get("type", ""), ref.table, arg, options, str(ref))
             started = await submit(self._ctx.client, self._keys, derived(asked, f"{ref}#{number}"))
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
             self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})

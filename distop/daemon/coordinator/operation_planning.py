@@ -13,11 +13,10 @@ from distop.protocol import operation_transitions as t
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.identity import plan_digest
 from distop.protocol.json_codec import dumps
-from distop.protocol.plan import Gate, PartitionPlan, Plan, chunked
+from distop.protocol.plan import PartitionPlan, Plan, chunked
 from distop.protocol.record_reading import read
 from distop.protocol.records import Decision, State, TableRecord
 from distop.protocol.state_tables import Stage
-from distop.services.open_operation import OpenOperation
 from distop.worker.daemon_side.requests import PlanResult, WorkerError
 
 if TYPE_CHECKING:
@@ -102,10 +101,7 @@ class Planning:
             size += len(dumps(planned.options))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks, terms)
-            gate = Gate(plan.count, terms.options, terms.where, terms.beside)
-            result = await self._ctx.open(
-                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks, gate), txn, op.state_mod
-            )
+            result = await self._ctx.commit(txn)
             if result.succeeded:
                 await self._reached(result.revision)
             return result.succeeded

@@ -17,12 +17,12 @@ from distop.decide.due_operations import At, Begin, Blocked, EndWaiting, Join, e
 from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.protocol import pending_operations as w
 from distop.protocol import table_registry
-from distop.protocol.group_commit import fitting_count, merged
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.operation_options import rank
 from distop.protocol.plan import whole_plan
 from distop.protocol.records import CLUSTER_TABLE, State
 from distop.protocol.state_tables import Stage
+from distop.protocol.transaction_groups import fitting_count, merged
 from distop.protocol.txn import Get
 from distop.runtime.backoff import Backoff
 from distop.services.submission.idempotency import excluding

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from distop.clock import time
 from distop.decide import next_steps
 from distop.errors import MalformedRequest
-from distop.protocol import job_transitions
+from distop.protocol import batch_claims, job_transitions
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.json_codec import rfc3339
-from distop.protocol.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
+from distop.protocol.txn import Get, GetResult, TxnResult
 from distop.services.open_operation import Held, OpenOperation
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from distop.protocol.plan import Gate
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Seen
-    from distop.protocol.txn import Txn
 
 BLOCK_LIMIT = 20_000
 """Jobs in one block at most."""
@@ -54,6 +53,18 @@ class Won:
         self.error = self.error or error
 
 
+@dataclass(slots=True)
+class Chosen:
+    """Jobs to claim. ``dead``, ``former``: of those whose executors are gone, their incarnations and claims; ``over``:
+    those that were lost once too often, with the claim as seen and the one that they would get.
+    """
+
+    wants: list[job_transitions.Want]
+    dead: dict[int, str] = field(default_factory=dict)
+    former: dict[int, Claim] = field(default_factory=dict)
+    over: list[tuple[int, Seen[Claim], Claim]] = field(default_factory=list)
+
+
 async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
     """Send a group; one that etcd rejects as invalid in halves. What etcd says of the first that it rejects alone."""
     try:
@@ -75,56 +86,56 @@ class Claimer:
 
     async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
         """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
-        ctx, rules = self._ctx, op.spec.rules
-        executors = len(ctx.cluster.capable(op.ref.type, op.gate.where, op.gate.tables(op.ref.table)))
-        mine = op.mine + len(op.again) if op.mine else 0
-        size = next_steps.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
-        gate_mod, size = op.gate_mod, min(size, op.room)
-        free, again = ([], op.take_suspect()) if alone else op.take(size)
-        first, _, _ = next_steps.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
-        # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
-        wants = [job_transitions.Want(p, first) for p in sorted(self._one_batch(op, free))]
-        dead: dict[int, str] = {}
-        former: dict[int, Claim] = {}
-        over: list[tuple[int, Seen[Claim], Claim]] = []
-        for p, seen, lost in again:
-            claim, mod, at_limit = next_steps.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
-            if at_limit and not next_steps.only_ends(claim, rules):
-                over.append((p, seen, claim))
-                continue
-            wants.append(job_transitions.Want(p, claim, mod))
-            if lost and not seen.value.actor:
-                dead[p] = seen.value.incarnation
-                former[p] = seen.value
+        gate_mod, limits = op.gate_mod, self._ctx.limits
+        chosen = self._choose(op, slots, alone)
         uncounted = op.permits.gone if op.permits is not None else frozenset()
         overdue = op.permits.overdue if op.permits is not None else ()
-        wants = self._with_permits(op, wants, former)
+        wants = self._with_permits(op, chosen.wants, chosen.former)
         won = Won()
-        if over:
-            await self._fail_lost(op, over, won)
+        if chosen.over:
+            await self._fail_lost(op, chosen.over, won)
         limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
 
         async def send(group: Sequence[job_transitions.Want]) -> None:
-            gone = {dead[want.partition] for want in group if want.partition in dead}
+            gone = {chosen.dead[want.partition] for want in group if want.partition in chosen.dead}
             await self._claim_group(op, gate_mod, group, gone, uncounted, overdue, won)
 
         async def one(group: Sequence[job_transitions.Want]) -> None:
             async with limit:
                 won.rejected(await by_halves(group, send))
 
-        size = ctx.limits.claims
-        if op.gate.options.max_jobs or former:
-            size = min(size, job_transitions.LIMITED_CLAIMS_PER_TXN)
+        limited = op.gate.options.max_jobs or chosen.former
+        size = min(limits.claims, job_transitions.LIMITED_CLAIMS_PER_TXN) if limited else limits.claims
         groups = [wants[n : n + size] for n in range(0, len(wants), size)]
         for answer in await asyncio.gather(*map(one, groups), return_exceptions=True):
             if isinstance(answer, Exception):
                 won.error = answer
             elif isinstance(answer, BaseException):
                 raise answer
-        won.taken_over = sum(p in dead for p in won.partitions)
+        won.taken_over = sum(p in chosen.dead for p in won.partitions)
         # A child finds what it kept of a batch again by the files in their order.
         won.partitions.sort()
         return won
+
+    def _choose(self, op: OpenOperation, slots: int, alone: bool) -> Chosen:
+        ctx, rules = self._ctx, op.spec.rules
+        executors = len(ctx.cluster.capable(op.ref.type, op.gate.where, op.gate.tables(op.ref.table)))
+        mine = op.mine + len(op.again) if op.mine else 0
+        size = min(next_steps.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT), op.room)
+        free, again = ([], op.take_suspect()) if alone else op.take(size)
+        first, _, _ = next_steps.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
+        # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
+        chosen = Chosen([job_transitions.Want(p, first) for p in sorted(self._one_batch(op, free))])
+        for p, seen, lost in again:
+            claim, mod, at_limit = next_steps.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
+            if at_limit and not next_steps.only_ends(claim, rules):
+                chosen.over.append((p, seen, claim))
+                continue
+            chosen.wants.append(job_transitions.Want(p, claim, mod))
+            if lost and not seen.value.actor:
+                chosen.dead[p] = seen.value.incarnation
+                chosen.former[p] = seen.value
+        return chosen
 
     @staticmethod
     def _with_permits(
@@ -180,84 +191,61 @@ class Claimer:
             done.rejected(await by_halves(lost[n : n + size], send))
         return done.error
 
-    async def claim_unread(
-        self, ref: OperationRef, gate: Seen[Gate], ordinals: Sequence[int]
-    ) -> tuple[OpenOperation, Won] | None:
-        """Claim jobs of an operation that has just opened, and read it, in one transaction; None where it was refused,
-        or rejected as invalid: read it then, and claim as usual, which also finds what an earlier copy of this won
-        (T9), and sends smaller groups.
+    async def claim_fresh(
+        self, jobs: Mapping[OperationRef, Sequence[int]]
+    ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
+        """Claim these jobs of operations that have just opened, and read the operations, in one transaction; where that
+        is refused, each operation decided alone. The operations of which something was won; and those that cannot be
+        read, whose jobs are given back. Raises EtcdRejected where etcd takes none of them together.
         """
-        ctx = self._ctx
+        ctx, gates = self._ctx, {ref: gate for ref in jobs if (gate := self._ctx.cluster.gates.get(ref)) is not None}
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
-        wants = [job_transitions.Want(p, first) for p in ordinals]
-        if (runs := job_transitions.runs(wants)) is None:
-            return None
-        records = OpenOperation.records(ctx.keys, ref)
-        txn = job_transitions.claim_unread(ctx.keys, ref, gate.mod, ctx.incarnation, runs, first, records)
-        try:
-            result = await ctx.commit(txn)
-        except MalformedRequest:
-            return None
-        if not result.succeeded:
-            return None
-        answers = [answer for answer in result.responses[-len(records) :] if isinstance(answer, GetResult)]
-        try:
-            op = await OpenOperation.of(answers, ctx.client, ctx.keys, ref, gate.mod)
-            op.gate = gate.value
+        asked = []
+        for ref, gate in gates.items():
+            runs = job_transitions.runs([job_transitions.Want(p, first) for p in jobs[ref]])
+            if runs is not None:
+                asked.append(batch_claims.Untouched(ref, gate.mod, tuple(runs), OpenOperation.records(ctx.keys, ref)))
+        won: list[OpenOperation] = []
+        failures: dict[OperationRef, Exception] = {}
+        if not asked:
+            return won, failures
+        result = await ctx.commit(batch_claims.claim_together(ctx.keys, ctx.incarnation, asked, first))
+        granted: Sequence[batch_claims.Granted | None]
+        if result.succeeded:
+            granted = batch_claims.granted_together(result, asked)
+        else:
+            apart = await ctx.commit(batch_claims.claim_apart(ctx.keys, ctx.incarnation, asked, first))
+            granted = batch_claims.granted_apart(apart, asked, first)
+        for one, grant in zip(asked, granted, strict=True):
+            if grant is None:
+                continue
+            try:
+                won.append(await self._opened(one, gates[one.ref], grant, first))
+            except Exception as error:
+                # Nobody here could run them, and others would wait for that until the poll finds them.
+                for p, fence in grant.fences.items():
+                    self.give_back(one.ref, p, first, fence)
+                failures[one.ref] = error
+        return won, failures
+
+    async def _opened(
+        self, one: batch_claims.Untouched, gate: Seen[Gate], grant: batch_claims.Granted, first: Claim
+    ) -> OpenOperation:
+        ctx, ref = self._ctx, one.ref
+        op = await OpenOperation.of(grant.records, ctx.client, ctx.keys, ref, one.gate_mod)
+        op.gate = gate.value
+        for p, fence in grant.fences.items():
+            self._hold(op, job_transitions.Want(p, first), fence)
+        if len(op.held) < op.plan.count:
             op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where))
-            op.take_these(ordinals)
-            return op, Won([self._hold(op, want, result.revision) for want in wants])
-        except Exception:
-            # Nobody here could run them, and others would wait for that until the poll finds them.
-            for p in ordinals:
-                self.give_back(ref, p, first, result.revision)
-            raise
+            op.take_these(op.held)
+        return op
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
         """Set a claim of mine, under which nothing runs, to waiting."""
         waiting = next_steps.released(claim, self._ctx.executor_id)
         write = job_transitions.wait_again(self._ctx.keys, ref, partition, mod, waiting, claim)
         self._ctx.reporter.submit([(write, lambda applied: None)])
-
-    def first_share(self, op: OpenOperation, plan: Txn, slots: int) -> list[int]:
-        """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this
-        executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
-        """
-        tables = op.gate.tables(op.ref.table)
-        here = self._ctx.fits(op.gate.where) and self._ctx.admits(op.ref.type, tables)
-        if op.gate.options.max_jobs or not here:
-            return []
-        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type, tables, op.gate.where))
-        share, room = ordered[:mine], min(self._ctx.limits.claims, MAX_OPERATIONS - operations(plan))
-        room = min(room, op.room)
-        if not op.spec.rules.batch:
-            return share[: min(slots, room)]
-        share.sort()
-        fits = 0 < len(share) <= room and slots > 0
-        return share if fits and self._fitting(op, share) == len(share) else []
-
-    async def claim_first(
-        self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int]
-    ) -> tuple[TxnResult, Won]:
-        """Write a plan and claim jobs of it, in one transaction; the plan alone where etcd rejects that as invalid."""
-        ctx = self._ctx
-        wants = [job_transitions.Want(p, Claim(ctx.executor_id, ctx.incarnation, 1, 0)) for p in ordinals]
-        both = job_transitions.with_first(ctx.keys, op.ref, plan, state_mod, ctx.incarnation, wants)
-        try:
-            result = await ctx.commit(both)
-        except MalformedRequest:
-            return await ctx.commit(plan), Won()
-        won = Won()
-        if result.succeeded:
-            won.partitions = [self._hold(op, want, result.revision) for want in wants]
-        elif result.repeated:
-            won.partitions = await self._won_and_not_told(op, wants)
-        if won.partitions:
-            op.gate_mod = op.held[won.partitions[0]].fence
-            others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
-            op.assume_free(ctx.executor_id, others)
-            op.take_these(won.partitions)
-        return result, won
 
     def _one_batch(self, op: OpenOperation, free: list[int]) -> list[int]:
         """Those of the free jobs that are claimed together: where they run as one batch, by their bytes. The others are
@@ -284,8 +272,8 @@ class Claimer:
         """``gate_mod``: of the gate by whose limits these were chosen. The operation may have another one by now."""
         ctx = self._ctx
         if (runs := job_transitions.runs(wants)) is not None:
-            whole = job_transitions.claim_runs(ctx.keys, op.ref, gate_mod, ctx.incarnation, runs, wants[0].claim)
-            result = await ctx.commit(whole)
+            whole = batch_claims.Untouched(op.ref, gate_mod, tuple(runs))
+            result = await ctx.commit(batch_claims.claim_together(ctx.keys, ctx.incarnation, [whole], wants[0].claim))
             if result.succeeded:
                 won.partitions += [self._hold(op, want, result.revision) for want in wants]
                 return

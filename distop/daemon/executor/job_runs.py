@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.clock import random, time
 from distop.daemon.local_jobs import WorkDirectoryUnusable
@@ -22,7 +22,6 @@ from distop.worker.daemon_side.requests import JobEnded, JobItem, Listener, RunR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from distop.daemon.executor.circuit_breaker import Suspicion
     from distop.daemon.incarnation_context import Context
     from distop.protocol.jobs import Claim
     from distop.protocol.records import OperationRef
@@ -44,26 +43,31 @@ def _where(op: OpenOperation, partition: int, held: Held | None) -> dict[str, An
     return {"operation": str(op.ref), "partition": partition if partition >= 0 else None, "attempt": attempt}
 
 
+class Scheduler(Protocol):
+    """Who schedules jobs, and is told what becomes of them."""
+
+    def stopping(self, op: OpenOperation) -> bool:
+        """No job of it may start any more."""
+
+    def settled(self, op: OpenOperation, partition: int, *, ended: bool) -> None:
+        """A job is held no longer; not ``ended``: it waits, or another has it."""
+
+    def broke(self, ref: OperationRef) -> None:
+        """A job of it ended in an unexpected error."""
+
+    def succeeded(self, ref: OperationRef) -> None:
+        """A job of it came to its end, whatever that was."""
+
+    def hint_released(self) -> None:
+        """Claims were set to waiting."""
+
+
 class Jobs:
-    """The jobs of one incarnation that run, or whose end is being written.
+    """The jobs of one incarnation that run, or whose end is being written."""
 
-    ``stopping(op)`` tells that jobs of an operation must not start any more; ``settled(op)`` is called when a job is
-    held no longer; ``released()`` when claims were set to waiting.
-    """
-
-    def __init__(
-        self,
-        ctx: Context,
-        suspicion: Suspicion,
-        stopping: Callable[[OpenOperation], bool],
-        settled: Callable[[OpenOperation], None],
-        released: Callable[[], None],
-    ) -> None:
+    def __init__(self, ctx: Context, scheduler: Scheduler) -> None:
         self._ctx = ctx
-        self._suspicion = suspicion
-        self._stopping = stopping
-        self._settled = settled
-        self._released = released
+        self._scheduler = scheduler
         self._failing: set[asyncio.Task[None]] = set()
         self._ending: set[tuple[OperationRef, int]] = set()
         """Held jobs whose end is being written: nothing else is written for them."""
@@ -86,7 +90,7 @@ class Jobs:
             if not block:
                 return
             checkpoints = await self._prepare(op, block)
-            if self._stopping(op):
+            if self._scheduler.stopping(op):
                 self.release(op, block)
                 return
             request, listener = self._asked(op, block, checkpoints)
@@ -108,48 +112,64 @@ class Jobs:
             self.release(op, block)
             raise
 
-    async def run_in_turn(self, ops: Sequence[OpenOperation], slow: Callable[[], None]) -> list[JobEnded]:
-        """Run operations of which one job each is held, one after the other in one slot; how those that ran ended.
-        Where they are not done after ``PATIENCE``, what has not begun is released, for others to take, and ``slow`` is
-        called. Raises as :meth:`run` does.
+    async def run_in_turn(
+        self, jobs: Sequence[tuple[OpenOperation, Sequence[int]]], slow: Callable[[], None]
+    ) -> list[JobEnded]:
+        """Run held jobs of several operations one after the other in one slot; how those that ran ended. Where they are
+        not done after ``PATIENCE``, what has not begun is released, for others to take, and ``slow`` is called. Raises
+        as :meth:`run` does.
         """
-        ctx, ends = self._ctx, list[JobEnded]()
-        loop = asyncio.get_running_loop()
+        ends: list[JobEnded] = []
         try:
-            found = await asyncio.gather(*(self._prepare(op, [0]) for op in ops if self._needs_preparing(op)))
-            checkpoints = dict(zip((op.ref for op in ops if self._needs_preparing(op)), found, strict=False))
-            asked = []
-            for op in ops:
-                if self._stopping(op):
-                    self.release(op, [0])
-                elif 0 in op.held and next_steps.only_ends(op.held[0].claim, op.spec.rules):
-                    await self._end_lost(op, [0])
-                elif 0 in op.held:
-                    asked.append((op, *self._asked(op, [0], checkpoints.get(op.ref, {}), ends)))
-
-            def patience_is_over() -> None:
-                slow()
-                for op, _, _ in asked:
-                    if op.held:
-                        ctx.worker.pause(str(op.ref))
-
-            timer = loop.call_later(PATIENCE, patience_is_over) if len(asked) > 1 else None
-            try:
-                await ctx.worker.run_in_turn([(request, listener) for _, request, listener in asked])
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                for _, request, _ in asked:
-                    ctx.doing.over(request)
+            await self._run_asked(await self._ask_in_turn(jobs, ends), slow)
         except SessionLost:
             raise
         except Exception as error:
             if isinstance(error, WorkDirectoryUnusable):
                 self._disk_until = time.monotonic() + DISK_PAUSE
-            for op in ops:
-                self.release(op, [0])
+            for op, block in jobs:
+                self.release(op, block)
             raise
         return ends
+
+    async def _ask_in_turn(
+        self, jobs: Sequence[tuple[OpenOperation, Sequence[int]]], ends: list[JobEnded]
+    ) -> list[tuple[OpenOperation, RunRequest, Listener]]:
+        """What the child is asked for. What shall not start any more is released, or ends."""
+        needing = [(op, block) for op, block in jobs if self._needs_preparing(op)]
+        found = await asyncio.gather(*(self._prepare(op, block) for op, block in needing))
+        checkpoints = {op.ref: saved for (op, _), saved in zip(needing, found, strict=True)}
+        asked = []
+        for op, block in jobs:
+            if self._scheduler.stopping(op):
+                self.release(op, block)
+                continue
+            ending = [p for p in block if p in op.held and next_steps.only_ends(op.held[p].claim, op.spec.rules)]
+            await self._end_lost(op, ending)
+            if left := [p for p in block if p in op.held and p not in ending]:
+                asked.append((op, *self._asked(op, left, checkpoints.get(op.ref, {}), ends)))
+        return asked
+
+    async def _run_asked(
+        self, asked: Sequence[tuple[OpenOperation, RunRequest, Listener]], slow: Callable[[], None]
+    ) -> None:
+        worker = self._ctx.worker
+
+        def patience_is_over() -> None:
+            slow()
+            for op, _, _ in asked:
+                if op.held:
+                    worker.pause(str(op.ref))
+
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(PATIENCE, patience_is_over) if len(asked) > 1 else None
+        try:
+            await worker.run_in_turn([(request, listener) for _, request, listener in asked])
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for _, request, _ in asked:
+                self._ctx.doing.over(request)
 
     def _needs_preparing(self, op: OpenOperation) -> bool:
         rules = op.spec.rules
@@ -180,7 +200,8 @@ class Jobs:
         )
 
         def says(p: int, text: str) -> None:
-            ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
+            if text:
+                ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
             ctx.doing.says(request, text)
 
         def ended(events: list[JobEnded]) -> None:
@@ -230,7 +251,7 @@ class Jobs:
                 write = job_transitions.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting, held.claim)
                 writes.append((write, self._answer(op, p, ended=False)))
         self._ctx.reporter.submit(writes)
-        self._released()
+        self._scheduler.hint_released()
 
     def close(self) -> None:
         """Drop everything: the session is over."""
@@ -283,14 +304,14 @@ class Jobs:
             event = replace(event, kind="error", error=f"{next_steps.NOT_RUN}{event.error}")
         step = next_steps.after_end(event.kind, claim, rules)
         if step == "release":
-            self._released()
+            self._scheduler.hint_released()
             lacks = event.error if event.kind == "unavailable" else ""
             released = next_steps.released(claim, self._ctx.executor_id, lacks)
             return job_transitions.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash"):
-            self._suspicion.broke(op.ref)
+            self._scheduler.broke(op.ref)
         elif event.kind != "fatal":  # which is a verdict on the job, and tells nothing of the node
-            self._suspicion.ended(op.ref)
+            self._scheduler.succeeded(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
         if step == "retry":
             return self._again(op, held, event)
@@ -338,7 +359,7 @@ class Jobs:
         )
         self._ctx.meter.retried(op.ref.type)
         waiting = next_steps.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
-        self._released()
+        self._scheduler.hint_released()
         return job_transitions.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
 
     async def _end_lost(self, op: OpenOperation, partitions: Sequence[int]) -> None:
@@ -460,7 +481,6 @@ class Jobs:
                 op.given_back(held.claim, applied)
             self._ending.discard((op.ref, partition))
             self._checkpoints.forget(op.ref, partition)
-            op.done += bool(applied and ended)
             if applied and ended and lost:
                 self._ctx.meter.jobs_lost(op.ref.type, 1)
             elif applied and ended and event is not None:
@@ -475,9 +495,6 @@ class Jobs:
                     "the job is not held here any more: what came of it here is dropped",
                     extra=_where(op, partition, held),
                 )
-            if not (applied and ended):
-                op.exhausted = False  # the job waits, or another has it: look again
-                op.returned += 1
-            self._settled(op)
+            self._scheduler.settled(op, partition, ended=bool(applied and ended))
 
         return answered

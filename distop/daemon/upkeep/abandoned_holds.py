@@ -1,5 +1,6 @@
-"""Sees to the holds that nobody sees to any more: of a graph whose caller died while it inserted it, and of a prepared
-operation that is not confirmed.
+"""Resolves abandoned holds: of a graph whose caller died during the insertion, and of unconfirmed prepared operations.
+
+A hold keeps operations from starting until it is released or denied.
 """
 
 from __future__ import annotations
@@ -24,36 +25,37 @@ if TYPE_CHECKING:
     from distop.daemon.incarnation_context import Context
 
 GRAPH_LIMIT = 60.0
-"""Seconds for which the hold of a graph may stay as it is, by this node's own clock."""
+"""Seconds for which a graph's hold may be unchanged, by this node's own clock."""
 FEW = 64
-"""Entries of holds that are gone, which are not worth to be looked for."""
+"""Number of outdated heap entries that are not worth a cleanup."""
 AGAIN = 1.0
-"""Seconds until it is looked again whether a verification has come to an end, or begun."""
+"""Seconds between two checks whether a verification has started or ended."""
 _PAGE = 100
-_WRITE = "what becomes of it"
-"""In the node record, what etcd rejects about a hold."""
-_GIVEN_UP = "the graph that it was part of was not inserted as a whole: its caller was not seen any more"
+_WRITE = "deny or delete"
+"""The name in the node record of a rejected write of a hold."""
+_GIVEN_UP = "the graph of this operation was not inserted completely: its caller has not been seen since"
 
 
 class HoldKeeper:
-    """Looks at the holds with each poll, and when the next prepared one is due. Any daemon may: each write compares
-    what was seen.
+    """Checks the holds at each poll, and when the next prepared operation is due.
+
+    Any daemon may do this: each write compares the revision that was read.
     """
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._seen: dict[str, tuple[int, float]] = {}
-        """Hold → its mod revision, and since when it is that."""
+        """Hold → its mod revision, and the time when it was first seen."""
         self._verifying = Verifying(ctx)
         self._due: list[tuple[float, str, int]] = []
-        """When a prepared hold may be due, by this node's clock, with the revision for which that is so: a heap."""
+        """Heap of prepared holds: time when one may be due, by this node's clock, its id and its revision."""
         self._timer: asyncio.TimerHandle | None = None
-        self._aside: dict[str, float] = {}
-        """Holds of which etcd rejects a write as invalid, with the time when it is sent again, by this node's clock."""
+        self._rejected: dict[str, float] = {}
+        """Holds whose writes etcd rejects as invalid, with the time of the next attempt, by this node's clock."""
         self._closed = False
 
     def changed(self, ids: Collection[str] | None = None) -> None:
-        """These holds (None: any) came, went, or were written: from now on their time counts."""
+        """Handle changes of these holds (None: any hold): the age of a changed hold starts now."""
         now, holds = time.monotonic(), self._ctx.cluster.holds
         for id_ in self._seen.keys() | holds.keys() if ids is None else ids:
             hold = holds.get(id_)
@@ -71,7 +73,7 @@ class HoldKeeper:
                     heapq.heappush(
                         self._due, (now + prepared_operations.due_after(terms, 0, asking=False), id_, hold.mod)
                     )
-        if len(self._due) > 2 * len(holds) + FEW:  # most are confirmed long before they would be due
+        if len(self._due) > 2 * len(holds) + FEW:  # most holds are confirmed long before they are due
             self._due = [one for one in self._due if self._seen.get(one[1], (0, 0.0))[0] == one[2]]
             heapq.heapify(self._due)
         self._set_timer(now)
@@ -84,16 +86,16 @@ class HoldKeeper:
             self._timer.cancel()
 
     def _set_timer(self, now: float, least: float = 0.0) -> None:
-        """For the next prepared hold that may be due, but not within ``least`` seconds."""
+        """Set the timer for the next prepared hold that may be due, but at least ``least`` seconds from now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._due and not self._closed:
             pause = min(max(least, self._due[0][0] - now), prepared_operations.LONGEST_PAUSE)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._see_to_prepared)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._verify_due)
 
-    def _see_to_prepared(self) -> None:
-        """Those whose time has come, where it is this executor's turn; it is looked again until they are written."""
+    def _verify_due(self) -> None:
+        """Start the verifications of due holds, if it is this executor's turn; check again until they are written."""
         now, full = time.monotonic(), False
         while self._due and self._due[0][0] <= now and not full:
             due, id_, mod = heapq.heappop(self._due)
@@ -103,56 +105,58 @@ class HoldKeeper:
                 continue
             left = self._verifying.due(terms, now - since)
             full = left <= 0 and not self._verifying.begin(id_, terms, mod)
-            if not full:  # else it keeps its place: thousands may be due, of which few are asked for at once
+            if not full:  # otherwise it keeps its place: thousands may be due, and only a few are verified at once
                 due = now + (min(left, prepared_operations.TURN) if left > 0 else AGAIN)
             heapq.heappush(self._due, (due, id_, mod))
         self._set_timer(now, AGAIN if full else 0.0)
 
     async def look(self) -> None:
-        """Each hold is seen to by itself. Raises SessionLost, and EtcdRejected but for what is told as rejected."""
+        """Resolve old holds, each one separately. Raises SessionLost, and EtcdRejected unless a write is invalid."""
         self.changed()
         now = time.monotonic()
         old: dict[str, int] = {}
         for id_, hold in list(self._ctx.cluster.holds.items()):
             _, since = self._seen.get(id_, (0, now))
             age, state = now - since, hold.value.state
-            if self._aside.get(id_, now) > now:
+            if self._rejected.get(id_, now) > now:
                 continue
             if hold.value.kind == GRAPH and state is HoldState.HELD and age > GRAPH_LIMIT:
-                await self._by_itself(id_, self._give_up(id_, hold.mod, age))
+                await self._write_one(id_, self._deny_graph(id_, hold.mod, age))
             elif state is not HoldState.HELD and age > self._ctx.limits.denied_kept:
-                if hold.value.kind == user_transaction.KIND:  # no operation names it
-                    await self._by_itself(id_, self._delete(id_, hold.mod))
+                if hold.value.kind == user_transaction.KIND:  # no operation uses it
+                    await self._write_one(id_, self._delete(id_, hold.mod))
                 else:
                     old[id_] = hold.mod
         if old:
             await self._forget(old)
 
-    async def _by_itself(self, id_: str, write: Awaitable[None]) -> None:
-        """Write about one hold. What etcd rejects as invalid is told, and holds up no other."""
+    async def _write_one(self, id_: str, write: Awaitable[None]) -> None:
+        """Write one hold. If etcd rejects the write as invalid, report that; other holds are not affected."""
         try:
             await write
         except MalformedRequest as error:
             if id_ not in self._ctx.cluster.holds:
                 return  # it went meanwhile: nothing would take back what is told of it
             pause = self._ctx.rejected_writes.refused(hold_named(id_), _WRITE, error)
-            self._aside[id_] = time.monotonic() + pause
+            self._rejected[id_] = time.monotonic() + pause
         else:
             self._settle(id_)
 
     def _settle(self, id_: str) -> None:
-        if self._aside.pop(id_, None) is not None:
+        if self._rejected.pop(id_, None) is not None:
             self._ctx.rejected_writes.settled(hold_named(id_), _WRITE)
 
-    async def _give_up(self, id_: str, mod: int, age: float) -> None:
-        # Short, whatever the hold has: what only just fits into a request would not with a text beside it.
+    async def _deny_graph(self, id_: str, mod: int, age: float) -> None:
+        # A short new record: the old one with an additional text might exceed etcd's limit.
         denied = Hold(GRAPH, HoldState.DENIED, _GIVEN_UP)
         if (await self._ctx.commit(pending_operations.hold(self._ctx.keys, id_, denied, mod))).succeeded:
-            self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
+            self._ctx.log.warning("Cancelling an incomplete graph: its caller has not been seen for %d s", age)
 
     async def _forget(self, old: Mapping[str, int]) -> None:
-        """Delete denied holds that nothing is held by any more, and receipts of such: no operation can come to them.
-        The others are looked at again after as long: what waits is read for all of them at once, and not at each poll.
+        """Delete denied holds, and receipts of such, that no operation uses; no new operation can use them.
+
+        The others are checked again after the same time: pending operations are read once for all of them, not at each
+        poll.
         """
         ctx, now = self._ctx, time.monotonic()
         for id_, mod in old.items():
@@ -160,18 +164,18 @@ class HoldKeeper:
         try:
             used = await self._in_use()
         except UnreadableRecord as error:
-            ctx.log.warning("denied holds are kept: %s", describe(error))
+            ctx.log.warning("Cannot delete old holds; retrying later: %s", describe(error))
             return
         for id_, mod in old.items():
             if prepared_operations.held_as(id_) not in used:
-                await self._by_itself(id_, self._delete(id_, mod))
+                await self._write_one(id_, self._delete(id_, mod))
 
     async def _delete(self, id_: str, mod: int) -> None:
         key = self._ctx.keys.hold(id_)
         await self._ctx.commit(Txn((unchanged(key, mod),), (Delete(key),), (), "forget_hold"))
 
     async def _in_use(self) -> set[str]:
-        """The holds that operations which wait name."""
+        """The holds that waiting operations use."""
         ctx, used = self._ctx, set[str]()
         listing = await ctx.client.list(*ctx.keys.family(K.PENDING))
         waits = table_registry.refs(ctx.keys, [kv for kv in listing.kvs if kv.value == Phase.WAITING.encode()])

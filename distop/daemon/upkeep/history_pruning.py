@@ -1,9 +1,8 @@
-"""Bounds the history: of each table the newest records are kept, and of all tables those of a certain age at most where
-one is configured; none younger than an hour is deleted.
+"""Deletes old history records: beyond the limit per table, and beyond the age limit if one is configured.
 
-The hour is what makes the request id in a record good for telling whether an unanswered start had won. It is measured
-by etcd's leases (``protocol.age_watermarks``): the clock of this machine, or of the one that wrote the record, may be
-wrong.
+Records younger than an hour are kept, because their request ids show whether an unanswered start was applied. The hour
+is measured with etcd's leases (``protocol.age_watermarks``): the clock of this machine, or of the one that wrote the
+record, may be wrong.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
 
 PUT_LIMIT = 5.0
-"""Seconds for putting a watermark: a full etcd rejects it, and nothing waits for it."""
+"""Time-out in seconds for writing a watermark: a full etcd rejects it, and nothing waits for it."""
 OLDEST = 1_000
-"""Records whose keys are kept in memory at once while those beyond an age are looked for."""
+"""Maximum number of record keys in memory during the deletion by age."""
 LOOK_EVERY = 600.0
-"""Seconds between two looks for them."""
+"""Seconds between two deletions by age."""
 
 Record = tuple[int, "OperationRef"]
-"""Its mod revision, by which records have their order: that of the one write."""
+"""A record's mod revision and operation. A record is written once, so the revision gives the order."""
 
 
 class HistoryPruner:
-    """Deletes history records beyond the limit of their table, and those beyond the age, seldom."""
+    """Deletes history records beyond the limit of their table, and beyond the age limit."""
 
     def __init__(self, ctx: Context, on_forgotten: Callable[[Sequence[OperationRef]], None] = lambda _: None) -> None:
         self._ctx = ctx
         self._on_forgotten = on_forgotten
-        """Told of operations whose records were deleted, or replaced since they were read."""
+        """Called with operations whose records were deleted, or replaced after they were read."""
         self._last: dict[str, float] = {}
-        """Tables that were looked at lately, and when."""
+        """Recently pruned tables, with the time."""
 
     async def prune(self, table: str) -> None:
-        """Look at one table, and delete what is beyond the limit."""
+        """Delete the oldest records of a table beyond the limit; does nothing if it was pruned recently."""
         now = time.monotonic()
         self._last = {name: at for name, at in self._last.items() if now - at < self._ctx.limits.prune_every}
         if table in self._last:
@@ -62,7 +61,7 @@ class HistoryPruner:
         start, end = ctx.keys.history_range(table)
         if await ctx.client.count(start, end) <= ctx.config.history_limit:
             return
-        # Oldest first, by the revision of their one write; the records themselves may be a megabyte each.
+        # Keys only: each record may have a megabyte.
         listing = await ctx.client.list(start, end, keys_only=True)
         records: list[Record] = []
         for kv in listing.kvs:
@@ -75,8 +74,9 @@ class HistoryPruner:
             await self._forget(excess, mark)
 
     async def keep_young(self, age: float) -> None:
-        """For ever: delete what is older than ``age`` seconds, of all tables, also those on which nothing ends any
-        more. Of all live daemons one does it, the first by name whose clock agrees with etcd's. Raises SessionLost.
+        """Delete records older than ``age`` seconds, of all tables, repeatedly and without end. Raises SessionLost.
+
+        One of the live daemons does it: the first by name whose clock agrees with etcd's.
         """
         while True:
             nodes = self._ctx.cluster.nodes
@@ -88,14 +88,11 @@ class HistoryPruner:
                 except SessionLost:
                     raise
                 except DistopError as error:
-                    self._ctx.log.warning("old history records could not be deleted: %s", describe(error))
+                    self._ctx.log.warning("Cannot delete old history records; retrying later: %s", describe(error))
             await asyncio.sleep(min(LOOK_EVERY, age / 4))
 
     async def forget_older(self, age: float) -> None:
-        """Delete records older than ``age`` seconds by this machine's clock.
-
-        A bounded number of keys is in memory at once.
-        """
+        """Delete records older than ``age`` seconds by this machine's clock, in bounded memory."""
         mark, seen = await self._watermark(), None
         while mark is not None:
             records = await self._oldest(seen)
@@ -104,9 +101,9 @@ class HistoryPruner:
             seen = records[-1]
 
     async def _watermark(self) -> Watermark | None:
-        """The newest old watermark: records written up to its revision may be deleted.
+        """The newest watermark older than an hour: records written up to its revision may be deleted.
 
-        Puts a new watermark where the newest one is no longer fresh.
+        Writes a new watermark if the newest one is no longer fresh.
         """
         client, keys = self._ctx.client, self._ctx.keys
         listing = await client.list(*keys.family(K.WATERMARK))
@@ -116,7 +113,7 @@ class HistoryPruner:
         except SessionLost:
             raise
         except DistopError as error:
-            self._ctx.log.debug("Cannot put a history watermark; retrying at the next look: %s", describe(error))
+            self._ctx.log.debug("Cannot write a history watermark; retrying later: %s", describe(error))
         return newest_old(known)
 
     async def _put_watermark(self, known: Sequence[Watermark], upto: int) -> None:
@@ -131,10 +128,10 @@ class HistoryPruner:
         await client.grant(math.ceil(kept), lease, deadline=PUT_LIMIT)
         put = await self._ctx.commit(put_watermark(self._ctx.keys, place, upto, lease), deadline=PUT_LIMIT)
         if not put.succeeded and not put.repeated:
-            await client.revoke(lease)  # another coordinator put it first
+            await client.revoke(lease)  # another coordinator has written it
 
     async def _oldest(self, seen: Record | None) -> list[Record]:
-        """The oldest records, those behind ``seen``, oldest first."""
+        """The oldest records after ``seen``, oldest first, at most :data:`OLDEST`."""
         keys = self._ctx.keys
         while True:
             heap: list[tuple[int, str]] = []
@@ -156,32 +153,31 @@ class HistoryPruner:
         try:
             parsed = self._ctx.keys.parse(key)
         except InvalidArgument:
-            return False  # `doctor` tells of it
+            return False  # `doctor` reports it
         return parsed.ref is not None and not parsed.name
 
     async def _forget(self, records: Sequence[Record], mark: Watermark, oldest: float = math.inf) -> bool:
         """Delete records, oldest first, up to the watermark's revision and the time ``oldest``.
 
-        False where a record is younger: the records after it are, too.
+        False if a record is younger: all later records are younger, too.
         """
         ctx = self._ctx
         past = [one for one in records if one[0] <= mark.upto]
         for n in range(0, len(past), ctx.limits.pruned):
             page = past[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
-            told = [_told(answer.kv.value) if answer.kv is not None else None for answer in found]
-            old = [(ref, mod, one[1]) for (mod, ref), one in zip(page, told, strict=True) if one and one[0] < oldest]
+            ends = [_end_and_request(answer.kv.value) if answer.kv is not None else None for answer in found]
+            old = [(ref, mod, one[1]) for (mod, ref), one in zip(page, ends, strict=True) if one and one[0] < oldest]
             if old:
                 await ctx.commit(f.forget(ctx.keys, old, mark))
                 self._on_forgotten([ref for ref, _, _ in old])
-            if any(one is not None and one[0] >= oldest for one in told):
-                return False  # what follows is younger still
+            if any(one is not None and one[0] >= oldest for one in ends):
+                return False  # all later records are younger
         return len(past) == len(records)
 
 
-def _told(value: bytes) -> tuple[float, str] | None:
-    """When a record's operation finished, and its request id; None where it cannot be read: such a one is left alone.
-    """
+def _end_and_request(value: bytes) -> tuple[float, str] | None:
+    """The end time of a record's operation and its request id; None for an unreadable record, which is kept."""
     try:
         record = History.decode(value)
         return parse_time(record.finished), record.request_id

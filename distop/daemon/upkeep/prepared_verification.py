@@ -1,8 +1,8 @@
-"""Sees to prepared operations that nobody confirms: asks their verifiers, and lets them begin or gives them up (C13).
+"""Resolves unconfirmed prepared operations: asks their verifiers, then starts or abandons the operations (C13).
 
-One daemon asks at a time: an attempt begins by counting it in the hold, under compare, and the others see that it is
-counted. Which is the first follows from the hold and from the incarnations that live
-(``protocol.prepared_operations.rank``). Clocks are each node's own, since it saw the hold written.
+One daemon asks at a time: an attempt first increments the count in the hold, with a compare, so the others see it. The
+order follows from the hold and the live incarnations (``protocol.prepared_operations.rank``). Each node measures the
+time with its own clock, from the moment when it saw the hold.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Txn
 
 AT_ONCE = 8
-"""Verifications of one daemon that go on at once."""
+"""Maximum number of concurrent verifications of one daemon."""
 _WRITE = "verification"
-"""In the node record, what etcd rejects about a prepared hold."""
+"""In the node record, the name of a write about a prepared hold that etcd rejects."""
 
 
 class Verifying:
@@ -44,26 +44,26 @@ class Verifying:
         """
 
     def due(self, terms: p.Terms, age: float) -> float:
-        """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago.
+        """Seconds until this executor's turn to verify a hold that was last written ``age`` seconds ago.
 
-        Infinite where it does not serve the operation.
+        Infinite if it does not serve the operation.
         """
         ctx = self._ctx
         nodes = ctx.cluster.nodes
         try:
             ref = OperationRef.parse(terms.op)
         except InvalidArgument:
-            return inf  # it names no operation that could begin
+            return inf  # it has no valid operation
         if not ctx.admits(ref.type, (ref.table,)):
             return inf
         serving = (inc for inc, node in nodes.items() if not refusal(node.serves, ref.type, (ref.table,)))
         able = [inc for inc in serving if nodes[inc].state is NodeState.ACTIVE]
-        # Those that are drained come last: they ask where nobody else is there.
+        # Drained executors come last: they ask only if there is no other one.
         rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
         return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
 
     def begin(self, id_: str, terms: p.Terms, mod: int) -> bool:
-        """See to this hold, as it was seen, unless that is under way. False: others have to end first."""
+        """Start a verification of the hold at this revision, unless one runs. False: too many others run."""
         if id_ in self._at_work:
             return True
         if len(self._at_work) - len(self._rejected) >= AT_ONCE:
@@ -89,18 +89,19 @@ class Verifying:
         except SessionLost:
             return
         except (DistopError, OSError) as error:
-            self._log.warning("a prepared operation has to wait: %s", describe(error), extra={"operation": terms.op})
+            said, where = "Cannot verify a prepared operation; retrying later: %s", {"operation": terms.op}
+            self._log.warning(said, describe(error), extra=where)
 
     def _stands(self, id_: str, mod: int) -> bool:
-        """As far as is known here, nobody has written the hold since. The view may not show that revision yet."""
+        """Whether the hold is unchanged, as far as this node knows. The view may not have that revision yet."""
         hold = self._ctx.cluster.holds.get(id_)
         return hold is not None and hold.mod <= mod
 
     async def _write(self, id_: str, txn: Txn, mod: int) -> TxnResult:
         """Write about a hold whose mod revision is ``mod``.
 
-        What etcd rejects as invalid is told, and this write alone is sent again, for as long as the hold stands: a
-        verifier's answer is not forgotten for it. Raises what else a commit does, such as SessionLost.
+        A write that etcd rejects as invalid is reported, and retried alone while the hold is unchanged: so the
+        verifier's answer is kept. Raises what a commit raises, such as SessionLost.
         """
         ctx, written = self._ctx, asyncio.Event()
         try:
@@ -120,11 +121,11 @@ class Verifying:
                 ctx.rejected_writes.settled(hold_named(id_), _WRITE)
 
     async def _attempt(self, id_: str, terms: p.Terms, mod: int) -> None:
-        """Raises SessionLost."""
+        """Verify a prepared operation once, and write the result. Raises SessionLost."""
         ctx, ref = self._ctx, OperationRef.parse(terms.op)
         kv = await ctx.client.get(ctx.keys.of(ref, "state"))
         if kv is None or read(word(State), kv) is not State.PENDING:
-            # It was cancelled by a client that does not know of two phases: nobody is to be told that it was confirmed.
+            # A client without two-phase support cancelled it: a later confirmation must fail.
             await self._write(id_, p.write(ctx.keys, terms, mod, HoldState.DENIED, "it has ended"), mod)
             return
         begun = p.begun(terms, ctx.incarnation)
@@ -133,14 +134,13 @@ class Verifying:
             return
         counted = await self._write(id_, p.write(ctx.keys, begun, mod), mod)
         if not counted.succeeded:
-            return  # somebody else was first; or it was confirmed
+            return  # another daemon was first, or the operation was confirmed
         answer = await self._ask(begun)
         if answer.completed:
             confirmed = p.confirm(ctx.keys, ref, begun, counted.revision)
             if (await self._write(id_, confirmed, counted.revision)).succeeded:
-                self._log.info(
-                    "%s says that its sender's transaction was completed", terms.verify, extra={"operation": terms.op}
-                )
+                said, where = "Starting a prepared operation: verifier %s confirms it", {"operation": terms.op}
+                self._log.info(said, terms.verify, extra=where)
         elif answer.completed is False:
             await self._give_up(id_, begun, counted.revision, completed=False)
         else:
@@ -148,18 +148,20 @@ class Verifying:
             if p.begun(failed, ctx.incarnation) is None:
                 await self._give_up(id_, failed, counted.revision, completed=None)
                 return
-            self._log.warning("%s did not tell: %s", terms.verify, failed.error, extra={"operation": terms.op})
+            said, where = "Verifier %s gave no answer; retrying later: %s", {"operation": terms.op}
+            self._log.warning(said, terms.verify, failed.error, extra=where)
             await self._write(id_, p.write(ctx.keys, failed, counted.revision), counted.revision)
 
     async def _ask(self, terms: p.Terms) -> Verified:
         try:
             return await self._ctx.worker.verify(terms.op, terms.external_id, terms.verify, p.ASK_LIMIT)
         except WorkerError as error:
-            self._log.warning("%s was not asked: %s", terms.verify, describe(error), extra={"operation": terms.op})
+            said, where = "Cannot ask verifier %s; retrying later: %s", {"operation": terms.op}
+            self._log.warning(said, terms.verify, describe(error), extra=where)
             return Verified(None, p.Unanswered.FAILED)
 
     async def _give_up(self, id_: str, terms: p.Terms, mod: int, *, completed: bool | None) -> None:
         text = p.sentence(terms, completed)
         denied = p.write(self._ctx.keys, p.alarm(terms), mod, HoldState.DENIED, text)
         if (await self._write(id_, denied, mod)).succeeded:
-            self._log.error("a prepared operation is given up: %s", text, extra={"operation": terms.op})
+            self._log.error("Abandoning a prepared operation: %s", text, extra={"operation": terms.op})

@@ -1,8 +1,8 @@
-"""Results that are too large for etcd stand in files of the shared directory, for as long as the history has their
-operation: these are removed once its record was.
+"""Removes result files of operations whose history records were deleted.
 
-First the record goes, then the files: none is removed that a record names. Where a daemon dies in between, or a file
-cannot be removed, it is found when the next record of that table, type and object goes.
+Results too large for etcd are files in the shared directory, kept as long as the history has the operation's record.
+The record is deleted before the files, so no record refers to a removed file. If a daemon dies between the two, or a
+file cannot be removed, the files are found when the next record of the same table, type and object is deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ResultSweeper:
-    """Removes the results of operations that are forgotten. ``types``: those whose results may stand in files."""
+    """Removes result files of forgotten operations. ``types``: the types that may have result files."""
 
     def __init__(self, ctx: Incarnation) -> None:
         self.types: frozenset[str] = frozenset()
@@ -32,15 +32,13 @@ class ResultSweeper:
         self._told = asyncio.Event()
 
     def tell(self, forgotten: Sequence[OperationRef]) -> None:
-        """The records of these were deleted."""
+        """Add operations whose records were deleted."""
         self._forgotten |= dict.fromkeys(ref for ref in forgotten if ref.type in self.types)
         if self._forgotten:
             self._told.set()
 
     async def run(self) -> None:
-        """For ever: remove what stands in files of those that were told. It keeps no operation waiting. Raises
-        SessionLost.
-        """
+        """Remove the result files of added operations, without end. Raises SessionLost."""
         while True:
             await self._told.wait()
             self._told.clear()
@@ -51,11 +49,12 @@ class ResultSweeper:
                 except SessionLost:
                     raise
                 except (WorkerError, DistopError) as error:
-                    self._ctx.log.warning("results in files of %s could not be removed: %s", table, describe(error))
+                    said = "Cannot remove result files of table %s; retrying when its next record is deleted: %s"
+                    self._ctx.log.warning(said, table, describe(error))
 
     async def _sweep(self, table: str, ops: Sequence[str]) -> None:
         if why := refusal(self._ctx.config.serves, None, (table,)):
-            self._ctx.log.info("Leaving results in files of %s for another executor: %s", table, why)
+            self._ctx.log.info("Leaving result files of table %s for another executor: %s", table, why)
             return
         record = await self._record(table)
         found = await self._ctx.worker.sweep_results(ops, record, remove=False)
@@ -64,12 +63,12 @@ class ResultSweeper:
             await self._ctx.worker.sweep_results(gone, record, remove=True)
 
     async def _record(self, table: str) -> Mapping[str, Any] | None:
-        """The table as it is registered; None where it is not, or not any more."""
+        """The registered record of a table; None if it is not registered."""
         found = await self._ctx.client.get(self._ctx.keys.table(table))
         return None if found is None else TableRecord.decode(found.value).to_json()
 
     async def _is_gone(self, op: str) -> bool:
-        """Neither is there a record of it, nor does it go on. (Both are read at one revision.)"""
+        """Whether an operation has no record and does not run. (Both are read at one revision.)"""
         ref, keys = OperationRef.parse(op), self._ctx.keys
         answers = await self._ctx.client.read(Get(keys.history(ref)), Get(keys.of(ref, "state")))
         return all(answer.kv is None for answer in answers)

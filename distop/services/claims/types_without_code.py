@@ -14,7 +14,7 @@ from distop.protocol.texts import shown
 from distop.protocol.txn import Get, GetResult, Put, Txn, unchanged
 from distop.schemas.argument_schema import encode_json
 from distop.schemas.schema_bounds import check_form
-from distop.services.submission.start_request import LONGEST_DELAY, seconds, text, times
+from distop.services.submission.option_values import LONGEST_DELAY, seconds, text, times
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:

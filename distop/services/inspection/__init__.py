@@ -1,1 +1,1 @@
-"""How operations are doing, from records as they were at one revision: reads, and pure judgements of what was read."""
+"""The status of operations: reads records at one revision, and derives from them by pure functions."""

@@ -1,4 +1,4 @@
-"""What a caller asks a list for, checked: states, times, numbers. Each wrong one is told in one sentence."""
+"""Checks the arguments of queries: states, types, tables, times, limits. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from distop.errors import InvalidArgument
 from distop.protocol import keys as K
 from distop.protocol.json_codec import from_rfc3339
 from distop.protocol.records import State
-from distop.protocol.texts import shown
+from distop.protocol.texts import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def states_of(value: Any, allowed: Sequence[State], what: str) -> frozenset[State] | None:
-    """States, given as one or several texts; None: all. Raises InvalidArgument."""
+    """The states of a filter, given as one text or several; None: all. Raises InvalidArgument."""
     if value is None:
         return None
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, Iterable):
-        raise InvalidArgument(f"states are a list of texts, not {shown(value)}")
+        raise InvalidArgument(f"the states must be a list of texts, not {shown(value)}")
     found = set()
     for name in names:
         if not isinstance(name, str) or name not in [str(state) for state in allowed]:
-            raise InvalidArgument(f"{shown(name)} is no state of {what}: {', '.join(map(str, allowed))}")
+            raise InvalidArgument(f"{shown(name)} is no state of {what}{did_you_mean(name, allowed, 'states')}")
         found.add(State(name))
     if not found:
-        raise InvalidArgument("the list of states is empty: name some, or leave it out for all of them")
+        raise InvalidArgument("the list of states is empty: name a state, or leave the list out for all states")
     return frozenset(found)
 
 
@@ -55,13 +55,14 @@ def table_of(value: Any) -> str | None:
 
 
 def moment_of(value: Any, what: str) -> float | None:
-    """As :func:`time_of`; None: none."""
+    """Like :func:`time_of`; None stays None."""
     return None if value is None else time_of(value, what)
 
 
 def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> float:
-    """A moment in seconds since the epoch: so many, a ``datetime`` with a zone, or RFC 3339 text with one. Raises
-    InvalidArgument.
+    """A time in seconds since the epoch, from a number, a ``datetime`` with a zone, or RFC 3339 text with a zone.
+
+    ``such_as``: an example for the error message. Raises InvalidArgument.
     """
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
         with suppress(OverflowError):
@@ -75,15 +76,15 @@ def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> flo
     if not isinstance(moment, datetime):
         raise InvalidArgument(f"{what} must be a time such as {such_as}, not {shown(value)}")
     if moment.tzinfo is None:
-        raise InvalidArgument(f"{what} must have a zone, such as the Z of {moment.isoformat()}Z: {value!s} has none")
+        raise InvalidArgument(f"{what} must have a time zone, such as {moment.isoformat()}Z: {value!s} has none")
     try:
         return from_rfc3339(moment.isoformat())
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{what} must be a time that can be counted from 1970, not {value!s}") from None
+        raise InvalidArgument(f"{what} is out of range: {value!s}") from None
 
 
 def limit_of(value: Any) -> int:
-    """How many at most. Raises InvalidArgument."""
+    """The limit of a list. Raises InvalidArgument."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidArgument(f"the limit must be a whole number of at least 1, not {shown(value)}")
     return value

@@ -1,15 +1,15 @@
 """What was: pages of the history of operations, and the list of what people did.
 
-The history, asked: filtered, newest first, a page at a time (C31). However many records there are, a page holds as
-many as were asked for, and a bounded number of their keys.
+Queries the history: filtered, newest first, one page at a time (C31).
 
-The newest come first by the revision of their one write, which no clock decides. The keys have no order by time, so
-each page looks at all keys of its range, without their values, in pages that are pinned to one revision (R2); the
-records are then read newest first, until enough fit. A page token is the place of the last record in that order.
-Records never change, so whoever goes on from it neither misses one nor sees one twice, whatever ends or is forgotten
-meanwhile.
+However many records there are, memory holds one page of results and a bounded number of keys.
 
-What was done to tables and executors, as a list.
+Records are ordered by the revision of their one write, which does not depend on clocks. Keys are not ordered by time,
+so each page lists all keys of its range without their values, in pages pinned to one revision (R2). The records are
+then read newest first until enough of them match. A page token is the place of the last record in that order. Records
+never change, so the next page neither skips a record nor repeats one, whatever ends or is pruned in between.
+
+Lists the recorded actions on tables and executors.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 
 WINDOW = 50_000
-"""Keys that are kept in memory at once, where only the records tell whether they fit: so many more, another look."""
+"""Keys in memory at once when matching needs the records. With more keys than that, the range is listed again."""
 _SPARE = 10
-"""Keys beyond the limit that are kept where the keys tell it: a record that cannot be read is left out."""
+"""Keys read beyond the limit when matching needs the keys alone, to replace records that cannot be read."""
 _PAGE = 100
 """Records in one read: each has up to a megabyte, and most have a kilobyte."""
 CLOCKS = 3600.0
-"""Seconds by which the clocks of two executors may differ, for a query that ends at a time: the search for older
-records ends at the first page of which all are older than ``since`` by so much.
+"""Seconds by which the clocks of two executors may differ. A search ends at the first page whose records are all older
+than ``since`` by this much.
 """
 
 Place = tuple[int, str]
-"""Of a record in the order: its mod revision, and its key, since operations that ended together have the same one."""
+"""A record's place in the order: its mod revision, then its key, because one transaction may write several records."""
 
 
 class HistoryPage(list[OperationResult]):
-    """Results, the newest first. ``after``: the token of the next page, of older ones; None where there is none."""
+    """Results, newest first. ``after``: the token of the next page, with older results; None on the last page."""
 
     def __init__(self, results: Sequence[OperationResult] = (), after: str | None = None) -> None:
         super().__init__(results)
@@ -68,8 +68,8 @@ class HistoryPage(list[OperationResult]):
 
 @frozen
 class Query:
-    """What is asked for; None: anything. ``since`` and ``until``: when it finished, the first moment included, the last
-    one not, in seconds since the epoch by the clock of the executor that finished it.
+    """The filters of a query; None: any value. ``since`` (inclusive) and ``until`` (exclusive) compare with the time
+    of the finish, in seconds since the epoch, by the clock of the executor that finished the operation.
     """
 
     table: str | None = None
@@ -83,11 +83,11 @@ class Query:
     limit: int = 100
     before: Place | None = None
     alarms: bool = False
-    """Those alone whose record has an alarm."""
+    """Only records with an alarm."""
 
     @property
     def by_key(self) -> bool:
-        """The keys alone tell what fits."""
+        """Whether a record's key alone decides that it matches."""
         return (
             not (self.labels or self.states or self.request_id or self.alarms)
             and self.since is None
@@ -109,7 +109,7 @@ class Query:
         )
 
     def long_past(self, record: History) -> bool:
-        """Nothing older needs to be looked for, but for what clocks are wrong by."""
+        """Whether the record is older than ``since`` by more than clocks may differ."""
         return self.since is not None and parse_time(record.finished) < self.since - CLOCKS
 
 
@@ -128,9 +128,9 @@ def query(
     after: Any,
     alarms: bool = False,
 ) -> Query:
-    """What a caller asks for, checked. Raises InvalidArgument."""
+    """The checked filters of a query. Raises InvalidArgument."""
     if op is not None and not isinstance(op, str | OperationRef):
-        raise InvalidArgument(f"an operation is named by a text, not {shown(op)}")
+        raise InvalidArgument(f"the operation must be named by a text, not {shown(op)}")
     ref = OperationRef.parse(op) if isinstance(op, str) else op
     if ref is not None:
         keys.history(ref)  # raises for a name that no key has
@@ -150,7 +150,7 @@ def query(
         alarms,
     )
     if wanted.since is not None and wanted.until is not None and wanted.since >= wanted.until:
-        raise InvalidArgument("since must be before until: nothing ends at no time")
+        raise InvalidArgument("since must be before until: no operation can match")
     return wanted
 
 
@@ -168,12 +168,12 @@ def _place(keys: Keys, token: Any) -> Place | None:
         return mod, keys.history(OperationRef.parse(op))
     except (ValueError, TypeError, AttributeError, RecursionError, InvalidArgument):
         raise InvalidArgument(
-            f"{shown(token, 80)} is no page token: give what a page of the history has as `after`"
+            f"{shown(token, 80)} is no page token: give the value of `after` of the last page"
         ) from None
 
 
 async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
-    """One page of what is asked for."""
+    """One page of matching results."""
     if wanted.ref is not None and wanted.table not in (None, wanted.ref.table):
         return HistoryPage()
     found: list[OperationResult] = []
@@ -200,7 +200,7 @@ async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
 
 
 async def _newest(etcd: EtcdClient, keys: Keys, wanted: Query, before: Place | None, size: int) -> list[Place]:
-    """The places of the newest records whose keys fit, from the one ``before`` on: so many at most."""
+    """The places of the newest ``size`` records whose keys match, older than ``before``."""
     first, after = _range(keys, wanted)
     while True:
         heap: list[Place] = []
@@ -215,7 +215,7 @@ async def _newest(etcd: EtcdClient, keys: Keys, wanted: Query, before: Place | N
                         (heapq.heappush if len(heap) < size else heapq.heappushpop)(heap, place)
             return sorted(heap, reverse=True)
         except Compacted:
-            continue  # while it was listed: what is there now is as good
+            continue  # during the listing: a listing at a newer revision is as good
 
 
 def _range(keys: Keys, wanted: Query) -> tuple[str, str]:
@@ -227,7 +227,7 @@ def _range(keys: Keys, wanted: Query) -> tuple[str, str]:
 
 
 def newest_first(found: Iterable[tuple[KeyValue, a.Actions]], keys: Keys) -> list[dict[str, Any]]:
-    """The actions of these records, by the times of those who acted."""
+    """The actions of these records, newest first, by the clocks of the users who acted."""
     listed: list[dict[str, Any]] = []
     for kv, actions in found:
         with contextlib.suppress(InvalidArgument):  # no key of ours

@@ -1,6 +1,4 @@
-"""How the jobs of an operation ended, one after the other and never all at once: while it goes on, and after its end
-for as long as etcd remembers it.
-"""
+"""Reads the outcomes of an operation's jobs page by page: while it runs, and until etcd has compacted them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from distop.runtime import time_limit
 from distop.services.operation_results import parsed
 from distop.storage.places import Attempt, result_of, shared_of
 from distop.storage.result_files import file_of, resolve
-from distop.store.cluster_identity import known_space
+from distop.store.cluster_identity import read_space_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -36,9 +34,9 @@ _PAGE = 100
 
 @frozen
 class JobResult:
-    """How one job ended. ``partition``: its ordinal; ``name``: its partition. ``result``: what it gave, read from its
-    file where it was too large for etcd (``file``: where that is, with its ``bytes`` and ``sha256``). ``error``: why it
-    failed, or "". ``executor``, ``attempt``, ``started``, ``finished`` (RFC 3339): of the attempt that ended it.
+    """The outcome of one job. ``partition``: its ordinal; ``name``: its partition. ``result``: its result, read from a
+    file if it was too large for etcd (``file``: the path of that file, with its ``bytes`` and ``sha256``). ``error``:
+    why it failed, or "". ``executor``, ``attempt``, ``started``, ``finished`` (RFC 3339): of the last attempt.
     """
 
     partition: int
@@ -56,12 +54,12 @@ class JobResult:
 async def outcomes(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None, shared_dir: str = ""
 ) -> AsyncGenerator[JobResult, None]:
-    """The jobs that have ended, in order of their ordinals; each page is read when it is asked for. ``model``: a
-    pydantic model, as which each result is given. ``shared_dir``: the executors' shared directory as this client knows
-    it; "": ``_distop/`` under the location of the operation's table.
+    """The ended jobs, in the order of their ordinals; each page is read when it is asked for. ``model``: a pydantic
+    model to which each result is converted. ``shared_dir``: the path of the executors' shared directory on this
+    machine; "": ``_distop/`` under the location of the operation's table.
 
-    Raises NotFound (no such operation; it has ended, and etcd has compacted its history since; a file that cannot be
-    read from here), UnreadableRecord, InvalidArgument (a result does not fit the model).
+    Raises NotFound (no such operation; it has ended and etcd has compacted its outcomes; a file that cannot be read
+    from here), UnreadableRecord, InvalidArgument (a result does not fit the model).
     """
     history, state, plan = await etcd.read(
         Get(keys.history(ref)), Get(keys.of(ref, "state"), count_only=True), Get(keys.of(ref, "plan"))
@@ -82,7 +80,7 @@ async def outcomes(
             if not revision:
                 ended, page = await etcd.read(Get(keys.history(ref)), Get(*jobs))
                 kvs = page.kvs
-                if ended.kv is not None:  # its keys may be gone by now
+                if ended.kv is not None:  # its keys may be deleted by now
                     revision = ended.kv.mod_revision - 1
             if revision:
                 kvs = (await etcd.list(*jobs, revision=revision)).kvs
@@ -90,14 +88,14 @@ async def outcomes(
                 yield await files.resolved(one, attempt, model, revision)
     except Compacted:
         raise NotFound(
-            f"the results of the jobs of {ref} are gone: etcd has compacted its history since it ended; its report is "
-            "kept with its history record"
+            f"the results of the jobs of {ref} are gone: etcd has compacted them since it ended. The report is kept in "
+            "its history record"
         ) from None
 
 
 def job_results(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attempt | None]]:
-    """The jobs that have ended, of the keys of an operation's jobs, each with the attempt by which an executor has
-    ended it. Results in files are not read. Raises UnreadableRecord.
+    """The ended jobs among the keys of an operation's jobs, each with the attempt in which an executor ended it.
+    Results in files are not read. Raises UnreadableRecord.
     """
     states: dict[int, bool] = {}
     found: dict[int, tuple[JobResult, Attempt | None]] = {}
@@ -130,7 +128,7 @@ def job_results(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attem
 
 
 class _Files:
-    """The results of one operation that stand in files."""
+    """Reads the results of one operation that are in files."""
 
     def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, shared_dir: str) -> None:
         self._etcd, self._keys, self._ref = etcd, keys, ref
@@ -138,7 +136,7 @@ class _Files:
         self._shared: Place | None = None
 
     async def resolved(self, one: JobResult, attempt: Attempt | None, model: Any, revision: int) -> JobResult:
-        """``one`` with its result, of an operation whose keys are as of ``revision`` (0: now)."""
+        """``one`` with its result; the operation's keys are read at ``revision`` (0: now)."""
         what = f"the result of partition {one.name} of {self._ref}"
         told = file_of(one.result)
         if told is not None:
@@ -148,7 +146,7 @@ class _Files:
                 result = await time_limit.in_thread(lambda: resolve(one.result, shared, attempt))
             except time_limit.TimeLimitExceeded:
                 raise NotFound(
-                    f"{what} is in the file {where}, which has not been read within {time_limit.LIMIT:g} s from here"
+                    f"{what} is in the file {where}, which could not be read from here within {time_limit.LIMIT:g} s"
                 ) from None
             one = replace(one, result=result, file={"path": where, "bytes": told["bytes"], "sha256": told["sha256"]})
         return one if model is None else replace(one, result=parsed(model, one.result, what))
@@ -160,5 +158,5 @@ class _Files:
                 key = self._keys.table(self._ref.table)  # not the copy in the spec, which a submitter can write
                 found = (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs
                 table = read(TableRecord.decode, found[0]) if found else None
-            self._shared = shared_of(self._configured, await known_space(self._etcd, self._keys), table)
+            self._shared = shared_of(self._configured, await read_space_id(self._etcd, self._keys), table)
         return self._shared

@@ -1,6 +1,6 @@
-"""What an operation was asked, and what became of each of its partitions: all of it as it was at one revision.
+"""Reads an operation in full at one revision: its spec, its argument, and the state of each partition.
 
-What the partitions of an operation are called, for those few whose errors are told before it has ended.
+Finds the names of a few partitions in a plan, for errors that are shown before the operation has ended.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 MOST = 100_000
-"""Partitions up to which they are looked at one by one."""
+"""The largest number of partitions that are read one by one."""
 _PAGE = 500
-"""Ordinals whose keys are read at once: an outcome has up to 64 KiB, of which little is kept here."""
+"""Ordinals whose keys are read at once: an outcome has up to 64 KiB, of which little is kept in memory."""
 
 
 @frozen
 class Partition:
-    """One partition and its job. ``state``: ``success``, ``failed``, ``running`` (somebody has claimed it), ``waiting``
-    (to be tried again), ``open`` (nobody has claimed it yet, or it had no end when the operation ended).
+    """One partition and its job. ``state``: ``success``, ``failed``, ``running`` (claimed), ``waiting`` (for a retry),
+    ``open`` (not claimed yet, or not ended when the operation ended).
 
-    ``name``: "" where it is not known. ``attempt``: the last one, 0 where there was none. ``started`` and ``finished``:
-    of the last attempt, in seconds since the epoch by its executor's clock, 0 where that is not known. ``tried``: what
-    went wrong in each attempt, the first and the last few.
+    ``name``: "" if unknown. ``attempt``: the last one, 0 before the first. ``started`` and ``finished``: of the last
+    attempt, in seconds since the epoch by its executor's clock, 0 if unknown. ``tried``: the errors of the first and
+    the last few attempts.
     """
 
     ordinal: int
@@ -60,11 +60,11 @@ class Partition:
 
 @frozen
 class Account:
-    """An operation in full. ``partitions``: in order of their ordinals; None where they cannot be told: there is no
-    plan (``planned`` False), there are more than :data:`MOST`, or it has ended and etcd has compacted its history since
-    (``gone``). ``failed`` and ``unfinished`` are then the names that are kept for a rerun.
+    """An operation in full. ``partitions``: in the order of their ordinals; None if there is no plan (``planned``
+    False), if there are more than :data:`MOST`, or if it has ended and etcd has compacted its keys (``gone``).
+    ``failed`` and ``unfinished`` are then the names that are kept for a rerun.
 
-    ``arg`` is None where it is not kept (``arg_known`` False): so it is of an operation that succeeded and is ``gone``.
+    ``arg`` is None if it is not kept (``arg_known`` False), as for an operation that succeeded and is ``gone``.
     """
 
     ended: bool
@@ -80,11 +80,10 @@ class Account:
 
 
 async def look(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Account:
-    """Read an operation in full: one that goes on as it is now, one that has ended as it was right before its history
-    record was written, as long as etcd remembers that (its keys are deleted, and are in etcd's own history until it is
-    compacted).
+    """Read an operation in full: an open one as it is now, an ended one as it was right before its history record was
+    written. The keys of an ended operation are deleted; etcd keeps them in its own history until it is compacted.
 
-    Raises NotFound, UnreadableRecord (of what concerns all of it; a job's record that cannot be read is left out).
+    Raises NotFound, and UnreadableRecord for a record of the whole operation; an unreadable record of a job is skipped.
     """
     while True:
         now, (state, history, *beside) = await etcd.read_at(
@@ -98,7 +97,7 @@ async def look(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Account:
             return await _look_at(etcd, keys, ref, revision, ended=ended)
         except Compacted:
             if not ended:
-                continue  # while it was read; it is there to be read anew
+                continue  # during the read: the present keys are read instead
         rest = rerun_record.decode(beside)
         if rest is None:
             return Account(True, revision, gone=True)
@@ -186,7 +185,7 @@ def _add_ended(etcd: EtcdClient, kvs: Collection[KeyValue], found: dict[int, Par
 async def _names(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, plan: Plan, wanted: Collection[int], revision: int
 ) -> dict[int, str]:
-    """The names of these ordinals, out of the plan's chunks, a few of which are in memory at once."""
+    """The names of these ordinals, from the plan's chunks. Only a few chunks are in memory at once."""
     names: dict[int, str] = {}
     missing = set(wanted)
     for first in range(0, plan.chunks, CHUNK_PAGE):
@@ -203,14 +202,14 @@ async def _names(
 async def add_names(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, plan: Plan, wanted: Collection[int], known: dict[int, str]
 ) -> None:
-    """Add the names of these ordinals to those ``known``, which never change. What is gone meanwhile stays unknown.
+    """Add the names of the ordinals ``wanted`` to ``known``. Names never change; a deleted chunk adds none.
 
-    A chunk holds neighbouring ordinals and has up to half a megabyte, so it is looked for rather than all of them read.
-    Raises UnreadableRecord.
+    A chunk holds neighbouring ordinals and has up to half a megabyte: a binary search finds it, instead of reading all
+    chunks. Raises UnreadableRecord.
     """
     for ordinal in sorted(set(wanted) - known.keys()):
         if ordinal in known:
-            continue  # it stood in a chunk that was read for another one
+            continue  # a chunk that was read for another ordinal had it
         first, after = 0, plan.chunks
         while first < after:
             middle = min(max(ordinal * plan.chunks // max(plan.count, 1), first), after - 1)

@@ -1,8 +1,8 @@
-"""What an operation waits for: one judgement over one view, by a table of reasons. Pure.
+"""The reasons why an operation waits, derived from one view of it. Pure.
 
-``status``, ``show``, ``ls`` and ``watch`` tell the first reason, ``distop why`` all of them with what to do about each.
-A new reason is a :class:`Code`, a row of :data:`ADVICE`, and a line in one of the judges below; what it is judged by is
-a field of :class:`View`, which those fill who read it (``status.view_of``, ``why.why``).
+``status``, ``show``, ``ls`` and ``watch`` show the first reason; ``distop why`` shows all reasons with advice. A new
+reason is a :class:`Code`, a row of :data:`ADVICE`, and a line in one of the functions below. The data that it needs is
+a field of :class:`View`, filled by ``status.view_of`` or ``why.why``.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from distop.protocol.records import Node
     from distop.services.inspection.status import Snapshot
 
-NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
+NO_SPACE = "etcd to have space again: its alarm NOSPACE is raised; see `distop doctor`"
 LIMITS = (
     "if the request is too large or has too many operations, raise etcd's --max-request-bytes (default 1572864) or "
     "--max-txn-ops (default 128), or make jobs and reports return less; otherwise report a defect of distop, with the "
     "log of that executor"
 )
-"""Advice where etcd rejects a write as invalid."""
+"""The advice for a write that etcd rejects as invalid."""
 _NAMED = 3
-"""Executors and operations that a sentence names."""
+"""Executors or operations that a sentence names at most."""
 CANCELLABLE = (Stage.WAITING, Stage.PLANNING, Stage.OPEN, Stage.PAUSED)
 COORDINATED = (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING)
-"""Where nothing moves without a coordinator."""
+"""Stages that only a coordinator moves on."""
 
 
 class Code(StrEnum):
-    """Why nothing moves, for programs."""
+    """The code of a reason, for programs."""
 
     SPACE_ALARM = "space-alarm"
     NEWER_RELEASE = "newer-release"
@@ -85,47 +85,49 @@ ADVICE: Mapping[Code, str] = {
     Code.UNREADABLE: "repair or restore the named record, or run executors of a release that can read it{or_cancel}",
     Code.REFUSED: f"{LIMITS}{{or_cancel}}",
     Code.PAUSED: "{resume}",
-    Code.PAUSING: "nothing: it is paused when they have ended; {halt} stops them now",
-    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run, or mend what the one named lacks; "
-    "`distop behaviors` and `distop nodes` tell what there is{or_cancel}",
-    Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
-    Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
-    "what labels there are{or_cancel}",
-    Code.NOT_SERVED: "start an executor that offers `{type}` and serves all of its tables (`--tables`, `--types`); "
-    "`distop nodes` tells what each one serves{or_cancel}",
-    Code.WITHOUT_CODE: "nothing: it ends by itself. To have its completion code run, start such an executor now",
-    Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
-    Code.TIME: "nothing: it begins by itself; {cancel} drops it",
-    Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
-    Code.HELD: "nothing, if it was submitted lately: who submits it has not come to the end of that; {cancel} drops it",
-    Code.BEGIN: "nothing: it begins by itself, once nothing that runs on the table excludes it; {cancel} drops it",
-    Code.NO_COORDINATOR: "nothing: one is elected within seconds; if none is, look at the logs of the executors that "
-    "offer `{type}`",
-    Code.PLANNING: "nothing, if it was started lately; else look at the log of the executor that coordinates",
-    Code.PLANNING_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
-    Code.COMPLETION: "nothing: its completion code runs, or is about to",
-    Code.COMPLETION_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
-    Code.HOLDERS: "nothing: they stop and clean up, or are stopped when their sessions end",
-    Code.LEASE_LOST: "nothing: others take them over within the executors' time to live",
-    Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that has them",
-    Code.UNCLAIMED: "look at the logs of the executors that offer `{type}`: they leave alone for a while what failed "
-    "or could not be read there; else `distop doctor`",
+    Code.PAUSING: "nothing: the operation is paused once these jobs have ended. To stop them now: {halt}",
+    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run, or install what the named "
+    "executor lacks; `distop behaviors` and `distop nodes` list what there is{or_cancel}",
+    Code.DRAINED: "undo the drain of an executor, or start another executor that offers `{type}`",
+    Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` lists "
+    "the labels of all executors{or_cancel}",
+    Code.NOT_SERVED: "start an executor that offers `{type}` and serves all of the operation's tables (`--tables`, "
+    "`--types`); `distop nodes` lists what each executor serves{or_cancel}",
+    Code.WITHOUT_CODE: "nothing: the operation ends by itself. To run its completion code, start such an executor now",
+    Code.PARTLY_DRAINED: "undo the drain if you need their slots",
+    Code.TIME: "nothing: the operation starts by itself. To drop it: {cancel}",
+    Code.PREDECESSORS: "nothing, or run `distop why` on these operations. To drop this one: {cancel}",
+    Code.HELD: "nothing, if it was submitted recently: its submission is not complete yet. To drop it: {cancel}",
+    Code.BEGIN: "nothing: it starts by itself once no operation on the table excludes it. To drop it: {cancel}",
+    Code.NO_COORDINATOR: "nothing: a coordinator is elected within seconds; if none is, read the logs of the executors "
+    "that offer `{type}`",
+    Code.PLANNING: "nothing, if it was started recently; else read the log of its coordinator",
+    Code.PLANNING_FAILS: "fix what the error names; planning is retried, up to the limit of attempts",
+    Code.COMPLETION: "nothing: its completion code runs, or starts soon",
+    Code.COMPLETION_FAILS: "fix what the error names; completion is retried, up to the limit of attempts",
+    Code.HOLDERS: "nothing: the jobs stop and clean up; those of a lost executor end with its session",
+    Code.LEASE_LOST: "nothing: other executors take the jobs over within the time to live",
+    Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that holds slots",
+    Code.UNCLAIMED: "read the logs of the executors that offer `{type}`: an executor skips an operation for a while "
+    "after its jobs failed or its records could not be read there; else run `distop doctor`",
     Code.NO_WORKER: "{no_worker}",
-    Code.CLAIM_OVERDUE: "nothing, if these workers live: each extends its claims in time; else others take the jobs "
-    "over: see that {takers} runs",
-    Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
-    Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
+    Code.CLAIM_OVERDUE: "nothing, if these workers run: each extends its claims in time. If they do not, check that "
+    "{takers} runs, which takes the jobs over",
+    Code.RETRY: "see the error with `distop show`; the jobs are retried, up to the limit of attempts",
+    Code.JOB_LIMIT: "raise the limit with `distop alter`, if more of its jobs may run at once",
     Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
     "web page). If the master no longer knows the session, distop replaces it",
     Code.PARTLY_NO_CORES: "give the Spark cluster more cores if these executors should work, too",
 }
-"""What to do about it, with the fields that :func:`reasons` fills in."""
+"""The advice for each reason, with the fields that :func:`reasons` fills in."""
 
 
 @frozen
 class Reason:
-    """One reason. ``text`` fits after "waits for", ``advice`` says what to do. ``stops`` False: it only slows the
-    operation down, and is told by ``why`` alone.
+    """One reason why an operation waits, or is slow.
+
+    ``text`` completes the sentence "it waits for …"; ``advice`` says what to do. ``stops`` False: the reason only slows
+    the operation down, and only ``why`` shows it.
     """
 
     code: Code
@@ -139,12 +141,12 @@ class Reason:
 
 @frozen
 class View:
-    """What is judged: an operation at one moment, and what is known of those that could work on it.
+    """An operation at one moment, and what is known of the executors that could work on it.
 
-    Read for every status: the first block. Read for ``why`` alone, None where it was not: ``coordinated`` (a live
-    executor holds the election of its type and table) and ``elsewhere`` (jobs of other operations that executors hold
-    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. ``job_limit``: how many jobs
-    of it may run at once; 0: no limit.
+    The first block is read for every status. Only ``why`` reads ``coordinated`` (a live executor holds the election of
+    the operation's type and table) and ``elsewhere`` (operation → its jobs held by executors that offer this one's
+    type); they are None otherwise. ``not_before``: seconds since the epoch; 0: none. ``job_limit``: how many of its
+    jobs may run at once; 0: no limit.
     """
 
     snapshot: Snapshot
@@ -166,7 +168,7 @@ class View:
 
 
 def reasons(view: View) -> tuple[Reason, ...]:
-    """All that holds it up, what has to go first before the rest; nothing while jobs run, and once it has ended."""
+    """All reasons, the most important one first; none while jobs run, and none once the operation has ended."""
     ref = view.snapshot.ref
     fields = {
         "type": ref.type,
@@ -174,7 +176,7 @@ def reasons(view: View) -> tuple[Reason, ...]:
         "or_cancel": f"; or {command('cancel', str(ref))}" if view.stage in CANCELLABLE else "",
         "resume": command("resume", str(ref)),
         "halt": command("pause", str(ref), "--now"),
-        "no_worker": _for_a_worker(view),
+        "no_worker": _worker_advice(view),
         "takers": "an executor" if _unowned(view) else "an executor or a worker" if _has_code(view) else "a worker",
     }
     slowing = (Code.JOB_LIMIT, Code.CLAIM_OVERDUE, Code.PARTLY_DRAINED, Code.PARTLY_NO_CORES)
@@ -198,12 +200,13 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
     before = list(_scheduled(view)) if view.stage is Stage.WAITING else []
     yield from before
     yield from _executors(view)
-    begins = view.stage is Stage.WAITING and not before
-    if (begins or view.stage in COORDINATED) and view.coordinated is False and not _without_code(view):
+    may_start = view.stage is Stage.WAITING and not before
+    if (may_start or view.stage in COORDINATED) and view.coordinated is False and not _without_code(view):
         ref = view.snapshot.ref
         yield Code.NO_COORDINATOR, f"an executor to be elected to coordinate `{ref.type}` on {ref.table}"
-    if begins:
-        yield Code.BEGIN, f"its coordinator to begin it, and what excludes it on {view.snapshot.ref.table} to end"
+    if may_start:
+        table = view.snapshot.ref.table
+        yield Code.BEGIN, f"its coordinator to start it, and operations on {table} that exclude it to end"
     yield from _work(view)
     if not view.running:
         yield from _refused_of_others(view)
@@ -217,17 +220,18 @@ def _paused(view: View) -> tuple[Code, str]:
 
 
 def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
-    """What an operation in the state ``pending`` has before it."""
+    """What an operation in the state ``pending`` waits for before it may start."""
     snapshot = view.snapshot
     if snapshot.hold is not None:
-        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == GRAPH else "its submission to be confirmed"
+        whole_graph = "the rest of its graph to be inserted"
+        yield Code.HELD, whole_graph if snapshot.hold.kind == GRAPH else "its submission to be confirmed"
     if snapshot.predecessors:
         number, named = snapshot.predecessors, ", ".join(snapshot.behind)
         more = " and others" if number > len(snapshot.behind) else ""
-        before = f"{number} operation{'s' if number != 1 else ''} before it"
-        yield Code.PREDECESSORS, f"{before} ({named}{more})" if named else before
+        operations = f"{number} operation{'s' if number != 1 else ''}"
+        yield Code.PREDECESSORS, f"{operations} to end" + (f" ({named}{more})" if named else "")
     if view.not_before > view.now:
-        yield Code.TIME, f"its time, {rfc3339(view.not_before)}"
+        yield Code.TIME, f"its start time, {rfc3339(view.not_before)}"
 
 
 def _executors(view: View) -> Iterator[tuple[Code, str]]:
@@ -235,7 +239,7 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
     if not _has_code(view):
         ref = view.snapshot.ref
         if not view.nodes:
-            yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
+            yield Code.NO_COORDINATOR, f"any executor to be elected to coordinate `{type_name}`"
         elif all(refusal(node.serves, type_name, (ref.table,)) for node in nodes):
             alone = [] if any(not refusal(node.serves, None, (ref.table,)) for node in nodes) else [ref.table]
             what = named(alone) if alone else f"the type {type_name} on table {ref.table}"
@@ -272,11 +276,12 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         cannot = _cannot(fitting, type_name)
         yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo}){cannot}"
     else:
-        yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+        what = "the drained executor" if len(drained) == 1 else "the drained executors"
+        yield Code.PARTLY_DRAINED, f"{what} {_some(drained)} to work again ({undo})"
 
 
 def _refused(view: View) -> Iterator[tuple[Code, str]]:
-    """What etcd does not accept of it, of those before it, or of its hold: these have to end for it to go on."""
+    """Writes that etcd rejects: about the operation, its predecessors, or its hold, which have to end before it."""
     before = view.snapshot.behind if view.stage is Stage.WAITING else ()
     if view.snapshot.hold is not None and view.snapshot.spec is not None:
         before = (*before, hold_named(view.snapshot.spec.hold))
@@ -289,7 +294,7 @@ def _refused(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _refused_of_others(view: View) -> Iterator[tuple[Code, str]]:
-    """An executor names some of the operations with rejected writes, and this one may be among the others."""
+    """Rejected writes of executors that name only some operations: this one may be among the others."""
     ref = str(view.snapshot.ref)
     if any(ref in node.refused for node in view.nodes.values()):
         return
@@ -304,7 +309,7 @@ def _where(view: View) -> Mapping[str, str]:
 
 
 def _tables(view: View) -> tuple[str, ...]:
-    """All tables that the operation touches, as far as its plan tells."""
+    """All tables that the operation reads or writes, as far as its plan names them."""
     plan = view.snapshot.plan
     return (view.snapshot.ref.table, *(plan.beside if plan is not None else ()))
 
@@ -316,7 +321,7 @@ def _executor_for(view: View) -> str:
 
 
 def _cannot(nodes: Collection[Node], type_name: str) -> str:
-    """The first of these executors that cannot run the type, and why, in parentheses."""
+    """The first of these executors that cannot run the type, with the cause, in parentheses."""
     found = coordinator_ranking.failed_executors(nodes, type_name)
     return f" ({found[0][0]} cannot: {first_line(found[0][1])})" if found else ""
 
@@ -335,22 +340,22 @@ def _without_code(view: View) -> str:
 
 
 def _has_code(view: View) -> bool:
-    """Executors may have code for its type: it was not declared without."""
+    """Whether executors may have code for the operation's type: it was not declared without code."""
     return view.snapshot.spec is None or view.snapshot.spec.rules.code
 
 
 def _work(view: View) -> Iterator[tuple[Code, str]]:
-    """What is under way in its stage."""
+    """What its stage waits for."""
     snapshot = view.snapshot
     if view.stage is Stage.PLANNING:
-        tried = _again(snapshot.planning)
+        tried = _attempt(snapshot.planning)
         yield Code.PLANNING_FAILS if tried else Code.PLANNING, f"planning{tried}"
     elif view.stage is Stage.COMPLETING:
         decided = snapshot.decision
-        tried = _again(Attempts(decided.attempts, decided.error) if decided is not None else None)
+        tried = _attempt(Attempts(decided.attempts, decided.error) if decided is not None else None)
         yield Code.COMPLETION_FAILS if tried else Code.COMPLETION, f"completion{tried}"
     elif view.stage is Stage.CANCELLING:
-        yield (Code.HOLDERS, "its holders to stop") if view.running else (Code.COMPLETION, "completion")
+        yield (Code.HOLDERS, "its running jobs to stop") if view.running else (Code.COMPLETION, "completion")
     elif view.stage is Stage.OPEN:
         yield from _open(view)
 
@@ -362,11 +367,11 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
         return
     if view.running:
         if 0 < view.job_limit <= view.running and (left is None or left > view.running):
-            yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
+            yield Code.JOB_LIMIT, f"its own limit of {_jobs(view.job_limit)} at once"
         yield from _cores(view)
         yield from _overdue(view)
         return
-    # One that was only released waits for an executor, as if it had never been claimed.
+    # A released job has no time for its retry: it waits for an executor like a job that was never claimed.
     delayed = [claim for claim in claims.values() if claim.waiting and claim.retry_at]
     lost = [claim for claim in claims.values() if not claim.waiting and claim.incarnation not in view.nodes]
     if lost:
@@ -379,7 +384,7 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _cores(view: View) -> Iterator[tuple[Code, str]]:
-    """Claimed jobs whose executors get no Spark cores."""
+    """Executors that hold jobs of the operation and get no cores from Spark."""
     claims = view.snapshot.claims.values()
     holders = {claim.incarnation: view.nodes.get(claim.incarnation) for claim in claims if not claim.waiting}
     without = {node.executor: node.spark for node in holders.values() if node is not None and node.spark}
@@ -396,9 +401,9 @@ def _lost(lost: list[Claim]) -> str:
 
 
 def _overdue(view: View) -> Iterator[tuple[Code, str]]:
-    """Claims by actors that are overdue unless they were extended.
+    """Claims of actors that are overdue unless they were extended.
 
-    A claim tells when it was granted. When it was extended last, no record tells.
+    The record of a claim has the time of the grant, and no time of an extension.
     """
     found = [
         claim
@@ -414,11 +419,11 @@ def _overdue(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _unowned(view: View) -> bool:
-    """Actors and workers leave its jobs to executors."""
+    """Whether actors and workers may not own its jobs, so that only executors run them."""
     return view.snapshot.options.limited or bool(_where(view))
 
 
-def _for_a_worker(view: View) -> str:
+def _worker_advice(view: View) -> str:
     type_name, ref = view.snapshot.ref.type, str(view.snapshot.ref)
     if _has_code(view) or not _unowned(view):
         what = f"start a worker that owns jobs of `{type_name}` (distop.Worker, own_jobs())"
@@ -438,10 +443,10 @@ def _slots(view: View) -> tuple[Code, str]:
         return Code.UNCLAIMED, "an executor to claim its jobs: no other operation holds slots"
     held = sorted(view.elsewhere.items(), key=lambda one: (-one[1], one[0]))
     named = ", ".join(f"{_jobs(jobs)} of {op}" for op, jobs in held[:_NAMED])
-    return Code.SLOTS, f"free slots: executors have {named}" + (" and of others" if len(held) > _NAMED else "")
+    return Code.SLOTS, f"free slots: executors run {named}" + (" and of others" if len(held) > _NAMED else "")
 
 
-def _again(tried: Attempts | None) -> str:
+def _attempt(tried: Attempts | None) -> str:
     if tried is None or not tried.attempts:
         return ""
     line = first_line(tried.error)

@@ -1,4 +1,4 @@
-"""How an operation is doing: what is read for it, and the pure judgement of what was read."""
+"""The status of an operation: the reads, and the pure functions that derive the status from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distop.protocol.user_actions import NO_ACTIONS, Actions
 from distop.services.inspection.partitions import add_names
 from distop.services.inspection.reasons import View, reasons
 from distop.services.operation_results import OperationResult, OperationStatus
-from distop.services.readable_records import Legible, readable
+from distop.services.readable_records import ReadabilityCheck, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MANY_JOBS = 20_000
-"""Up to here ended jobs are listed and told apart; above they are only counted."""
+"""Plans with more jobs than this get their ended jobs counted, not listed: failed ones are not told apart."""
 _ERRORS = 5
 _BEHIND = 3
 _READS_IN_FLIGHT = 4
@@ -48,7 +48,7 @@ _NO_SPEC = Spec("", "", "", Rules())
 
 @frozen
 class Pace:
-    """How many jobs have ended since a time (0: not known)."""
+    """How many jobs have ended since a time (0: unknown)."""
 
     since: float = 0.0
     ended: int = 0
@@ -56,7 +56,7 @@ class Pace:
 
 @frozen
 class Snapshot:
-    """What was read of an operation."""
+    """The records of an operation, as they were read."""
 
     ref: OperationRef
     state: State | None = None
@@ -74,31 +74,31 @@ class Snapshot:
     exact: bool = True
     claims: Mapping[int, Claim] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
-    """Of partitions with an error."""
+    """Ordinal → name of the partitions with an error."""
     options: Options = DEFAULT
     actions: Actions = NO_ACTIONS
     pace: Pace = Pace()
     predecessors: int = 0
-    """Operations that it waits for."""
+    """How many operations it waits for."""
     behind: tuple[str, ...] = ()
-    """The first few of them."""
+    """The names of the first few of these."""
     hold: Hold | None = None
-    """What it may not begin before."""
+    """The hold that has to be released before it may start."""
 
 
 class JobStates:
-    """The states of ended jobs that were seen: written once, they never change, so none is read twice."""
+    """A cache of the states of ended jobs. A state is written once and never changes, so none is read twice."""
 
     def __init__(self) -> None:
         self.seen: dict[int, bool] = {}
         self.mods: dict[int, int] = {}
-        """Their mod revisions."""
+        """The mod revisions of these states."""
         self.names: dict[int, str] = {}
-        self.legible = Legible()
+        self.readability = ReadabilityCheck()
         self.first = (0, -1)
-        """A gate's mod revision, and the job that was the first to end behind it."""
+        """A gate's mod revision, and the first job that ended after it."""
         self.began = 0.0
-        """When that job was started."""
+        """The time at which that job was started."""
 
     @property
     def success(self) -> int:
@@ -110,9 +110,7 @@ class JobStates:
 
 
 async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> Snapshot:
-    """Read an operation. Raises NotFound where there is neither its state nor its history;
-    UnreadableRecord.
-    """
+    """Read an operation. Raises NotFound if it has neither a state nor a history record, UnreadableRecord."""
     names = ("state", "spec", "plan", "planning", "cancel", "decision", "options", "actions")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
@@ -141,7 +139,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         for kv in listing.kvs:
             claims[keys.parse(kv.key).partition] = read(Claim.decode, kv)
         if plan.count > MANY_JOBS:
-            # Two keys for each ended job, three where a checkpoint stands beside them.
+            # An ended job has two keys, or three with a checkpoint.
             count = await etcd.count(*keys.jobs_range(ref))
             success, exact = min(count // 2, plan.count - min(len(claims), plan.count)), False
             if spec is not None and _modified(seen["gate"]) == _modified(seen["plan"]):  # it was never paused
@@ -179,7 +177,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
 
 
 async def _waiting(etcd: EtcdClient, keys: Keys, seen: Snapshot) -> Snapshot:
-    """What an operation waits for that has not begun."""
+    """The predecessors and the hold of an operation that has not started."""
     edges = keys.edges_range(seen.ref, "after")
     id_ = seen.spec.hold if seen.spec is not None else ""
     first, *held = await etcd.read(Get(*edges, limit=_BEHIND), *([Get(keys.hold(id_))] if id_ else []))
@@ -193,13 +191,14 @@ def _modified(kv: KeyValue | None) -> int:
 
 
 def _with_errors(claims: Mapping[int, Claim]) -> list[int]:
-    """The first few jobs of which something went wrong and is tried again."""
+    """The first few jobs that failed and wait for a retry."""
     return sorted(p for p, claim in claims.items() if claim.error)[:_ERRORS]
 
 
 async def _pace(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates, gate: int) -> Pace:
-    """How fast jobs end behind a gate (its mod revision): measured since the first of them was started, so that
-    neither planning, nor a pause, nor waiting for an executor counts.
+    """How fast jobs have ended since the gate was written (``gate``: its mod revision).
+
+    Measured from the start of the first such job: planning, a pause and the wait for an executor do not count.
     """
     behind = {p: mod for p, mod in jobs.mods.items() if gate and mod > gate}
     if not behind:
@@ -237,32 +236,32 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
     listing = await etcd.list(*keys.family(K.NODE))
     nodes = {}
     for kv, node in readable(etcd, Node.decode, listing.kvs):
-        with contextlib.suppress(InvalidArgument):  # no key of ours; `doctor` tells of it
+        with contextlib.suppress(InvalidArgument):  # no key of distop: `doctor` reports it
             nodes[keys.parse(kv.key).id] = node
     return nodes
 
 
 async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
-    """Read an operation and judge it. Raises NotFound."""
+    """Read an operation and derive its status. Raises NotFound, UnreadableRecord."""
     jobs = jobs if jobs is not None else JobStates()
     snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
     now = time.time()
     seen = judge(snapshot, nodes, now, raised)
-    why = await illegible(etcd, keys, seen, ref, jobs)
+    why = await unreadable_records(etcd, keys, seen, ref, jobs)
     return judge(snapshot, nodes, now, raised, why) if why else seen
 
 
-async def illegible(
+async def unreadable_records(
     etcd: EtcdClient, keys: Keys, seen: OperationStatus, ref: OperationRef, jobs: JobStates | None = None
 ) -> str:
-    """Why executors cannot read an operation on which nobody works; nothing where they can, or somebody does."""
+    """Why executors cannot read the records of an open operation without running jobs; "" if they can, or jobs run."""
     if seen.stage != Stage.OPEN or seen.jobs["running"] or seen.waiting_for is None:
         return ""
-    return await (jobs.legible if jobs is not None else Legible()).why_not(etcd, keys, ref)
+    return await (jobs.readability if jobs is not None else ReadabilityCheck()).problem(etcd, keys, ref)
 
 
 async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
-    """The alarms that etcd raises, as far as our user may ask."""
+    """The alarms that etcd raises; none if this client's user may not list them."""
     try:
         return await etcd.alarms()
     except EtcdRejected:
@@ -275,7 +274,7 @@ async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
 def view_of(
     snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
 ) -> View:
-    """What is judged of an operation that goes on (``reasons.reasons``). Pure."""
+    """The view of an open operation from which ``reasons.reasons`` derives why it waits. Pure."""
     decision, total = snapshot.decision, snapshot.plan.count if snapshot.plan else None
     ended = snapshot.success + snapshot.failed
     if decision is not None:
@@ -301,8 +300,10 @@ def view_of(
 def judge(
     snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
 ) -> OperationStatus:
-    """What a snapshot says, at the time ``now`` (seconds since the epoch), while etcd raises ``alarms``, and executors
-    cannot read its records (``unreadable``: why). Pure.
+    """The status that follows from a snapshot. Pure.
+
+    ``now``: seconds since the epoch. ``alarms``: those that etcd raises. ``unreadable``: why executors cannot read the
+    operation's records, or "".
     """
     ref, history = snapshot.ref, snapshot.history
     if history is not None:
@@ -367,7 +368,7 @@ def judge(
 
 
 def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:
-    """What those say that hold jobs of the operation. A node that has none left may not have said so yet."""
+    """What the executors that hold jobs of the operation report about them. Other executors may have old reports."""
     holders = {claim.incarnation for claim in snapshot.claims.values() if not claim.waiting}
     said = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
     return tuple({"executor": executor, "text": text} for executor, text in sorted(said, key=str) if text)

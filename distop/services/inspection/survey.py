@@ -1,5 +1,6 @@
-"""Which operations are open, filtered, and how many there are of each type and state (lakeFS L27): read from what is
-open alone, in pages, never from the history.
+"""Lists and counts the open operations, filtered, by type and state (lakeFS L27).
+
+Only the keys of open operations are read, in pages, never the history.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 _AT_ONCE = 40
-"""Operations of which three things are read in one transaction (T1)."""
+"""Operations in one transaction of up to three reads each (T1)."""
 
 
 @frozen
 class Filter:
-    """Which operations are wanted; None and nothing: all. ``states`` are of those that have not ended."""
+    """The filters of a list of open operations; None or empty: all. ``states`` excludes those of ended operations."""
 
     table: str | None = None
     type: str | None = None
@@ -42,8 +43,8 @@ class Filter:
 
 @frozen
 class Open:
-    """An operation that has not ended. ``created``: the revision at which it was started; ``waits``: it has not begun,
-    or none of its jobs is claimed, though they could be.
+    """An operation that has not ended. ``created``: the revision of its start. ``waits``: it has not started yet, or
+    none of its jobs is claimed although they could be.
     """
 
     ref: OperationRef
@@ -54,9 +55,11 @@ class Open:
 
 @frozen
 class Count:
-    """How many operations of a type are in a state. ``waiting``: those of them on which nobody works though somebody
-    could: that wait for their time or for others, are being planned, or have no claimed job. ``oldest_waiting``: how
-    long ago the oldest of these was started, in seconds by the clocks of who started it and who asks; None: none waits.
+    """How many operations of a type are in a state.
+
+    ``waiting``: how many of them no executor works on: they wait for their start time or for other operations, are
+    being planned, or have no claimed job. ``oldest_waiting``: the age of the oldest waiting one in seconds, by the
+    clocks of its submitter and of this client; None if none waits.
     """
 
     type: str
@@ -78,7 +81,7 @@ class Count:
 
 
 async def survey(etcd: EtcdClient, keys: Keys, wanted: Filter) -> AsyncIterator[Open]:
-    """The open operations that fit, by name; one with a record that cannot be read is left out, and the log says so."""
+    """The matching open operations, by name. One with an unreadable record is skipped and logged."""
     phases = await _listed(etcd, keys, wanted)
     refs = sorted(phases)
     for n in range(0, len(refs), _AT_ONCE):
@@ -106,8 +109,9 @@ async def survey(etcd: EtcdClient, keys: Keys, wanted: Filter) -> AsyncIterator[
 
 
 async def _listed(etcd: EtcdClient, keys: Keys, wanted: Filter) -> dict[OperationRef, bytes | None]:
-    """The operations with a gate (None), or what they are pending in; at one revision, since they go from one to the
-    other.
+    """The open operations, each with its pending phase, or None if it has a gate.
+
+    Both are read at one revision, because an operation moves from one to the other.
     """
     if wanted.table is not None and wanted.type is not None:
         ranges = [table_registry.type_family(keys, family, wanted.table, wanted.type) for family in (K.OPEN, K.PENDING)]
@@ -130,7 +134,7 @@ def _judge(
     wanted: Filter,
 ) -> Open | None:
     if state is None:
-        return None  # it ended and was cleaned up meanwhile
+        return None  # it ended and was cleaned up in the meantime
     word_of = read(word(State), state)
     if word_of.terminal or (wanted.states is not None and word_of not in wanted.states):
         return None
@@ -142,7 +146,7 @@ def _judge(
 
 
 async def counts(etcd: EtcdClient, keys: Keys, wanted: Filter) -> tuple[Count, ...]:
-    """How many open operations fit, by type and state, sorted."""
+    """The counts of the matching open operations, sorted by type and state."""
     operations: dict[tuple[str, State], int] = {}
     waiting: dict[tuple[str, State], int] = {}
     oldest: dict[tuple[str, State], Open] = {}
@@ -163,7 +167,7 @@ async def counts(etcd: EtcdClient, keys: Keys, wanted: Filter) -> tuple[Count, .
 async def _ages(
     etcd: EtcdClient, keys: Keys, oldest: Mapping[tuple[str, State], Open]
 ) -> dict[tuple[str, State], float]:
-    """How long ago these were started."""
+    """The ages of these operations in seconds."""
     found: dict[tuple[str, State], float] = {}
     groups, now = list(oldest), time.time()
     for n in range(0, len(groups), _AT_ONCE):
@@ -177,7 +181,7 @@ async def _ages(
 
 
 def open_states(states: Collection[str] | str | None) -> frozenset[State] | None:
-    """The states asked for, of operations that have not ended. Raises InvalidArgument."""
+    """The states of a filter of open operations. Raises InvalidArgument."""
     from distop.services.inspection.filters import states_of
 
     return states_of(states, [state for state in State if not state.terminal], "an operation that has not ended")

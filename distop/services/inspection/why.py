@@ -1,4 +1,4 @@
-"""Why an operation does not go on: what a status does not read, and the reasons by all of it."""
+"""Why an operation waits: reads what the status does not need, and lists all reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distop.protocol.frozen import frozen
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Get
 from distop.services.inspection.reasons import Reason, reasons
-from distop.services.inspection.status import alarms, illegible, judge, live_nodes, take, view_of
+from distop.services.inspection.status import alarms, judge, live_nodes, take, unreadable_records, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 MOST_GATES = 1_000
-"""Open operations of which it is counted how many jobs executors have; those beyond are not looked at."""
+"""How many open operations are searched for jobs that hold slots."""
 _PAGE = 100
 
 
 @frozen
 class Why:
-    """What an operation waits for. ``reasons``: what has to go first comes first; none where jobs run, and once it has
-    ended (``status`` tells which).
+    """Why an operation waits.
+
+    ``reasons``: the most important one first; none while jobs run, and none once it has ended (see ``status``).
     """
 
     op: str
@@ -42,7 +43,7 @@ class Why:
 
     @property
     def waiting(self) -> bool:
-        """Nothing of it moves."""
+        """Whether a reason stops the operation."""
         return any(reason.stops for reason in self.reasons)
 
     def to_json(self) -> dict[str, Any]:
@@ -58,13 +59,13 @@ class Why:
 
 
 async def why(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Why:
-    """Read an operation, and those that could work on it. Raises NotFound, UnreadableRecord."""
+    """Read an operation and the executors that could work on it. Raises NotFound, UnreadableRecord."""
     snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref), live_nodes(etcd, keys), alarms(etcd))
     now = time.time()
     seen = judge(snapshot, nodes, now, raised)
     if seen.ended:
         return Why(str(ref), seen)
-    unreadable = await illegible(etcd, keys, seen, ref)
+    unreadable = await unreadable_records(etcd, keys, seen, ref)
     view = view_of(snapshot, nodes, now, raised, unreadable)
     held = (await etcd.read(Get(keys.coordinator(ref.table, ref.type))))[0].kv
     view = replace(view, coordinated=held is not None and held.value.decode(errors="replace") in nodes)
@@ -74,15 +75,16 @@ async def why(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Why:
 
 
 async def _elsewhere(etcd: EtcdClient, keys: Keys, ref: OperationRef, nodes: Mapping[str, Node]) -> dict[str, int]:
-    """How many jobs of other operations are claimed, by operation: of those whose type an executor offers that offers
-    this one's as well.
+    """Other open operations → how many of their jobs are claimed.
+
+    Only types that an executor offers together with this operation's type.
     """
     offering = (node for node in nodes.values() if ref.type in node.behaviors)
     capable = [node for node in offering if not refusal(node.serves, ref.type, (ref.table,))]
     beside = {name for node in capable for name in node.behaviors}
     try:
         found = (await etcd.read(Get(*keys.family(K.OPEN), limit=MOST_GATES, keys_only=True)))[0]
-    except PermissionDenied:  # a submitter sees its own table alone
+    except PermissionDenied:  # a submitter may only read its own table
         gates = table_registry.table_family(keys, K.OPEN, ref.table)
         found = (await etcd.read(Get(*gates, limit=MOST_GATES, keys_only=True)))[0]
     others = [one for one in table_registry.refs(keys, found.kvs) if one != ref and one.type in beside]

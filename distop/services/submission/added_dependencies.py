@@ -15,14 +15,14 @@ from distop.protocol.record_reading import read
 from distop.protocol.records import OperationRef, Spec, State
 from distop.protocol.txn import Get
 from distop.services.submission.awaited_operations import Standing, standings
-from distop.services.submission.submit import overdue, pause
+from distop.services.submission.contention import overdue, pause
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from distop.protocol.keys import Keys
-    from distop.services.submission.start_request import After
+    from distop.services.submission.option_values import After
     from distop.store.client import EtcdClient
 
 

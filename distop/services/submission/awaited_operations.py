@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
-    from distop.services.submission.start_request import After
+    from distop.services.submission.option_values import After
     from distop.store.client import EtcdClient
 
 READS = 60

@@ -22,7 +22,8 @@ from distop.protocol.records import Cancel, History, OperationRef, Spec, State
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Get
 from distop.protocol.user_actions import NO_ACTIONS, Actions
-from distop.services.submission.start_request import FOLLOW, After
+from distop.services.submission.option_values import After
+from distop.services.submission.start_request import FOLLOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

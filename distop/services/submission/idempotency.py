@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnreadableRecord
 from distop.protocol import keys as K
 from distop.protocol import table_registry
 from distop.protocol.behavior_declaration import Declaration
@@ -57,6 +57,18 @@ def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
             "repeat that request as it was, or choose a new id"
         )
     return True
+
+
+def won(spec: KeyValue | None, history: KeyValue | None, wanted: Request, ref: OperationRef) -> bool:
+    """An earlier copy of a refused start was applied: its request id stands in the spec, or in the history (T9). Raises
+    InvalidArgument as :func:`is_of`.
+    """
+    try:
+        return (spec is not None and is_of(read(Spec.decode, spec), wanted, ref)) or (
+            history is not None and is_of(read(History.decode, history), wanted, ref)
+        )
+    except UnreadableRecord:
+        return False  # we wrote nothing that we cannot read
 
 
 class _Search:

@@ -1,477 +1,444 @@
-"""One try to start operations that wait for each other: what is read, and the transactions that are made of it."""
+"""Insertion: what every start reads, and the operations that it makes of it.
+
+A start that begins at once, one that waits, a graph, a prepared operation, one inside a caller's transaction: all are
+one try of an Insertion, and differ in what they commit (``submit``, ``graph``, ``prepared``, ``within``). It tells each
+operation a verdict of its own. ``submit`` starts those that have none, each by itself; all others raise the first.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
+import asyncio
+import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.clock import time, uuid
-from distop.errors import DistopError, Incompatible, InvalidArgument, NotFound, OperationStartError
+from distop.clock import time
+from distop.errors import DistopError, InvalidArgument, NotFound, UnknownBehavior
+from distop.protocol import keys as K
 from distop.protocol import operation_transitions as t
-from distop.protocol import pending_operations as w
-from distop.protocol.dependencies import GRAPH, Hold, HoldState
+from distop.protocol import table_registry
+from distop.protocol.behavior_declaration import Declaration, shortest
 from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import word
-from distop.protocol.operation_options import DEFAULT
-from distop.protocol.record_reading import read
-from distop.protocol.records import History, OperationRef, Spec, State
-from distop.protocol.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
+from distop.protocol.identity import request_digest
+from distop.protocol.json_codec import rfc3339
+from distop.protocol.plan import whole_plan
+from distop.protocol.record_reading import read, word
+from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableRecord
+from distop.protocol.texts import did_you_mean
+from distop.protocol.txn import Get, GetResult
 from distop.services.submission.awaited_operations import predecessors, standings
+from distop.services.submission.contention import Inserting, Lost
 from distop.services.submission.duplicates import Asked, Joined, Undecided, resolve
-from distop.services.submission.idempotency import BeingInserted, find_earlier, is_of
-from distop.services.submission.start_request import After
-from distop.services.submission.submit import Lost, Started, make_spec, object_found, overdue, read_type
-from distop.store.connection_settings import WRITE_LIMIT
+from distop.services.submission.idempotency import BeingInserted, find_earlier
+from distop.services.submission.option_values import refuse_unowned
+from distop.services.suggested_commands import command
+from distop.services.table_registry import unknown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import Keys
-    from distop.protocol.records import TableRecord
-    from distop.protocol.txn import TxnResult
+    from distop.services.submission.awaited_operations import Standing
+    from distop.services.submission.option_values import After
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
-HOLD_EVERY = 2.0
-"""Seconds after which a caller that inserts a large graph shows that it is still there."""
-EDGES_PER_TXN = 62
-AFTER_PER_START = 30
-"""Operations that one waits for, which are not of its graph, that are compared where it is inserted: the edges to more
-are written apart, under the hold.
-"""
-OUTSIDE_PER_TXN = 60
-"""Of those, as many as one transaction compares and writes (T1)."""
-DENY_LIMIT = 5.0
-"""Seconds for which a caller that gives up tries to say so."""
-
+SPEC_IS_GOOD_FOR = 1.0
+"""Maximum age in seconds of a Spec that is used for another try (it has its creation time)."""
 Subject: TypeAlias = tuple[str, str]
 """(table, type)."""
-Link: TypeAlias = tuple[int, int, str]
-"""Of two operations of a graph, by their places in it: the one that is waited for, the one that waits, and ``on``."""
 
 
 @frozen
-class Whole:
-    """Operations that one transaction starts, as it was read. ``earlier``: an earlier call with their request ids has
-    started them, and there is nothing to commit.
-    """
+class Started:
+    """The operation that a request has started. ``earlier``: an earlier call has, with its request id or its id."""
 
-    refs: tuple[OperationRef, ...]
-    txn: Txn
+    ref: OperationRef
     earlier: bool = False
 
 
-class Inserting(Exception):
-    """An earlier call with the same request ids inserts them, under this hold."""
+@frozen
+class OfType:
+    """What starts of one type on one table are built from."""
 
-    def __init__(self, hold: str) -> None:
-        super().__init__(hold)
-        self.hold = hold
+    declaration: Declaration
+    record: TableRecord | None
+    counters: t.Counters
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class Try:
+    """One request in a try to start it, and what became of that: the operation, or why there is none; Lost is for
+    whoever tries to act on. ``withdrawn`` tells whether the caller is gone: then it is not started any more.
+    """
+
+    wanted: Request
+    withdrawn: Callable[[], bool] = _never
+    verdict: Started | Exception | None = None
+    object: str = ""
+    asked: Asked | None = None
+    """What is to be started, by its id; None: that is not known yet."""
+    outside: tuple[After, ...] = ()
+    """Operations that it waits for as well, since they stand for others of its graph."""
+    after: tuple[t.Predecessor, ...] = ()
+    """Those of the operations that it waits for which have not ended."""
+    _for: OfType | None = None
+    _object: str | None = None
+    _spec: tuple[float, Spec, bytes] | None = None
+
+    def again(self) -> Try:
+        """The same once more, without a verdict. What was made of the request need not be made again."""
+        self.verdict, self.asked, self.outside, self.after = None, None, (), ()
+        return self
+
+    @property
+    def open(self) -> bool:
+        """It has no verdict, and its caller waits for one."""
+        return self.verdict is None and not self.withdrawn()
+
+    @property
+    def awaited(self) -> tuple[After, ...]:
+        """The operations that it is to wait for."""
+        after = self.asked.request.after if self.asked is not None else self.wanted.after
+        if not self.outside:
+            return after
+        known = {one.ref for one in after}
+        return (*after, *(one for one in self.outside if one.ref not in known))
+
+    async def object_of(self, of_type: OfType) -> str:
+        """As :func:`object_found`."""
+        self._same(of_type)
+        if self._object is None:
+            self._object = await object_found(of_type.declaration, self.wanted)
+        return self._object
+
+    def spec_of(self, of_type: OfType, hold: str = "") -> tuple[Spec, bytes]:
+        """Its spec, and the spec's value."""
+        asked = self.asked
+        assert asked is not None
+        if hold or asked.request is not self.wanted or asked.id:
+            spec = make_spec(asked.request, of_type.declaration, of_type.record, hold)
+            spec = asked.spec(spec, self.wanted)
+            return spec, spec.encode()
+        self._same(of_type)
+        if self._spec is None or time.monotonic() - self._spec[0] > SPEC_IS_GOOD_FOR:
+            spec = make_spec(self.wanted, of_type.declaration, of_type.record)
+            self._spec = time.monotonic(), spec, spec.encode()
+        return self._spec[1:]
+
+    def _same(self, of_type: OfType) -> None:
+        former, self._for = self._for, of_type
+        if former is None or (former.declaration, former.record) != (of_type.declaration, of_type.record):
+            self._object = self._spec = None
+
+    def result(self) -> Started:
+        """The operation. Raises why there is none."""
+        assert self.verdict is not None
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
 
 
 class Insertion:
-    """One try."""
+    """One try to start operations. ``joins``: operations that go on, and have the ids of some, stand for these; else
+    they are refused.
+    """
 
-    def __init__(
-        self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
-    ) -> None:
-        self._etcd = etcd
-        self._keys = keys
-        self._wanted = wanted
-        self._links = links
-        self._types: dict[Subject, tuple[Declaration, TableRecord | None]] = {}
-        self._counters: dict[Subject, t.Counters] = {}
-        self._places: dict[Subject, list[int]] = {}
-        for n, one in enumerate(wanted):
-            self._places.setdefault((one.table, one.type), []).append(n)
-        self._objects: list[str] = [""] * len(wanted)
-        self._waits: list[tuple[After, ...]] = []
-        """Whom each of them shall wait for that is not of the graph."""
-        self._after: list[tuple[t.Predecessor, ...]] = []
-        """Those of them that have not ended."""
-        self._apart: set[int] = set()
-        """The places of those to whom so many of these edges are to be written that it is done apart."""
-        self._asked: dict[int, Asked] = {}
-        """Those that take an id."""
-        self._standing: dict[int, OperationRef] = {}
-        """Operations that go on, and have the ids of those at these places: they stand for them."""
-        self._outside: dict[int, list[After]] = {}
-        """By place, which of them it waits for."""
-        self._refs = [OperationRef(one.table, one.type, "", 0) for one in wanted]
-        self._hold, self._value, self._shown = hold, b"", 0.0
+    def __init__(self, etcd: EtcdClient, keys: Keys, tries: Sequence[Try], *, joins: bool = True) -> None:
+        self.etcd = etcd
+        self.keys = keys
+        self.tries = tries
+        self.types: dict[Subject, OfType] = {}
+        self.subjects: dict[Subject, list[Try]] = {}
+        self._joins = joins
+        self._found: dict[Subject, Sequence[GetResult]] = {}
+        for one in tries:
+            self.subjects.setdefault((one.wanted.table, one.wanted.type), []).append(one)
 
-    async def run(self) -> list[Started]:
-        """Raises Lost where it is to be tried again."""
-        await self._read()
-        if (earlier := await self._earlier(joins=True)) is not None:
-            return earlier
-        await self._read_ids(joins=True)
-        if len(self._standing) == len(self._wanted):
-            return [Started(self._refs[n], earlier=True) for n in range(len(self._wanted))]
-        await self._read_predecessors()
-        whole = self._in_one()
-        if whole is not None:
-            await self._commit_whole(whole)
+    async def look_back(self, heard: OfType | None = None) -> None:
+        """Read the counters of each type and table, then what earlier calls have started. ``heard``: of the only type
+        and table, as it was a moment ago.
+        """
+        if heard is not None:
+            self.types = dict.fromkeys(self.subjects, heard)
         else:
-            await self._in_pages()
-        return [Started(ref, earlier=n in self._standing) for n, ref in enumerate(self._refs)]
+            self._found = {one: await _read(self.etcd, self.keys, *one) for one in self.subjects}
+        for subject, tries in self.subjects.items():
+            own = [one for one in tries if one.wanted.own_id]
+            # A type that nobody has started on the table has no counter there.
+            if own and (subject in self.types or self._found[subject][1].kv is not None):
+                await self._find_earlier(own)
 
-    async def in_one(self) -> Whole:
-        """Whoever has the id of one of them already stands for none: what the transaction is told to start exists
-        exactly if it commits. Raises InvalidArgument where it is too much for one transaction; Incompatible; Lost where
-        it is to be tried again.
+    async def check(self) -> None:
+        """Hold those that are left against what their types declare, and against who has their ids. Raises
+        UnknownBehavior, NotFound (the table), InvalidArgument (a type that works on a table, without one).
         """
-        await self._read()
-        if (earlier := await self._earlier(joins=False)) is not None:
-            return Whole(tuple(one.ref for one in earlier), Txn(), earlier=True)
-        await self._read_ids(joins=False)
-        await self._read_predecessors()
-        whole = self._in_one()
-        if whole is None:
-            raise InvalidArgument(
-                f"{len(self._wanted)} operations are more than one transaction takes (31, 25 with request ids or with "
-                "ids, 21 with both, 1 MiB of arguments in all, and some 60 that they wait for): start them by "
-                "themselves (start_operations), or several times fewer"
-            )
-        return Whole(tuple(self._refs), whole)
+        for subject, tries in self.subjects.items():
+            if subject not in self.types and any(one.open for one in tries):
+                self.types[subject] = await _of_type(self.etcd, self.keys, *subject, self._found[subject])
+        for subject in self.types:
+            await self._read_objects(subject)
+            await self._read_ids(subject)
 
-    # ------------------------------------------------------------------- read
+    async def read_type(self, subject: Subject) -> None:
+        """Read its counters again."""
+        found = await _read(self.etcd, self.keys, *subject)
+        self.types[subject] = await _of_type(self.etcd, self.keys, *subject, found)
 
-    async def _read(self) -> None:
-        """What holds for each type and table, and each operation's argument held against it."""
-        for subject, places in self._places.items():
-            found = await read_type(self._etcd, self._keys, *subject)
-            self._types[subject] = found.declaration, found.record
-            self._counters[subject] = found.counters
-            for n in places:
-                self._objects[n] = await object_found(found.declaration, self._wanted[n])
-
-    async def _read_counters(self, subject: Subject) -> None:
-        self._counters[subject] = (await read_type(self._etcd, self._keys, *subject)).counters
-
-    async def _earlier(self, *, joins: bool) -> list[Started] | None:
-        """Where the caller chose the request ids: what an earlier call has started. It has started all, or none; but
-        (with ``joins``) those for which others stood. Raises Inserting.
-        """
-        if not any(one.own_id for one in self._wanted):
-            return None
-        found: dict[int, OperationRef] = {}
-        for subject, all_places in self._places.items():
-            places = [n for n in all_places if self._wanted[n].own_id]
-            if not places or self._counters[subject].next_instance == 1:
-                continue
-            answers = await find_earlier(self._etcd, self._keys, [self._wanted[n] for n in places])
-            for n, answer in zip(places, answers, strict=True):
-                if isinstance(answer, DistopError):
-                    raise answer
-                if isinstance(answer, BeingInserted):
-                    raise Inserting(answer.hold)
-                if answer is not None:
-                    found[n] = answer
-        if not found:
-            return None
-        if joins:
-            found |= await self._standing_still([n for n in range(len(self._wanted)) if n not in found])
-        if len(found) < len(self._wanted):
-            name = self._wanted[next(n for n in range(len(self._wanted)) if n not in found)].request_id
-            raise OperationStartError(
-                f"an earlier call has started {len(found)} of these {len(self._wanted)} operations, and not {name!r}: "
-                "this is another graph, so choose new ids"
-            )
-        return [Started(found[n], earlier=True) for n in range(len(self._wanted))]
-
-    async def _standing_still(self, places: Sequence[int]) -> dict[int, OperationRef]:
-        """For those at these places, which an earlier call has not started: which go on, and so stood for them then."""
-        found: dict[int, OperationRef] = {}
-        for subject, own in self._places.items():
-            left = [n for n in places if n in set(own)]
-            answers = await resolve(self._etcd, self._keys, self._types[subject][0], [self._wanted[n] for n in left])
-            for n, answer in zip(left, answers, strict=True):
-                if isinstance(answer, Joined):
-                    found[n] = answer.ref
-        return found
-
-    async def _read_ids(self, *, joins: bool) -> None:
-        """Which of them go on already, started by somebody else: these stand for them, and what waits for them in the
-        graph waits for these; or (without ``joins``) that is refused. Raises InvalidArgument for two of one id,
-        Incompatible, Lost.
-        """
-        for subject, places in list(self._places.items()):
-            wanted = [self._wanted[n] for n in places]
-            answers = await resolve(self._etcd, self._keys, self._types[subject][0], wanted, joins=joins)
-            seen: dict[str, int] = {}
-            for n, answer in zip(places, answers, strict=True):
-                if isinstance(answer, Undecided):
-                    raise Lost
-                if isinstance(answer, Exception):
-                    raise answer
-                if answer.id and seen.setdefault(answer.id, n) != n:
-                    raise InvalidArgument(
-                        f"two operations of the graph, both {subject[1]} on {subject[0]}, have the same id: of one id "
-                        "one goes on at a time"
-                    )
-                if isinstance(answer, Joined):
-                    self._standing[n] = self._refs[n] = answer.ref
-                elif answer.id:
-                    self._asked[n] = answer
-        self._places = {
-            subject: left
-            for subject, places in self._places.items()
-            if (left := [n for n in places if n not in self._standing])
-        }
-        inner: list[Link] = []
-        for pred, succ, on in self._links:
-            if succ in self._standing:
-                one = self._wanted[succ]
-                raise Incompatible(
-                    f"{one.type} on {one.table} would have to wait for others of the graph, and goes on already as "
-                    f"{self._standing[succ]}"
-                )
-            if pred in self._standing:
-                self._outside.setdefault(succ, []).append(After(self._standing[pred], on))
-            else:
-                inner.append((pred, succ, on))
-        self._links = inner
-
-    async def _read_predecessors(self) -> None:
-        """What is waited for that is not of this graph. Raises Lost where an operation that stood for one of the graph
-        has ended since: its id is free, or another one has it.
-        """
-        waits = [
-            (*one.after, *(after for after in self._outside.get(n, ()) if after.ref not in {a.ref for a in one.after}))
-            if n in self._outside
-            else one.after
-            for n, one in enumerate(self._wanted)
-        ]
-        standing = await standings(self._etcd, self._keys, (one.ref for after in waits for one in after))
-        for seen in (standing.get(ref) for ref in self._standing.values()):
-            if isinstance(seen, NotFound) or (seen is not None and not seen.mod):
-                raise Lost
-        self._after = [
-            predecessors(after, standing) if n not in self._standing else () for n, after in enumerate(waits)
-        ]
-        self._waits = waits
-
-    # ------------------------------------------------------------------ build
-
-    def _operations(self, subject: Subject, places: Sequence[int], hold: str = "") -> list[t.NewOperation]:
-        """Those at these places, of one type on one table, with the next numbers; what they wait for inside the graph
-        is written apart.
-        """
-        declaration, record = self._types[subject]
-        first = self._counters[subject].next_instance
-        found = []
-        for number, n in enumerate(places):
-            wanted, ref = self._wanted[n], OperationRef(*subject, self._objects[n], first + number)
-            asked = self._asked.get(n) or Asked(wanted)
-            spec = asked.spec(replace(make_spec(wanted, declaration, record), hold=hold), wanted)
-            found.append(
-                t.NewOperation(
-                    *(ref, spec, wanted.arg),
-                    waits=True,
-                    after=self._after[n] if n not in self._apart else (),
-                    takes=asked.takes(ref),
-                    options=wanted.options,
-                    named=wanted.keyed,
-                )
-            )
-        return found
-
-    def _in_one(self) -> Txn | None:
-        """One transaction for all, where etcd takes it."""
-        said = sum(one.options != DEFAULT for one in self._wanted)
-        if 4 * len(self._wanted) + said + 2 * len(self._links) > MAX_OPERATIONS:
-            return None
-        parts = []
-        for subject, places in self._places.items():
-            new = self._operations(subject, places, self._hold)
-            for n, one in zip(places, new, strict=True):
-                self._refs[n] = one.ref
-            parts.append(t.starts(self._keys, self._counters[subject], new))
-        edges = [put for pred, succ, on in self._links for put in w.link(self._keys, *self._ends(pred, succ), on)]
-        whole = Txn(
-            tuple({compare: None for part in parts for compare in part.compares}),
-            (*(op for part in parts for op in part.success), *edges),
-            tuple(Get(key) for n in self._new for key in self._found_at(self._refs[n])),
-            "start_graph",
-        )
-        size = sum(len(put.value) for put in whole.success if isinstance(put, Put))
-        fits = operations(whole) <= MAX_OPERATIONS and not any(isinstance(op, Txn) for op in whole.success)
-        return whole if fits and size <= t.START_BYTES_PER_TXN else None
-
-    def _found_at(self, ref: OperationRef) -> tuple[str, str]:
-        """Where an operation that was started is found by its request id, whether it goes on or has ended."""
-        return self._keys.of(ref, "spec"), self._keys.history(ref)
-
-    def _ends(self, pred: int, succ: int) -> tuple[OperationRef, OperationRef]:
-        return self._refs[pred], self._refs[succ]
-
-    @property
-    def _new(self) -> list[int]:
-        """The places of those that are to be started."""
-        return [n for n in range(len(self._wanted)) if n not in self._standing]
-
-    # ----------------------------------------------------------------- commit
-
-    async def _commit_whole(self, txn: Txn) -> None:
-        result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
-        if result.succeeded:
-            return
-        # An earlier copy of this transaction may have won, and what it started have ended since (T9).
-        found = [answer.kv if isinstance(answer, GetResult) else None for answer in result.responses]
-        for n, spec, history in zip(self._new, found[::2], found[1::2], strict=True):
-            wanted, ref = self._wanted[n], self._refs[n]
-            if spec is not None and is_of(read(Spec.decode, spec), wanted, ref):
-                return
-            if history is not None and is_of(read(History.decode, history), wanted, ref):
-                return
-        raise Lost
-
-    async def _in_pages(self) -> None:
-        """Insert them under a hold. Where something is refused for good, or the caller gives up, the hold is denied."""
-        self._hold = str(uuid.uuid4())
-        hold = Hold(GRAPH, options={"operations": len(self._wanted)})
-        self._value = hold.encode()
-        await self._etcd.commit(w.hold(self._keys, self._hold, hold, 0), deadline=WRITE_LIMIT)
-        self._shown = time.monotonic()
-        self._apart = {n for n, after in enumerate(self._after) if len(after) > AFTER_PER_START}
+    async def _find_earlier(self, own: Sequence[Try]) -> None:
+        """Callers that chose their request ids may have made these calls before."""
         try:
-            for subject, places in self._places.items():
-                await self._insert(subject, places)
-            for first in range(0, len(self._links), EDGES_PER_TXN):
-                await self._connect(self._links[first : first + EDGES_PER_TXN])
-            apart = [(n, one) for n in sorted(self._apart) for one in self._waits[n]]
-            for first in range(0, len(apart), OUTSIDE_PER_TXN):
-                await self._connect_outside(apart[first : first + OUTSIDE_PER_TXN])
-            await self._let_go()
-        except BaseException:
-            await self._deny()
-            raise
-
-    async def _insert(self, subject: Subject, places: Sequence[int]) -> None:
-        """The operations of one type on one table, page by page, with the numbers that stand there then."""
-        first = 0
-        while first < len(places):
-            counters = self._counters[subject]
-            page = self._operations(subject, places[first : first + t.STARTS_PER_LIST], self._hold)
-            page = page[: t.start_together(self._keys, page, flat=True)]
-            result = await self._commit_held(t.starts(self._keys, counters, page))
-            if not result.succeeded:
-                instead, wanted = t.found_instead(result)[0], self._wanted[places[first]]
-                spec = read(Spec.decode, instead.spec) if instead.spec is not None else None
-                if spec is None or (spec.request_id, spec.hold) != (wanted.request_id, self._hold):
-                    await self._still_held()
-                    record = read(History.decode, instead.history) if instead.history is not None else None
-                    if record is not None and is_of(record, wanted, page[0].ref):
-                        raise Lost  # it was started by another call, and has ended: what is held here does not end
-                    await self._still_alone(places[first : first + len(page)])
-                    await self._still_free(subject, places[first : first + len(page)])
-                    await self._read_counters(subject)
-                    await self._read_predecessors()
-                    continue
-            for n, one in zip(places[first:], page, strict=False):
-                self._refs[n] = one.ref
-            first += len(page)
-            if result.succeeded:
-                following = counters.next_instance + len(page)
-                self._counters[subject] = replace(counters, next_instance=following, next_instance_mod=result.revision)
+            answers = await find_earlier(self.etcd, self.keys, [one.wanted for one in own])
+        except DistopError as error:
+            share(own, error)
+            return
+        for one, found in zip(own, answers, strict=True):
+            if isinstance(found, BeingInserted):
+                one.verdict = Inserting(found.hold)  # until it is there with its graph, or that is given up
             else:
-                await self._read_counters(subject)
+                one.verdict = Started(found, earlier=True) if isinstance(found, OperationRef) else found
 
-    async def _still_free(self, subject: Subject, places: Sequence[int]) -> None:
-        """Raises Incompatible where somebody else has taken one of their ids meanwhile, with part of the graph there
-        already.
+    async def _read_objects(self, subject: Subject) -> None:
+        """What each works on, by its argument, which has to fit."""
+        for one in self.subjects[subject]:
+            if one.open:
+                try:
+                    one.object = await one.object_of(self.types[subject])
+                except InvalidArgument as error:
+                    one.verdict = error
+
+    async def _read_ids(self, subject: Subject) -> None:
+        """What is to be started of these. Who joins an operation of the same id that goes on, or is refused for it, is
+        told so. Of several with one id the first alone is asked for: the others have to see it.
         """
-        own = [self._wanted[n] for n in places if n in self._asked]
-        for answer in await resolve(self._etcd, self._keys, self._types[subject][0], own) if own else ():
-            if isinstance(answer, Joined | Undecided):
-                raise Incompatible(
-                    f"an operation of one of the ids of the graph, {subject[1]} on {subject[0]}, was started by "
-                    "somebody else while it was inserted: start it again"
-                )
-            if isinstance(answer, Exception):
-                raise answer
+        tries, of_type = [one for one in self.subjects[subject] if one.open], self.types[subject]
+        wanted = [one.wanted for one in tries]
+        answers = await resolve(self.etcd, self.keys, of_type.declaration, wanted, joins=self._joins)
+        ids: set[str] = set()
+        for one, answer in zip(tries, answers, strict=True):
+            if isinstance(answer, Joined):
+                one.verdict = Started(answer.ref, earlier=True)
+            elif isinstance(answer, Undecided):
+                one.verdict = Lost()
+            elif isinstance(answer, Exception):
+                one.verdict = answer
+            elif _overtaken(answer, of_type):
+                one.verdict = Lost()
+            elif answer.id not in ids:
+                ids |= {answer.id} if answer.id else set()
+                one.asked = answer
+                if answer.request.arg != one.wanted.arg:
+                    try:
+                        one.object = await object_found(of_type.declaration, answer.request)
+                    except InvalidArgument as error:
+                        one.verdict = error
+        _leave_out_waits_for_replaced(tries)
 
-    async def _still_alone(self, places: Sequence[int]) -> None:
-        """Whoever came first of two calls with the same request ids inserts them; both do it in the same order. Raises
-        Inserting, Lost.
+    async def read_predecessors(self) -> Mapping[OperationRef, Standing | NotFound]:
+        """What each of them has to wait for."""
+        asked = [one for one in self.tries if one.asked is not None and one.verdict is None]
+        standing = await standings(self.etcd, self.keys, (after.ref for one in asked for after in one.awaited))
+        for one in asked:
+            try:
+                one.after = predecessors(one.awaited, standing)
+            except DistopError as error:
+                one.verdict = error
+        return standing
+
+    def operations(
+        self, tries: Sequence[Try], *, hold: str = "", waits: bool = False, apart: Iterable[Try] = ()
+    ) -> list[t.NewOperation]:
+        """Those, of one type on one table, with the next numbers. ``hold``, ``waits``: all of them wait, be it for
+        nobody. ``apart``: what these wait for is written apart.
         """
-        own = [self._wanted[n] for n in places if self._wanted[n].own_id]
-        for answer in await find_earlier(self._etcd, self._keys, own) if own else ():
-            if isinstance(answer, BeingInserted):
-                raise Inserting(answer.hold)
-            if answer is not None:
-                raise answer if isinstance(answer, InvalidArgument) else Lost
+        subject = tries[0].wanted.table, tries[0].wanted.type
+        return [
+            self._operation(one, OperationRef(*subject, one.object, number), hold, waits, one in apart)
+            for number, one in enumerate(tries, self.types[subject].counters.next_instance)
+        ]
 
-    async def _connect_outside(self, edges: Sequence[tuple[int, After]]) -> None:
-        """Edges to operations of which an operation waits for very many. What has ended well meanwhile is waited for
-        no more. Raises OperationStartError where one ended otherwise.
-        """
-        began = time.monotonic()
-        while True:
-            standing = await standings(self._etcd, self._keys, (one.ref for _, one in edges))
-            left = [(n, pred) for n, one in edges for pred in predecessors([one], standing)]
-            mods = {pred.ref: pred.mod for _, pred in left}
-            compares = tuple(unchanged(self._keys.of(ref, "state"), mod) for ref, mod in sorted(mods.items()))
-            puts = tuple(put for n, pred in left for put in w.link(self._keys, pred.ref, self._refs[n], pred.on))
-            if not puts or (await self._commit_held(Txn(compares, puts, (), "edges"))).succeeded:
-                return
-            await self._still_held()
-            if overdue(began):
-                raise OperationStartError("the operations that are waited for change all the time: try again")
-
-    async def _connect(self, links: Sequence[Link]) -> None:
-        """Write edges between operations that exist; writing them twice does no harm.
-
-        Raises OperationStartError where one of them has ended: a coordinator of an older release does not look for its
-        hold.
-        """
-        ends = [self._ends(pred, succ) for pred, succ, _ in links]
-        refs = sorted({ref for two in ends for ref in two})
-        waits = tuple(value_is(self._keys.of(ref, "state"), word(State.PENDING)) for ref in refs)
-        puts = tuple(put for two, (_, _, on) in zip(ends, links, strict=True) for put in w.link(self._keys, *two, on))
-        if not (await self._commit_held(Txn(waits, puts, (), "edges"))).succeeded:
-            await self._still_held()
-            raise OperationStartError(
-                "an operation of the graph ended before the graph was inserted completely; start the graph again"
-            )
-
-    async def _commit_held(self, txn: Txn) -> TxnResult:
-        """Commit it as long as the hold is there, and show now and then that somebody works at it."""
-        key, show = self._keys.hold(self._hold), time.monotonic() - self._shown > HOLD_EVERY
-        held = replace(
-            txn,
-            compares=(value_is(key, self._value), *txn.compares),
-            success=(*txn.success, *((Put(key, self._value),) if show else ())),
+    def _operation(self, one: Try, ref: OperationRef, hold: str, waits: bool, apart: bool) -> t.NewOperation:
+        assert one.asked is not None
+        spec, value = one.spec_of(self.types[ref.table, ref.type], hold)
+        waits = waits or one.asked.request.waits
+        return t.NewOperation(
+            *(ref, spec, one.asked.request.arg),
+            None if waits or ref.table != CLUSTER_TABLE else whole_plan(),
+            waits=waits,
+            after=one.after if not apart else (),
+            options=one.wanted.options,
+            takes=one.asked.takes(ref),
+            value=value,
+            named=one.wanted.keyed,
         )
-        result = await self._etcd.commit(held, deadline=WRITE_LIMIT)
-        if show and result.succeeded:
-            self._shown = time.monotonic()
-        return result
 
-    async def _still_held(self) -> None:
-        """Raises OperationStartError where the hold was denied meanwhile."""
-        kv = await self._etcd.get(self._keys.hold(self._hold))
-        if kv is None or kv.value != self._value:
-            raise OperationStartError(
-                "the graph was given up, because nothing was seen of its caller for a while: start it again"
-            )
 
-    async def _let_go(self) -> None:
-        """The last transaction: from here on all of them are there."""
-        key = self._keys.hold(self._hold)
-        txn = Txn((value_is(key, self._value),), (Delete(key),), (Get(key),), "release_hold")
-        result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
-        if not result.succeeded and not (result.repeated and await self._etcd.get(key) is None):
-            await self._still_held()
+def share(tries: Iterable[Try], error: Exception) -> None:
+    """Each that has no verdict gets its own copy, but the first: two that are raised at once would write into each
+    other's traceback.
+    """
+    given = False
+    for one in tries:
+        if one.verdict is None:
+            one.verdict = copied(error) if given else error
+            given = True
 
-    async def _deny(self) -> None:
-        """What was inserted shall never begin. Where etcd does not answer, daemons see to it."""
-        key = self._keys.hold(self._hold)
-        denied = Hold(GRAPH, HoldState.DENIED, "the graph that it was part of was not inserted as a whole")
-        with suppress(DistopError):
-            await self._etcd.commit(
-                Txn((value_is(key, self._value),), (Put(key, denied.encode()),), (), "deny"), deadline=DENY_LIMIT
-            )
+
+def copied(error: Exception) -> Exception:
+    """Another one that says the same."""
+    if not isinstance(error, DistopError):
+        return error
+    other = copy.copy(error)
+    other.__cause__, other.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return other
+
+
+def _overtaken(asked: Asked, of_type: OfType) -> bool:
+    """The holder of its id was read after the counters, and was started in between: it has a number that these still
+    give away.
+    """
+    return asked.holder is not None and asked.holder.ref.instance >= of_type.counters.next_instance
+
+
+def _leave_out_waits_for_replaced(tries: Iterable[Try]) -> None:
+    """Those that wait for an operation that another one of these replaces, or the other way round, are left out,
+    whichever comes later: it is judged by what the first one has left.
+    """
+    replaced, awaited = set[OperationRef](), set[OperationRef]()
+    for one in tries:
+        if one.asked is None or one.verdict is not None:
+            continue
+        holder = one.asked.holder.ref if one.asked.replaces and one.asked.holder is not None else None
+        after = {pred.ref for pred in one.asked.request.after}
+        if holder in awaited or not replaced.isdisjoint(after):
+            one.asked = None
+            continue
+        awaited |= after
+        if holder is not None:
+            replaced.add(holder)
+
+
+# ---------------------------------------------------------- types and counters
+
+
+async def _read(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> Sequence[GetResult]:
+    return await etcd.read(
+        Get(keys.run_ops(table)),
+        Get(keys.next_instance(table, type_name)),
+        Get(keys.behavior(type_name)),
+        Get(keys.table(table)),
+    )
+
+
+async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, found: Sequence[GetResult]) -> OfType:
+    """Raises UnknownBehavior, NotFound (the table), InvalidArgument (a type that works on a table, without one)."""
+    run_ops, following, declared, record = found
+    declaration = await _declaration(etcd, keys, type_name, declared)
+    if record.kv is None and table != CLUSTER_TABLE:
+        raise NotFound(
+            f"{await unknown_table(etcd, keys, table)}: register it with "
+            f"{command('table', 'add', table, '--format', 'parquet', '--location', 'DIR')}"
+        )
+    if declaration.needs_table and table == CLUSTER_TABLE:
+        raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    record_of_table = read(TableRecord.decode, record.kv) if record.kv is not None else None
+    return OfType(declaration, record_of_table, counters(run_ops, following, mod_of(record)))
+
+
+def counters(run_ops: GetResult, following: GetResult, table_mod: int | None) -> t.Counters:
+    """As they were read."""
+    running = table_registry.running(run_ops.kv)
+    number = read(word(int), following.kv) if following.kv is not None else 1
+    return t.Counters(running, mod_of(run_ops), number, mod_of(following), table_mod)
+
+
+def mod_of(found: GetResult) -> int:
+    """The mod revision; 0: the key is absent."""
+    return found.kv.mod_revision if found.kv is not None else 0
+
+
+async def _declaration(etcd: EtcdClient, keys: Keys, type_name: str, found: GetResult) -> Declaration:
+    if found.kv is not None:
+        return read(Declaration.decode, found.kv)
+    listing = await etcd.list(*keys.family(K.BEHAVIOR), keys_only=True)
+    published = sorted(kv.key.rpartition(".")[2] for kv in listing.kvs)
+    raise UnknownBehavior(
+        f"there is no behavior {type_name!r}{did_you_mean(type_name, published, 'published')}: start an executor on "
+        "which it is installed"
+    )
+
+
+# ------------------------------------------------------------------- requests
+
+
+def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None, hold: str = "") -> Spec:
+    """What never changes about an operation that is started by this request."""
+    rules = declaration.rules()
+    if wanted.failure_policy is not None:
+        rules = replace(rules, failure_policy=wanted.failure_policy)
+    if wanted.retry_attempts is not None:
+        rules = replace(rules, retry=replace(rules.retry, attempts=wanted.retry_attempts))
+    if wanted.time_limit is not None:
+        rules = replace(rules, time_limit=shortest(rules.time_limit, wanted.time_limit))
+    return Spec(
+        wanted.request_id,
+        rfc3339(time.time()),
+        wanted.submitter,
+        rules,
+        record,
+        wanted.partitions,
+        declaration.instances == "one",
+        rerun_of=wanted.rerun_of,
+        request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
+        not_before=wanted.not_before,
+        hold=hold,
+        where=wanted.where,
+        series=wanted.series.to_json() if wanted.series is not None else None,
+        by=wanted.by,
+    )
+
+
+async def object_found(declaration: Declaration, wanted: Request) -> str:
+    """As :func:`object_of`. What takes long does not hold up the event loop: a session's leases are renewed on it."""
+    from distop.schemas.argument_schema import QUICK_STEPS, TakesLong
+
+    try:
+        return object_of(declaration, wanted, steps=QUICK_STEPS)
+    except TakesLong:
+        return await asyncio.to_thread(object_of, declaration, wanted)
+
+
+def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = None) -> str:
+    """The object that it works on, or "". ``steps``: at most, of the comparison with the schema.
+
+    Raises InvalidArgument where the argument does not fit, and as ``schema.check_argument``.
+    """
+    from distop.schemas.argument_schema import MAX_STEPS, check_argument
+
+    if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has one job"
+        )
+    if not declaration.code and wanted.time_limit is not None:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that executors run, so its jobs have no time limit: whoever owns a job says "
+            "how long (duration)"
+        )
+    if not declaration.code:
+        refuse_unowned(wanted.type, wanted.options, wanted.where)
+    arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg, steps=steps or MAX_STEPS)
+    if declaration.object_field is None:
+        return ""
+    value = arg.get(declaration.object_field) if isinstance(arg, dict) else None
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise InvalidArgument(
+            f"the argument of {wanted.type} needs {declaration.object_field!r}, a text that names what it works on"
+        )
+    K.encode_object(str(value))
+    return str(value)

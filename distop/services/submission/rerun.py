@@ -10,19 +10,17 @@ from distop.protocol import rerun_record
 from distop.protocol.record_reading import read
 from distop.protocol.records import CLUSTER_TABLE, History, State
 from distop.protocol.txn import Get
-from distop.services.submission.start_request import acting, request, started_by
+from distop.services.submission.start_options import StartOptions
+from distop.services.submission.start_request import acting, request
 from distop.services.submission.submit import submit
-
-_TOLD = 200
-"""Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
+from distop.services.suggested_commands import command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
     from distop.protocol.rerun_record import Kept
-    from distop.services.submission.submit import Started
+    from distop.services.operation_results import OperationResult
+    from distop.services.submission.insertion import Started
     from distop.store.client import EtcdClient
 
 
@@ -30,14 +28,9 @@ async def rerun(
     etcd: EtcdClient,
     keys: Keys,
     ref: OperationRef,
+    given: StartOptions,
     *,
     unfinished: bool | None,
-    request_id: str | None,
-    failure_policy: str | None,
-    retry_attempts: int | None,
-    submitter: str,
-    labels: Mapping[str, str] | None = None,
-    time_limit: float | None = None,
 ) -> Started:
     """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
     no end; None: the latter where it was cancelled.
@@ -61,22 +54,24 @@ async def rerun(
     names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
     assert found is not None
     rules = found.spec.rules
-    wanted = request(
-        ref.type,
-        ref.table,
-        found.arg,
-        None if ref.table == CLUSTER_TABLE else names,
-        request_id,
-        failure_policy if failure_policy is not None else rules.failure_policy,
-        retry_attempts if retry_attempts is not None else rules.retry.attempts,
-        submitter,
-        labels if labels is not None else found.spec.labels,
-        time_limit=time_limit if time_limit is not None else rules.time_limit or None,
+    former = StartOptions(
+        partitions=None if ref.table == CLUSTER_TABLE else names,
+        failure_policy=rules.failure_policy,
+        retry_attempts=rules.retry.attempts,
+        time_limit=rules.time_limit or None,
+        labels=found.spec.labels,
     )
+    wanted = request(ref.type, ref.table, found.arg, replace(former, **given.given()), acting(etcd))
     # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
     id_ = found.spec.id
     wanted = replace(wanted, id=id_, one_off=not id_, on_duplicate="refuse" if id_ else "")
-    return await submit(etcd, keys, started_by(acting(etcd), replace(wanted, rerun_of=str(ref))))
+    return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
+
+
+def left_out(ended: OperationResult, unfinished: bool | None) -> int:
+    """How many of its partitions that had no end a rerun leaves out."""
+    takes = unfinished if unfinished is not None else ended.state != State.FAILED
+    return 0 if takes else ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"]
 
 
 def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:
@@ -94,13 +89,9 @@ def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: b
         raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
     names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
     if found is None or (unfinished and left and not found.unfinished):
-        which = ""
-        if ranges := record.failed_ranges:
-            first = ranges if len(ranges) <= _TOLD else ranges[: ranges.rindex(",", 0, _TOLD)]
-            more = " and more" if first != ranges or record.failed_truncated else ""
-            which = f" (failed, by their places in its plan, from 0: {first}{more})"
+        listing = f" (list the failed ones: {command('show', str(ref), '--failed')})" if record.failed else ""
         raise NotAllowed(
-            f"{ref} had too many partitions that are not done, or too long names, to be kept for a rerun: start it "
-            f"anew, with --partition for some{which}"
+            f"{ref} cannot be rerun: its unfinished partitions were too many, or their names too long, to be kept. "
+            f"Start the operation again, with --partition for some of them{listing}"
         )
     return names

@@ -15,20 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.protocol.operation_transitions import STARTS_PER_TXN
-from distop.services.submission.submit import (
-    Apart,
-    Heard,
-    Lost,
-    NotSent,
-    Started,
-    Try,
-    note_cut_off,
-    overdue,
-    pause,
-    submit,
-    too_contended,
-    try_to_start,
-)
+from distop.services.submission.contention import Lost, overdue, pause, too_contended
+from distop.services.submission.insertion import Started, Try
+from distop.services.submission.submit import Apart, Heard, NotSent, note_cut_off, submit, try_to_start
 
 if TYPE_CHECKING:
     from distop.protocol.keys import Keys

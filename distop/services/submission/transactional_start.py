@@ -8,11 +8,9 @@ counter of instances alone, and nothing that begins or ends on the table makes t
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import time
 from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
@@ -40,8 +38,8 @@ from distop.protocol.user_transaction import (
     start_lookups,
     was_started,
 )
+from distop.services.submission.contention import Lost, until_won
 from distop.services.submission.graph_start import check, in_one
-from distop.services.submission.submit import overdue, pause, too_contended
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import KeyValue, Operation, Result
-    from distop.services.submission.insertion import Link, Whole
+    from distop.services.submission.graph_start import Link, Whole
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
@@ -126,7 +124,8 @@ async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], li
     """Read and check everything, write nothing. Raises as ``graph_start.start_graph`` does; InvalidArgument for what
     one transaction does not take; OperationStartError where an earlier call with these request ids has started them.
     """
-    whole = await in_one(etcd, keys, wanted, links)
+    check(wanted, links)
+    whole = await until_won(etcd, keys, wanted[0], lambda: in_one(etcd, keys, wanted, links))
     if whole.earlier:
         raise OperationStartError(
             f"{', '.join(map(str, whole.refs[:3]))} {'was' if len(whole.refs) == 1 else 'were'} started by an earlier "
@@ -209,8 +208,8 @@ async def commit_with(
     # A call that is repeated has the same request id where the caller chose one: all else is named by that.
     place = next((n for n, one in enumerate(wanted) if one.own_id), 0)
     first = wanted[place]
-    began, tries = time.monotonic(), 0
-    while True:
+
+    async def attempt() -> Committed:
         if first.own_id and await etcd.get(receipt(keys, first.table, first.type, first.request_id)) is not None:
             return Committed(False, earlier=True)
         whole = await in_one(etcd, keys, wanted, links)
@@ -221,31 +220,29 @@ async def commit_with(
         caller = CallerTransaction(
             ref, first.request_id, number, first.own_id, mine.compare, mine.success, mine.failure
         )
-        txn = _joined(keys, whole, caller)
-        try:
-            result = await etcd.commit(txn, deadline=WRITE_LIMIT)
-            if (done := await _outcome(etcd, keys, whole, caller, result)) is not None:
-                return done
-        except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                "whether the transaction was committed, and its operations were started, is not known, because etcd "
-                f"stopped answering: call again with request_id={shown(name)}, which commits it only if it was not"
-            ) from error
-        tries += 1
-        if overdue(began):
-            raise too_contended(first)
-        await asyncio.sleep(pause(tries))
+        result = await etcd.commit(_joined(keys, whole, caller), deadline=WRITE_LIMIT)
+        return await _outcome(etcd, keys, whole, caller, result)
+
+    try:
+        return await until_won(etcd, keys, first, attempt)
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(
+            "whether the transaction was committed, and its operations were started, is not known, because etcd "
+            f"stopped answering: call again with request_id={shown(name)}, which commits it only if it was not"
+        ) from error
 
 
 async def _outcome(
     etcd: EtcdClient, keys: Keys, whole: Whole, caller: CallerTransaction, result: TxnResult
-) -> Committed | None:
-    """The outcome; None where one of distop's counters moved, and nothing was done."""
+) -> Committed:
+    """The outcome. Raises Lost where one of distop's counters moved, and nothing was done."""
     if not result.succeeded:
         before = applied_branch(result.responses, caller.request_id)
         if before is False:
             return Committed(False, earlier=not result.repeated)
-        return Committed(True, whole.refs) if before and result.repeated else None
+        if not (before and result.repeated):
+            raise Lost
+        return Committed(True, whole.refs)
     inner = result.responses[0]
     assert isinstance(inner, TxnResult)
     if inner.succeeded:

@@ -7,8 +7,8 @@ is up to the executors (``daemon.upkeep.prepared_verification``).
 
 from __future__ import annotations
 
-import asyncio
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
@@ -24,14 +24,17 @@ from distop.protocol.records import History, OperationRef, Spec, State
 from distop.protocol.texts import shown
 from distop.protocol.txn import Get, GetResult
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
+from distop.services.submission.contention import Lost, until_won
 from distop.services.submission.graph_start import in_one
-from distop.services.submission.start_request import LONGEST_DELAY, PREPARED, acting, seconds, text
-from distop.services.submission.submit import Started, overdue, pause, too_contended
+from distop.services.submission.idempotency import won
+from distop.services.submission.insertion import Started
+from distop.services.submission.option_values import LONGEST_DELAY, seconds, text
+from distop.services.submission.start_request import PREPARED, acting
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.protocol.keys import Keys
-    from distop.protocol.txn import KeyValue, TxnResult
+    from distop.protocol.txn import KeyValue
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
@@ -100,38 +103,29 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms)
 
     Raises as ``submit.submit`` does; InvalidArgument where the external id was used for another request.
     """
-    from dataclasses import replace
 
-    hold = p.hold_id(asked.external_id)
-    began, tries = time.monotonic(), 0
-    while True:
+    async def attempt() -> Started:
         there = await _find(etcd, keys, asked.external_id)
         if there is not None:
             return _same(there[0], asked)
-        whole = await in_one(etcd, keys, [wanted], (), hold)
+        whole = await in_one(etcd, keys, [wanted], (), p.hold_id(asked.external_id))
         if whole.earlier:
             return Started(whole.refs[0], earlier=True)
-        full = replace(asked, op=str(whole.refs[0]))
-        try:
-            result = await etcd.commit(p.under_hold(keys, whole.txn, full), deadline=WRITE_LIMIT)
-        except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"whether {wanted.type} on {wanted.table} was prepared is not known, because etcd stopped answering: "
-                f"prepare it again with the external id {shown(asked.external_id)}, which does so only if it was not"
-            ) from error
-        if result.succeeded or _won(result, wanted):
-            return Started(whole.refs[0])
-        tries += 1
-        if overdue(began):
-            raise too_contended(wanted)
-        await asyncio.sleep(pause(tries))
+        held = p.under_hold(keys, whole.txn, replace(asked, op=str(whole.refs[0])))
+        result = await etcd.commit(held, deadline=WRITE_LIMIT)
+        spec = result.responses[0] if not result.succeeded and result.repeated else None
+        # An earlier copy may have been applied (T9).
+        if not result.succeeded and not (isinstance(spec, GetResult) and won(spec.kv, None, wanted, whole.refs[0])):
+            raise Lost
+        return Started(whole.refs[0])
 
-
-def _won(result: TxnResult, wanted: Request) -> bool:
-    """An earlier copy was applied (T9)."""
-    first = result.responses[0]
-    spec = read(Spec.decode, first.kv) if isinstance(first, GetResult) and first.kv is not None else None
-    return result.repeated and spec is not None and spec.request_id == wanted.request_id
+    try:
+        return await until_won(etcd, keys, wanted, attempt)
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(
+            f"whether {wanted.type} on {wanted.table} was prepared is not known, because etcd stopped answering: "
+            f"prepare it again with the external id {shown(asked.external_id)}, which does so only if it was not"
+        ) from error
 
 
 def _same(there: p.Terms, asked: p.Terms) -> Started:
@@ -160,9 +154,7 @@ def _terms(kv: KeyValue) -> tuple[p.Terms, Hold, int]:
     return found, record, kv.mod_revision
 
 
-async def confirm(
-    etcd: EtcdClient, keys: Keys, external_id: str, expected: OperationRef | None = None
-) -> OperationRef:
+async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: OperationRef | None = None) -> OperationRef:
     """Let what was prepared begin; again on one that is confirmed changes nothing.
 
     Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled, or is another operation

@@ -1,4 +1,4 @@
-"""The ``FileIO`` by which pyiceberg opens the files of a table: of each no more is read than metadata may have."""
+"""A ``FileIO`` for pyiceberg that limits the size of the files it reads."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from distop.storage.files import METADATA_BYTES, local_path, open_regular, read_
 from distop.storage.storage_urls import check_paths
 
 INNER_IMPL = "distop.py-io-impl"
-"""The setting of a catalog that has what stood at ``py-io-impl``."""
+"""The setting of a catalog for its original ``py-io-impl``."""
 
 _COMPRESSED = ".gz.metadata.json"
-"""How a file's name ends that pyiceberg decompresses."""
+"""Suffix of files that pyiceberg decompresses."""
 
 
 PARSED_BYTES = 64 << 20
-"""Of a table's metadata file at most, decompressed: parsed, it takes some forty times as much memory."""
+"""Maximum bytes of a metadata file, decompressed: parsing needs some forty times as much memory."""
 _PARSED = re.compile(r"\.metadata\.json(\.gz)?\Z")
 
 
 def is_compressed(location: str) -> bool:
-    """By its name, as pyiceberg has it."""
+    """Whether a metadata file is compressed, by its name, like in pyiceberg."""
     return location.endswith(_COMPRESSED)
 
 
 def bounded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a catalog by which it opens all files so."""
+    """A catalog's settings with this module's FileIO."""
     inner = {INNER_IMPL: settings[PY_IO_IMPL]} if PY_IO_IMPL in settings else {}
     return {**settings, **inner, PY_IO_IMPL: f"{BoundedIO.__module__}.{BoundedIO.__name__}"}
 
 
 class BoundedIO(FileIO):
-    """Opens files as pyiceberg does by these properties, and removes none. A file that has more than METADATA_BYTES (of
-    a table's metadata: PARSED_BYTES) raises TooLarge, one that lies where data may not send anybody InvalidArgument.
+    """Opens files like pyiceberg with these properties, but removes none.
+
+    Raises TooLarge for a file of more than METADATA_BYTES (metadata files: PARSED_BYTES), InvalidArgument for a path or
+    URL that is not allowed in data.
     """
 
     def new_input(self, location: str) -> InputFile:
@@ -49,9 +51,9 @@ class BoundedIO(FileIO):
         return self._of(location).new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Raises UnsafePath: no file is removed because metadata name it."""
+        """Raises UnsafePath: files that metadata name are never removed."""
         where = location if isinstance(location, str) else location.location
-        raise UnsafePath(f"{where} is not removed: distop removes no file that the metadata of a table name")
+        raise UnsafePath(f"{where} was not removed: distop does not remove files that a table's metadata name")
 
     def _of(self, location: str) -> FileIO:
         check_paths((location,))
@@ -79,7 +81,7 @@ class _Bounded(InputFile):
         with self._inner.open(seekable) if path is None else open_regular(str(path), follow=False) as stream:
             data = read_whole(stream, limit, self.location)
         if is_compressed(self.location):
-            # A few bytes may stand for any number of them: counted here, before all are in memory at once.
+            # A few bytes may decompress to any number: count them here, before all of them are in memory.
             with gzip.open(io.BytesIO(data)) as text:
                 read_whole(text, limit, self.location)
         return io.BytesIO(data)

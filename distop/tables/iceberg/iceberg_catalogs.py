@@ -1,8 +1,8 @@
-"""Iceberg tables that a catalog knows: which metadata file is the current one, and how another takes its place.
+"""Iceberg tables of a catalog: reads the current metadata file, and commits a new one.
 
-A table record names a catalog, and nothing else of it. Its type, its addresses and what is secret come from pyiceberg's
-configuration where the code runs: ``PYICEBERG_CATALOG__<NAME>__…``, or ``.pyiceberg.yaml`` in ``PYICEBERG_HOME`` or the
-user's home. That of the current folder, which pyiceberg would read as well, is not read.
+A table record has only the name of its catalog. The catalog's type, addresses and secrets come from pyiceberg's
+configuration on the node: ``PYICEBERG_CATALOG__<NAME>__…``, or ``.pyiceberg.yaml`` in ``PYICEBERG_HOME`` or the user's
+home. A file in the current folder, which pyiceberg would read as well, is ignored.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TYPES = ("rest", "sql", "hive", "glue", "dynamodb", "bigquery", "hadoop")
-"""``hadoop`` is none of pyiceberg's: a folder in which each table has the folder of its name."""
+"""Supported types. ``hadoop`` is distop's own: a folder with one folder per table, by the table's name."""
 PATIENCE = 60.0
-"""Seconds that a catalog is given for an answer: pyiceberg itself would wait for ever."""
+"""Time-out in seconds for a catalog's answer: pyiceberg itself has none."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _FILE = ".pyiceberg.yaml"
 _PAIRS = (("username", "password"), ("client_id", "client_secret"))
 """Settings below ``auth`` that pyiceberg sends together."""
 _STEP = 0.25
-"""Seconds between two looks at whether to go on waiting."""
+"""Seconds between two checks whether to stop waiting."""
 
 
 @frozen
 class Catalog:
-    """A catalog, as a table record names it."""
+    """A catalog by its name in a table record."""
 
     name: str
 
     @classmethod
     def of(cls, option: Any) -> Catalog:
-        """From the option ``catalog``. Raises InvalidArgument for what is no name, also where it is read from etcd."""
+        """The catalog of the option ``catalog``, which is not trusted. Raises InvalidArgument for an invalid name."""
         if isinstance(option, dict):
             raise InvalidArgument(
-                "the table option 'catalog' must be the name of a catalog alone: its type, uri, warehouse and "
-                f"credentials belong into the settings of the executors, {_where('NAME')}"
+                "the table option 'catalog' must be only the name of a catalog: give its type, uri, warehouse and "
+                f"credentials to the executors, {_where('NAME')}"
             )
         if not isinstance(option, str) or not _NAME.fullmatch(option):
             raise InvalidArgument(
-                "the table option 'catalog' must be the name of a catalog, of letters, digits, '-' and '_': "
-                f"its settings are found by it, {_where('NAME')}"
+                "the table option 'catalog' must be the name of a catalog with letters, digits, '-' and '_'; give its "
+                f"settings under this name to the executors, {_where('NAME')}"
             )
         return cls(option)
 
     def settings(self) -> dict[str, Any]:
-        """This node's settings of the catalog. Raises TableUnavailable where it has none, or no known type."""
+        """This node's settings of the catalog. Raises TableUnavailable if it has none, or an unknown type."""
         found = _settings(self.name)
         if not found:
-            raise TableUnavailable(f"{self} is not configured on this node: give it its settings {_where(self.name)}")
+            raise TableUnavailable(f"{self} is not configured on this node: give its settings {_where(self.name)}")
         kind = found.get("type")
         if kind is not None and str(kind).lower() not in TYPES:
-            raise TableUnavailable(f"{self} has the type {kind!r} on this node, which is not one of {', '.join(TYPES)}")
+            raise TableUnavailable(f"{self} has the unknown type {kind!r} on this node (known: {', '.join(TYPES)})")
         return found
 
     def warehouse(self) -> str | None:
@@ -79,8 +79,8 @@ class Catalog:
         folder = str(settings.get("warehouse") or "").rstrip("/")
         if not folder.startswith("/") and "://" not in folder:
             raise TableUnavailable(
-                f"{self} is of type hadoop, and needs its warehouse on this node, as an absolute path or a URL: "
-                f"give it {_where(self.name, 'warehouse')}"
+                f"{self} of type hadoop needs its warehouse on this node, an absolute path or a URL: give it "
+                f"{_where(self.name, 'warehouse')}"
             )
         return folder
 
@@ -89,9 +89,10 @@ class Catalog:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """What pyiceberg's configuration has of a catalog, but for a file in the current folder: whoever may write there
-    would choose a host for the tokens in the environment. What is secret of it is hidden in texts from now on: a server
-    may quote it. Raises TableUnavailable where it cannot be read.
+    """The settings of a catalog in pyiceberg's configuration. Raises TableUnavailable if it cannot be read.
+
+    A file in the current folder is ignored: a user who can write there could choose the host that gets the tokens of
+    the environment. Secrets in the settings are redacted in texts from now on, since a server may quote them.
     """
     import strictyaml
     from pyiceberg.utils.config import Config
@@ -103,13 +104,13 @@ def _settings(name: str) -> dict[str, Any]:
         try:
             config = _lower(strictyaml.load(path.read_text(encoding="utf-8")).data)
         except (OSError, ValueError, strictyaml.YAMLError) as error:
-            raise TableUnavailable(f"the file {path} cannot be read: {_line(error)}") from error
+            raise TableUnavailable(f"cannot read the file {path}: {_line(error)}") from error
         if config:
             break
     try:
         found = Config._from_environment_variables(config).get("catalog")
     except ValueError as error:
-        raise TableUnavailable(f"pyiceberg's settings on this node cannot be read: {_line(error)}") from error
+        raise TableUnavailable(f"cannot read pyiceberg's settings on this node: {_line(error)}") from error
     of = found.get(name.lower()) if isinstance(found, dict) else None
     settings = dict(of) if isinstance(of, dict) else {}
     _hide(settings)
@@ -129,34 +130,34 @@ def _hide(settings: dict[str, Any], within: str = "") -> None:
 
 
 def _lower(told: Any) -> dict[str, Any]:
-    """With names in lower case, as pyiceberg has them; nothing of what is no mapping."""
+    """A mapping with its names in lower case, like pyiceberg's; empty if the value is not a mapping."""
     if not isinstance(told, dict):
         return {}
     return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in told.items()}
 
 
 def _where(name: str, setting: str = "") -> str:
-    """Where the settings of a catalog are given."""
+    """The places for settings of a catalog, for an error text."""
     variable = f"PYICEBERG_CATALOG__{name.upper().replace('-', '_')}__{setting.upper() or '…'}"
     return f"as {variable} in the environment, or in {_FILE} in the home or in PYICEBERG_HOME"
 
 
 def identifier(table: TableRecord) -> tuple[str, ...]:
-    """The parts of the name by which the catalog knows the table. Raises InvalidArgument for what is no name."""
+    """The parts of the table's name in its catalog. Raises InvalidArgument for an invalid name."""
     parts = tuple(table.location.split("."))
     if len(parts) < 2 or not all(parts) or any(c in table.location for c in "/\\\0"):
         raise InvalidArgument(
-            f"the location {table.location!r} is no name of a table in a catalog: write it as namespace.table"
+            f"the location {table.location!r} is not the name of a table in a catalog: write namespace.table"
         )
     return parts
 
 
 class Changed(NotAllowed):
-    """The table is not what the change was made from: somebody else has committed. Nothing was changed."""
+    """Another process has committed a change of the table meanwhile. Nothing was changed."""
 
 
 class CatalogTable:
-    """A table as its catalog had it when it was opened. ``loaded``: pyiceberg's Table."""
+    """The state of a catalog's table when it was opened. ``loaded``: pyiceberg's Table."""
 
     def __init__(self, catalog: Catalog, loaded: Any, check: Callable[[], None]) -> None:
         self._catalog = catalog
@@ -170,24 +171,25 @@ class CatalogTable:
 
     @property
     def metadata(self) -> Any:
-        """What stands in it."""
+        """The content of the current metadata file."""
         return self.loaded.metadata
 
     @property
     def writes_metadata(self) -> bool:
-        """Whether the catalog's server writes metadata files by itself; else pyiceberg does here."""
+        """Whether the catalog's server writes the metadata files; otherwise pyiceberg writes them here."""
         from pyiceberg.catalog.rest import RestCatalog
 
         return isinstance(self.loaded.catalog, RestCatalog)
 
     def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = ()) -> str:
-        """Change the table, if it is still the one that was opened, with the same snapshot on its main branch, the same
-        schema, and what ``requirements`` want besides; the new metadata file. It is opened as that from then on.
-        Whether to go on is asked before it, and not while its answer is waited for.
+        """Commit changes of the table; returns the new metadata file, which is then this object's state.
 
-        Raises InvalidArgument where pyiceberg would write the metadata elsewhere (``guarded_catalogs``), Changed, and
-        OutcomeUnknown where the answer did not come: the same commit again then either does it, or
-        is refused, and whoever opens the table anew sees whether it was done.
+        The commit requires the opened table, its snapshot on the main branch, its schema, and ``requirements``. A stop
+        is checked before the commit, but not during it.
+
+        Raises InvalidArgument if pyiceberg would write the metadata to another folder (``guarded_catalogs``), Changed,
+        and OutcomeUnknown without an answer: the same commit again then either succeeds or is rejected, and opening the
+        table again shows whether it was committed.
         """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
         from pyiceberg.table.update import AssertCurrentSchemaId, AssertRefSnapshotId, AssertTableUUID
@@ -205,32 +207,32 @@ class CatalogTable:
             return self.loaded.catalog.commit_table(self.loaded, same, tuple(updates))
 
         name = ".".join(self.loaded.name())
-        # Once it is on its way it is waited for: whoever stops then would not know what became of it.
+        # After it was sent, wait for the answer: otherwise the outcome would be unknown.
         self._check()
         try:
             done = _answer(ask, lambda: None)
         except Exception as error:
             if isinstance(error, CommitFailedException | NoSuchTableError) or _status(error) == 404:
-                text = f"the table {name!r} has been changed by somebody else meanwhile: {_line(error)}"
+                text = f"the table {name!r} was changed by another process meanwhile: {_line(error)}"
                 raise Changed(text) from error
-            told = _told(error, self._catalog, name)
-            if isinstance(error, CommitStateUnknownException | TimeoutError) or isinstance(told, _Unanswered):
-                text = f"whether the change of {name!r} was committed is not known: {told or _line(error)}"
+            explained = _explained(error, self._catalog, name)
+            if isinstance(error, CommitStateUnknownException | TimeoutError) or isinstance(explained, _Unanswered):
+                text = f"whether the change of {name!r} was committed is unknown: {explained or _line(error)}"
                 raise OutcomeUnknown(text) from error
-            if told is None:
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
         self.loaded.metadata, self.loaded.metadata_location = done.metadata, done.metadata_location
         return self.source
 
 
 @contextmanager
 def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iterator[CatalogTable]:
-    """The table of a record with the option ``catalog``, as the catalog has it now. ``check`` is called while it is
-    waited for, and raises where that is to stop.
+    """Open the current state of a table with the option ``catalog``.
 
-    Raises InvalidArgument for what the catalog does not have, TableUnavailable where it, or the table's metadata,
-    cannot be reached or read from here, be it for want of credentials.
+    ``check`` is called during the wait for the catalog, and raises to stop it. Raises InvalidArgument if the catalog
+    does not have the table, TableUnavailable if the catalog or the table's metadata cannot be read from here, for
+    example without credentials.
     """
     catalog = Catalog.of(table.options.get("catalog"))
     name = identifier(table)
@@ -239,12 +241,12 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     except DistopError:
         raise
     except TimeoutError as error:
-        raise TableUnavailable(f"{catalog} has not answered for {PATIENCE:g} s") from error
+        raise TableUnavailable(f"{catalog} did not answer within {PATIENCE:g} s") from error
     except Exception as error:
-        told = _told(error, catalog, table.location)
-        if told is None:
+        explained = _explained(error, catalog, table.location)
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
     try:
         if not loaded.metadata_location:
             raise InvalidArgument(f"{catalog} has no metadata file for the table {table.location!r}")
@@ -259,7 +261,7 @@ def _load(catalog: Catalog, name: tuple[str, ...], pinned: str) -> Any:
 
     settings = catalog.settings()
     _check_sqlite(str(settings.get("uri") or ""))
-    # Reading makes no tables in a data base, and no data base.
+    # Reading must not create tables in a database, or a database.
     found = made(catalog.name, {"init_catalog_tables": "false", **settings})
     found.pinned = pinned
     try:
@@ -273,63 +275,64 @@ def _load(catalog: Catalog, name: tuple[str, ...], pinned: str) -> Any:
 
 
 def _check_sqlite(uri: str) -> None:
-    """Raises TableUnavailable where there is no data base in a file: SQLite would make it."""
+    """Raises TableUnavailable if the database file does not exist: SQLite would create it."""
     scheme, _, path = uri.partition("://")
     file = path[1:].partition("?")[0]
     if scheme.startswith("sqlite") and file and not os.path.exists(file):  # noqa: PTH110
-        raise TableUnavailable(f"there is no data base at {file!r}")
+        raise TableUnavailable(f"the database file {file!r} does not exist")
 
 
 class _Unanswered(TableUnavailable):
-    """The catalog gave no answer: what it did is not known."""
+    """The catalog gave no answer, so the outcome of a request is unknown."""
 
 
-def _told(error: Exception, catalog: Catalog, name: str) -> DistopError | None:
-    """What went wrong, in a sentence, by whether another node or attempt may do better; None: it is not known."""
+def _explained(error: Exception, catalog: Catalog, name: str) -> DistopError | None:
+    """The DistopError for an error of pyiceberg, by whether another node or attempt may succeed; None if unknown."""
     from pyiceberg import exceptions as e
     from requests import RequestException
 
     what, line = str(catalog), _line(error)
     if isinstance(error, e.NoSuchTableError | e.NoSuchNamespaceError | e.NoSuchIdentifierError):
-        return InvalidArgument(f"{what} has no table {name!r}: it was dropped or renamed, or never was there ({line})")
+        return InvalidArgument(f"{what} has no table {name!r}: it was dropped, renamed or never existed ({line})")
     if isinstance(error, e.UnauthorizedError | e.ForbiddenError | e.AuthorizationExpiredError | e.OAuthError):
         return TableUnavailable(
-            f"{what} refuses what this node logs in with ({line}): give it a token {_where(catalog.name, 'token')}"
+            f"{what} rejects this node's credentials ({line}): give it a token {_where(catalog.name, 'token')}"
         )
     if isinstance(error, e.NotInstalledError):
-        return TableUnavailable(f"{what} cannot be asked from this node: {line}")
+        return TableUnavailable(f"{what} cannot be used on this node: {line}")
     if isinstance(error, e.ServiceUnavailableError | e.ServerError | e.TooManyRequestsError | RequestException):
         return _Unanswered(f"{what} cannot be reached: {line}")
     if isinstance(error, e.RESTError):
-        return InvalidArgument(f"{what} refuses to be asked for the table {name!r}: {line}")
-    if _of_sql(error):
+        return InvalidArgument(f"{what} rejected the request for the table {name!r}: {line}")
+    if _is_sql_error(error):
         return _Unanswered(f"{what} cannot be read: {line}")
     if isinstance(error, OSError):
         return TableUnavailable(f"the metadata of the table {name!r} of {what} cannot be read: {line}")
     if isinstance(error, ValueError | e.ValidationError | e.NoSuchPropertyException):
-        return TableUnavailable(f"{what} is none that can be asked with the settings of this node: {line}")
+        return TableUnavailable(f"{what} cannot be used with the settings of this node: {line}")
     return None
 
 
 def _status(error: Exception) -> int:
-    """The HTTP status that an error was made of; 0: of none."""
+    """The HTTP status of an error; 0 if it has none."""
     return getattr(getattr(error.__cause__, "response", None), "status_code", 0)
 
 
-def _of_sql(error: Exception) -> bool:
-    """By its module: SQLAlchemy is there only where a catalog needs it."""
+def _is_sql_error(error: Exception) -> bool:
+    """Whether SQLAlchemy raised an error; by its module, since SQLAlchemy may not be installed."""
     return any(kind.__module__.startswith("sqlalchemy.") for kind in type(error).__mro__)
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what it says, without what a statement was made of."""
+    """The first line of an error's message, without the SQL statement."""
     text = str(error).strip()
     return text.split("\n")[0] if text else type(error).__name__
 
 
 def _answer(ask: Callable[[], T], check: Callable[[], None]) -> T:
-    """What ``ask`` gives, or raises; TimeoutError where that takes too long. It runs in a thread that is left alone
-    then: nothing interrupts a library that waits for a server.
+    """Call ``ask`` in a thread; returns its result or raises its error. Raises TimeoutError if it takes too long.
+
+    The thread is abandoned then: a library that waits for a server cannot be interrupted.
     """
     answer: Future[T] = Future()
 

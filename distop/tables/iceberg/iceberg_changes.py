@@ -1,4 +1,4 @@
-"""What came to an Iceberg table since one of its snapshots: by the manifests that the two do not share."""
+"""Finds new data files of an Iceberg table since a snapshot, from the manifests that differ between the two."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     File = tuple[str, int, int]
 
 _READ_AS = 3
-"""The version of the table format whose manifest entries are asked for; what an older one has not is None."""
+"""The format version whose manifest entries are read; fields that older versions lack are None."""
 _CHECKED_EVERY = 1_000
 _PATH_ID = 2_147_483_546
 """The field id of the column of a position delete file that has the paths of data files."""
 
 
 def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None) -> list[File] | None:
-    """The data files of the current snapshot that may hold rows which the snapshot ``since`` (an id, as text) had not,
-    as (path, size, 0). None: any of them may.
+    """The data files of the current snapshot that may have rows which the snapshot ``since`` (an id) did not have.
 
-    A file that both snapshots have, with the same sequence number, has no new row as long as each delete that applied
-    to it still does: rows that a delete removed could come back with a rollback. Where such a delete is gone, as after
-    it was rewritten, its data file counts as new; where nothing says which that was, all may have new rows. So they may
-    where the former snapshot was expired. ``check`` is called now and then, and raises where that is to stop.
+    Each is (path, size, 0). None: any file may have new rows.
 
-    Raises TableUnavailable where a manifest cannot be read.
+    A file that both snapshots have, with the same sequence number, has no new rows if each delete that applied to it
+    still applies, since a rollback could restore deleted rows. If such a delete is gone, for example because it was
+    rewritten, its data file counts as new; if its data file is unknown, all files may have new rows. The same holds if
+    the older snapshot was expired. ``check`` is called regularly, and raises to stop.
+
+    Raises TableUnavailable if a manifest cannot be read.
     """
     current = metadata.current_snapshot()
     if current is None:
@@ -44,7 +45,7 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
         with io.watched():
             return _difference(former, manifests_of(current, io), io, check)
     except OSError as error:
-        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
 
 
 def replaced_files(
@@ -75,7 +76,7 @@ def replaced_files(
                 {_identity(m, e): _referenced(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
             )
     except OSError as error:
-        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
     for identity in one.keys() ^ other.keys():
         referenced = (one | other)[identity]
         if referenced is None:
@@ -94,11 +95,11 @@ def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lamb
             deletes = _split(manifests_of(current, io))[1]
             return [list(e.data_file.equality_ids) for _, e in entries(deletes, io, check) if e.data_file.equality_ids]
     except OSError as error:
-        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
 
 
 def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> list[File] | None:
-    # A manifest never changes: what both name has the same entries in both.
+    # A manifest never changes: one that both snapshots have has the same entries in both.
     now = {m.manifest_path for m in current}
     try:
         manifests = manifests_of(former, io)
@@ -167,18 +168,18 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
 
 
 def _sequence(entry: Any, manifest: Any) -> int:
-    """It decides which deletes apply. An entry that was added with its manifest inherits it."""
+    """The sequence number, which decides which deletes apply. An entry added with its manifest inherits it."""
     number = entry.sequence_number
     return int(manifest.sequence_number if number is None else number)
 
 
 def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
-    """A file may hold the deletion vectors of several data files: the offset tells them apart."""
+    """The identity of an entry: path and offset, since a file may have the deletion vectors of several data files."""
     return entry.data_file.file_path, field_of(entry, "content_offset"), _sequence(entry, manifest)
 
 
 def _referenced(entry: Any) -> str | None:
-    """The one data file that a delete file applies to: it says so, or all paths in it are one by their bounds."""
+    """The only data file to which a delete file applies, by its own field or its path bounds; None if unknown."""
     from pyiceberg.manifest import DataFileContent
 
     file = entry.data_file
@@ -190,7 +191,7 @@ def _referenced(entry: Any) -> str | None:
 
 
 def field_of(entry: Any, name: str) -> Any:
-    """A field of an entry's file that pyiceberg gives no name to."""
+    """A field of an entry's file that pyiceberg's class lacks."""
     from pyiceberg.manifest import DATA_FILE_TYPE
 
     return entry.data_file[next(n for n, field in enumerate(DATA_FILE_TYPE[_READ_AS].fields) if field.name == name)]

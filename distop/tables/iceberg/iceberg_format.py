@@ -1,8 +1,8 @@
-"""The planner for Apache Iceberg tables: their current snapshot, read from the metadata without a JVM.
+"""The planner for Apache Iceberg tables: reads the current snapshot from the metadata without a JVM.
 
-A table is named by its folder, and its newest metadata file is found as Iceberg's own file-system tables find it; or by
-what it is called in a catalog, which says what its metadata file is. The plan keeps that file: it says which rows the
-snapshot has, under which schema, whatever is committed later.
+A table is given by its folder, whose newest metadata file is found like by Iceberg's own file-system tables; or by its
+name in a catalog, which has its metadata file. The plan has that file, which fixes snapshot and schema, independent of
+later commits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import DistopError, InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import TableFiles, check_folder, check_form, check_metadata, own_folder, table_of
 from distop.storage.files import gone, identity, local_path
 from distop.storage.location import Location, root_of
@@ -40,32 +40,32 @@ if TYPE_CHECKING:
     from distop.tables.table_options import Options
 
 NO_SNAPSHOT = "no snapshot"
-"""The version of a table into which nothing was written yet."""
+"""The version of a table without any snapshot."""
 
 _FOLDER = "metadata"
 _HINT = "version-hint.text"
 _HINT_BYTES = 64
-"""Of the hint at most: it is a number."""
+"""Maximum bytes of the version hint, a number."""
 _NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})(\.gz)?\.metadata\.json")
 _FORMERLY = re.compile(r"v[0-9]+\.metadata\.json\.gz")
-"""What Iceberg finds besides: names of early releases."""
+"""Names of early Iceberg releases, which Iceberg also finds."""
 _HINTED = re.compile(r"([0-9]{1,9})(?:\r\n|\r|\n)?|\s*")
 _KEPT_FILES = 20_000
-"""Of a plan at most that is kept: some 10 MB."""
+"""Maximum files of a cached plan: some 10 MB."""
 
 _Identity = tuple[str, ...]
-_plans: Kept[tuple[Planned, tuple[_Identity, ...]]] = Kept(4)
-"""With the manifests that they were read from, and the list of these."""
-_checked: Kept[tuple[_Identity, ...]] = Kept(64)
-"""Of the metadata files whose files may belong to their tables, the same."""
+_plans: LruCache[tuple[Planned, tuple[_Identity, ...]]] = LruCache(4)
+"""Plans, with the manifest list and the manifests that they were read from."""
+_checked: LruCache[tuple[_Identity, ...]] = LruCache(64)
+"""The manifest list and manifests of metadata files whose files were checked (confinement)."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored.
+    """Check a record; returns the record to store.
 
-    Raises InvalidArgument, naming it, for an unknown option, a location that cannot be opened or does not exist, one
-    that holds no Iceberg table, and one whose catalog alone knows its current metadata; for a catalog that cannot be
-    reached from here, or does not have the table.
+    Raises InvalidArgument, with the name, for an unknown option, a location that cannot be opened, does not exist or
+    has no Iceberg table, a folder whose current metadata only a catalog knows, and a catalog that cannot be reached
+    from here or does not have the table.
     """
     options = check_options(record.options, "iceberg")
     try:
@@ -80,26 +80,26 @@ def check_table(record: TableRecord) -> TableRecord:
 
 
 def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-    """The data files of the current snapshot: :func:`plan_metadata` of the current metadata file.
+    """Plan the current snapshot, with :func:`plan_metadata` of the current metadata file.
 
-    Raises InvalidArgument where that is not to be told, TableUnavailable where the table, its metadata or its manifests
-    are not there.
+    Raises InvalidArgument if that file cannot be determined, TableUnavailable if the table, its metadata or its
+    manifests cannot be read.
     """
     options = check_options(table.options, "iceberg")
     return plan_metadata(_current(table, options, check), table, options, check)
 
 
 def plan_metadata(source: str, table: TableRecord, options: Options, check: Callable[[], None]) -> Planned:
-    """The data files of the snapshot that is current in a metadata file, one partition for each value of each partition
-    spec; in groups where a spec has no partitions. The version is the snapshot's id.
+    """Plan the current snapshot of a metadata file. The version is the snapshot's id.
 
-    A table without files is one partition without files: that it has no rows is certain, unlike an empty folder, and
-    the partition's job still tells whether it has the columns.
+    There is one partition per value of each partition spec, and groups of files for a spec without partitions. A table
+    without files is one partition without files: unlike an empty folder, it certainly has no rows, and the partition's
+    job still checks the columns.
 
-    A metadata file is never changed, nor is what it names, unless somebody forges it: whoever plans on it again has
-    what was read then, as long as manifests on a disk are the same files.
+    Metadata files and manifests never change unless forged, so plans are cached, as long as manifests on a disk are the
+    same files.
 
-    Raises as :func:`plan_table` does.
+    Raises the errors of :func:`plan_table`.
     """
     key = identity_on_disk(source)
     if key is None:
@@ -111,7 +111,7 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
 
     planned, manifests = _plans.get(key, make, keep=_is_small)
     if not _are_same(manifests):
-        # What cannot be read is not to be planned by what is kept of it, nor what is another file by now.
+        # Do not use the cached plan if a manifest cannot be read or was replaced.
         made = make()
         planned, _ = made
         _plans.put(key, made)
@@ -123,14 +123,14 @@ def _is_small(made: tuple[Planned, tuple[_Identity, ...]]) -> bool:
 
 
 def _are_same(files: Iterable[_Identity]) -> bool:
-    """They are there, and were not exchanged."""
+    """Whether all files exist and were not replaced."""
     return all(identity(file[0]) == file and file != gone(file[0]) for file in files)
 
 
 def _planned(
     source: str, table: TableRecord, options: Options, check: Callable[[], None]
 ) -> tuple[Planned, tuple[_Identity, ...]]:
-    """With what it was read from, besides the metadata file."""
+    """A new plan, with the manifest list and the manifests that it was read from."""
     file = read_file(source)
     metadata, io = file.content, file.manifests()
     snapshot = metadata.current_snapshot()
@@ -153,7 +153,8 @@ def _planned(
     if not folders:
         folders[EMPTY] = []
     if len(folders) > MAX_PARTITIONS:
-        raise InvalidArgument(f"the table {table.location!r} has {len(folders)} partitions, over a million")
+        count = len(folders)
+        raise InvalidArgument(f"the table {table.location!r} has {count} partitions: at most a million are supported")
     partitions = []
     for ordinal, name in enumerate(sorted(folders, key=lambda name: (natural(name), name))):
         files = sorted(folders[name], key=lambda f: (natural(f[0]), f[0]))
@@ -162,17 +163,16 @@ def _planned(
 
 
 def check_files(file: MetadataFile, check: Callable[[], None] = lambda: None) -> None:
-    """Raises InvalidArgument where the current snapshot of a metadata file names a file that may not belong to the
-    table, and TableUnavailable: before Spark, which opens whatever it names. What this process has checked, it does
-    not check again, as long as the manifests are the same files.
+    """Raises InvalidArgument if the current snapshot has a file that may not belong to the table, TableUnavailable.
+
+    To be called before Spark, which opens any file that the metadata name. Results are cached as long as the manifests
+    are the same files.
     """
     _checked_manifests(file, check)
 
 
 def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: None) -> tuple[_Identity, ...]:
-    """The list of manifests and the manifests of the current snapshot, whose files may belong to the table. Raises as
-    :func:`check_files`.
-    """
+    """The manifest list and the manifests of the current snapshot after :func:`check_files`. Raises its errors."""
     found = _checked.get(file.key(), lambda: _read_all(file, check))
     if not _are_same(found):
         found = _read_all(file, check)
@@ -181,43 +181,48 @@ def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: N
 
 
 def checked(file: MetadataFile, manifests: Iterable[_Identity]) -> None:
-    """Note that all files of the current snapshot of a metadata file have been checked (confinement). ``manifests``:
-    what they were read from, as it was before.
+    """Cache that all files of the current snapshot were checked (confinement).
+
+    ``manifests``: identities of the manifest list and the manifests before they were read.
     """
     _checked.put(file.key(), tuple(manifests))
 
 
 def check_loaded(file: MetadataFile, snapshot: str, manifest_list: str) -> None:
-    """Raises InvalidArgument where Java takes another snapshot for the current one of the same text than Python does,
-    and what :func:`check_files` raises: before Java opens the list of manifests.
+    """Raises InvalidArgument if Java reads another current snapshot from a metadata file than Python.
+
+    To be called before Java opens the manifest list. Also raises the errors of :func:`check_files`.
     """
     current = file.content.current_snapshot()
     found = (str(current.snapshot_id), _plain(current.manifest_list)) if current is not None else None
     if found != (snapshot, _plain(manifest_list)):
         raise InvalidArgument(
-            f"the metadata file {file.source} is not read by Java as by Python: have the table's writer write it anew"
+            f"Java and Python read the metadata file {file.source} differently: let the table's writer write it again"
         )
     check_files(file)
 
 
 def check_manifests(file: MetadataFile, manifests: Sequence[str]) -> None:
-    """Raises InvalidArgument where Java has read other ``manifests`` from the current snapshot's list than Python has:
-    their decoders differ on a list that was made for it. And what :func:`check_files` raises.
+    """Raises InvalidArgument if Java has read other ``manifests`` from the manifest list than Python.
+
+    Their decoders can differ on a crafted list. Also raises the errors of :func:`check_files`.
     """
     check_same_manifests(file.source, [str(found[0]) for found in _checked_manifests(file)[1:]], manifests)
 
 
 def check_same_manifests(source: str, known: Iterable[str], manifests: Iterable[str]) -> None:
-    """Raises InvalidArgument where these are not the same paths. ``known``: those that Python has read."""
+    """Raises InvalidArgument unless the paths are the same. ``known``: the manifests that Python has read."""
     if [_plain(path) for path in known] != [_plain(path) for path in manifests]:
         raise InvalidArgument(
-            f"the list of manifests of {source} is not read by Java as by Python: have the table's writer write it anew"
+            f"Java and Python read the manifest list of {source} differently: let the table's writer write it again"
         )
 
 
 def check_opened(source: str, data: Iterable[str], deletes: Iterable[tuple[str, int | None, int | None]]) -> None:
-    """Raises InvalidArgument where Java would open a data file or a delete file that may not belong to the table,
-    whatever Python has read in the same manifests. ``deletes``: the path, and where a deletion vector lies in it.
+    """Raises InvalidArgument for a data or delete file of Java's plan that may not belong to the table.
+
+    Java may read other files than Python from the same manifests. ``deletes``: path, and offset and size of a deletion
+    vector.
     """
     files = TableFiles(table_of(source))
     files.check(data)
@@ -247,18 +252,19 @@ def _read_all(file: MetadataFile, check: Callable[[], None]) -> tuple[_Identity,
 
 
 def reader(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-    """The reader of what was planned on one metadata file. Raises InvalidArgument for a plan that names none."""
+    """The reader for plans of one metadata file. Raises InvalidArgument for a plan without a metadata file."""
     from distop.tables.iceberg.iceberg_reader import IcebergReader
 
     source = plans[0].source if plans else ""
     if not source:
-        raise InvalidArgument(f"the plan of {table.name!r} names no metadata of it: the plan is none of this table")
+        raise InvalidArgument(f"the plan of {table.name!r} has no metadata file, so it is not a plan of this table")
     return IcebergReader(table, plans, source)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
-    """Raises TableUnavailable where there is no table at the location: it was dropped, or its disk is missing. That a
-    catalog has the table no more is no such thing: it is known, and what its files are is for the job to tell.
+    """Raises TableUnavailable if there is no table at the location: it was dropped, or its disk is missing.
+
+    A table that its catalog no longer has is not unavailable: the job reports what it finds.
     """
     options = check_options(table.options, "iceberg")
     try:
@@ -269,14 +275,14 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
                 return
             raise
         raise TableUnavailable(
-            f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
+            f"there is no Iceberg table at {table.location!r}: it was dropped, or its disk is not mounted here"
         ) from error
     if _folder(table, options) is None:
         read_metadata(source)
 
 
 def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
-    """Its folder, which of a table of a catalog the metadata tell. Raises as planning does."""
+    """The table's folder; for a table of a catalog, from its metadata. Raises the errors of planning."""
     folder = folder_of(table)
     if folder is not None:
         return folder
@@ -285,7 +291,7 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
 
 
 def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
-    """Its folder, or that of the metadata file which its catalog names."""
+    """The table's folder, or that of the catalog's metadata file."""
     folder = folder_of(table)
     if folder is not None:
         return (root_of(folder),)
@@ -294,9 +300,7 @@ def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, e
 
 
 def folder_of(table: TableRecord) -> str | None:
-    """Where the table's folder is; None where its catalog alone knows that. Raises InvalidArgument for a record that
-    names no table.
-    """
+    """The table's folder; None if only its catalog knows it. Raises InvalidArgument for an invalid record."""
     return _folder(table, check_options(table.options, "iceberg"))
 
 
@@ -322,40 +326,39 @@ def _current(table: TableRecord, options: Options, check: Callable[[], None]) ->
 
 
 def metadata_file(location: Location) -> str:
-    """The table's current metadata file: the newest in a row from the version hint on, as Iceberg's file-system tables
-    have it, whose hint may be behind.
+    """The table's current metadata file: the last of consecutive versions, starting at the version hint.
 
-    Raises InvalidArgument where there is none, or a catalog alone knows which it is; TableUnavailable where the folder
-    cannot be listed.
+    So do Iceberg's file-system tables, because the hint may be outdated. Raises InvalidArgument if there is none, or
+    only a catalog knows it; TableUnavailable if the folder cannot be listed.
     """
     names = location.names_in(_FOLDER)
     matches = [found for name in names if (found := _NUMBERED.fullmatch(name))]
-    # Of one version Iceberg takes the file that is not compressed.
+    # If a version has two files, Iceberg uses the uncompressed one.
     matches.sort(key=lambda found: found[2] is None)
     numbered = {int(found[1]): found[0] for found in matches}
     if former := next(filter(_FORMERLY.fullmatch, names), None):
         raise InvalidArgument(
-            f"the metadata of the table at {location.text!r} have a file {former!r}, as early releases of Iceberg name "
-            "it, which is not read here: rename it to end in .gz.metadata.json"
+            f"the table at {location.text!r} has a metadata file {former!r} named by an early Iceberg release, which "
+            "is not supported: rename it to end in .gz.metadata.json"
         )
     if not numbered:
         if any(name.endswith(".metadata.json") for name in names):
             raise InvalidArgument(
-                f"the table at {location.text!r} belongs to a catalog, which alone knows its current metadata: "
-                "register it with --option catalog=…, and as its location what it is called there"
+                f"the table at {location.text!r} belongs to a catalog, and only that knows its current metadata: "
+                "register it with --option catalog=…, and its name in the catalog as its location"
             )
-        raise InvalidArgument(f"the location {location.text!r} holds no Iceberg table: there is no metadata in it")
+        raise InvalidArgument(f"the location {location.text!r} has no Iceberg table: it has no metadata file")
     hint = _HINTED.fullmatch(location.text_in(f"{_FOLDER}/{_HINT}", _HINT_BYTES) if _HINT in names else "")
     if hint is None:
-        # Iceberg takes its first line, or lists the folder: Spark might read another file than is checked here.
+        # Iceberg uses its first line, or lists the folder: Spark might read another file than was checked here.
         raise InvalidArgument(
-            f"the file {_HINT} of the table at {location.text!r} holds no version: write the number of the current "
-            "metadata file into it, or remove it"
+            f"the file {_HINT} of the table at {location.text!r} has no version number: write the number of the "
+            "current metadata file into it, or remove it"
         )
     version = int(hint[1]) if hint[1] else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
-            f"the metadata of the table at {location.text!r} is incomplete: the version that {_HINT} names is missing"
+            f"the metadata of the table at {location.text!r} is incomplete: it has no file for the version in {_HINT}"
         )
     while version + 1 in numbered:
         version += 1
@@ -365,9 +368,7 @@ def metadata_file(location: Location) -> str:
 
 
 def read_metadata(source: str) -> tuple[Any, ManifestIO]:
-    """The metadata, and what its manifests are read by. Raises as
-    :func:`~distop.tables.iceberg.metadata_file.read_file`.
-    """
+    """The metadata, and the reader of its manifests. Raises the errors of ``metadata_file.read_file``."""
     file = read_file(source)
     return file.content, file.manifests()
 
@@ -375,10 +376,11 @@ def read_metadata(source: str) -> tuple[Any, ManifestIO]:
 def _data_files(
     source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[_Identity]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
-    """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
-    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. ``read_from`` gets the
-    manifests and their list, as they were before. Raises TableUnavailable, and InvalidArgument where one of these
-    files, or a delete file, may not belong to the table (confinement).
+    """All live data files: (prefix of the partition's name, that name or "" without partitions, file).
+
+    A file's time is 0: Iceberg never changes a file, so its path is its identity. ``read_from`` gets the identities of
+    the manifest list and the manifests before they are read. Raises TableUnavailable, and InvalidArgument if a data or
+    delete file may not belong to the table (confinement).
     """
     from pyiceberg.manifest import FileFormat, ManifestContent
 
@@ -387,7 +389,7 @@ def _data_files(
             return by()
         except DistopError:
             raise
-        except Exception as error:  # of a damaged file the reader says anything, SystemError among it
+        except Exception as error:  # for a damaged file the reader raises any error, even SystemError
             raise _unread(metadata, snapshot, error) from error
 
     namings: dict[int, _Naming] = {}
@@ -398,7 +400,7 @@ def _data_files(
         check()
         files.check((manifest.manifest_path,))
         read_from.append(identity(manifest.manifest_path))
-        # Spark opens the delete files.
+        # Delete files, too, since Spark opens them.
         deletes = manifest.content != ManifestContent.DATA
         spec_id = manifest.partition_spec_id
         if spec_id not in namings:
@@ -417,7 +419,7 @@ def _data_files(
 
 
 def files_of(source: str, metadata: Any) -> TableFiles:
-    """What a table's manifests may name. Raises InvalidArgument where its metadata already name what they may not."""
+    """The files that may belong to a table. Raises InvalidArgument if its metadata name other files."""
     for one in metadata.snapshots:
         check_form(one.manifest_list)
     for one in metadata.metadata_log:
@@ -431,19 +433,21 @@ def files_of(source: str, metadata: Any) -> TableFiles:
 
 
 def _unread(metadata: Any, snapshot: Any, error: Exception) -> TableUnavailable:
-    return TableUnavailable(f"the snapshot {snapshot.snapshot_id} of {metadata.location!r} cannot be read: {error}")
+    return TableUnavailable(f"cannot read the snapshot {snapshot.snapshot_id} of {metadata.location!r}: {error}")
 
 
 class _Naming:
-    """How the partitions of one spec are called: ``day=2013-01-31/bucket=3``. Those of every spec but the first begin
-    with ``spec-N/``: the same text may mean something else in each, and a name is a partition's identity for good.
+    """The partition names of one spec: ``day=2013-01-31/bucket=3``.
+
+    Names of all specs but the first have the prefix ``spec-N/``: the same text may have another meaning in each spec,
+    and a name is a partition's permanent identity.
     """
 
     def __init__(self, spec: Any, metadata: Any) -> None:
         from pyiceberg.transforms import VoidTransform
 
         self.prefix = f"spec-{spec.spec_id}/" if spec.spec_id else ""
-        # A field that was removed in the first form of specs is void: it says nothing.
+        # In format version 1, a removed field of a spec has a void transform: leave it out.
         self._fields = [
             (n, escaped(field.name), field.transform, _result_type(field, metadata))
             for n, field in enumerate(spec.fields)
@@ -458,13 +462,13 @@ class _Naming:
                 parts.append(f"{name}={HIVE_NULL}")
                 continue
             text = escaped(str(value) if kind is None else transform.to_human_string(kind, value))
-            # The text that stands for NULL is not to be taken for it.
+            # A value equal to the text for NULL must get another name.
             parts.append(f"{name}=%5F{text[1:]}" if text == HIVE_NULL else f"{name}={text}")
         return "/".join(parts)
 
 
 def _result_type(field: Any, metadata: Any) -> Any:
-    """The type of a partition field's values, by whichever schema still has its column; None where none has."""
+    """The type of a partition field's values, from any schema that still has its column; else None."""
     for schema in [metadata.schema(), *reversed(metadata.schemas)]:
         try:
             return field.transform.result_type(schema.find_type(field.source_id))

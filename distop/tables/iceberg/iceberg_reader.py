@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
+from distop.protocol.texts import did_you_mean
 from distop.tables.iceberg import footer_fallback, iceberg_columns, iceberg_fields, iceberg_rows, manifest_facts
 from distop.tables.iceberg.iceberg_format import check_opened, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
@@ -58,7 +59,7 @@ class IcebergReader(Reader):
         for column in columns:
             name = match(column, own)
             if name is None:
-                raise InvalidArgument(f"the table has no column {column!r}")
+                raise InvalidArgument(f"the table has no column {column!r}{did_you_mean(column, own)}")
             if isinstance(own[name].field_type, UUIDType):
                 raise Unreadable("it is a uuid, and text only in Spark")
             found[column] = own[name].field_id

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import FatalError, TableUnavailable
 from distop.protocol.frozen import frozen
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import check_loadable
 from distop.storage.files import identity
 from distop.storage.storage_urls import check_paths
@@ -72,7 +72,7 @@ _UNREAD = ("time", "timestamp_ns", "timestamptz_ns")
 """Types of Iceberg for which its Spark has none."""
 _GONE = ("org.apache.iceberg.exceptions.NotFoundException", "java.io.FileNotFoundException")
 
-_snapshots: Kept[_Snapshot] = Kept(4)
+_snapshots: LruCache[_Snapshot] = LruCache(4)
 _staged: OrderedDict[tuple[str, str], Any] = OrderedDict()
 """By Spark's application and the name: the table for which the JVM keeps the tasks."""
 _lock = threading.Lock()

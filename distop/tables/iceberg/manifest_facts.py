@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import DistopError
 from distop.protocol.frozen import frozen
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.files import NotRegular, check_regular, identity
 from distop.tables.iceberg import iceberg_fields, row_deletes
 from distop.tables.iceberg.iceberg_fields import local_path
@@ -40,7 +40,7 @@ _NEWEST = 3
 _CHECKED_EVERY = 1_000
 """Entries between two looks at whether to go on."""
 
-_snapshots: Kept[Snapshot] = Kept(4)
+_snapshots: LruCache[Snapshot] = LruCache(4)
 
 
 @frozen

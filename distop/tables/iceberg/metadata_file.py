@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import TableFiles, check_metadata, table_of
 from distop.storage.files import NotRegular, identity
 from distop.tables.iceberg.avro import ManifestIO
@@ -48,7 +48,7 @@ class MetadataFile:
         return self.source, self.digest
 
 
-_read: Kept[MetadataFile] = Kept(4)
+_read: LruCache[MetadataFile] = LruCache(4)
 
 
 def identity_on_disk(source: str) -> tuple[str, ...] | None:

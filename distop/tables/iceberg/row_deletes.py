@@ -3,8 +3,10 @@
 The rules are those of Iceberg's specification, under "scan planning". Where one cannot be decided, rows may be deleted:
 a file that is wrongly taken for whole would have counts that are not so, one that is wrongly suspected is scanned.
 
-Deletion vectors of Iceberg, looked at before Spark reads them: a manifest says where in which file one lies, and
-Iceberg's reader takes as much memory as it says, and quotes the bytes that are not what it expects.
+Checks Iceberg's deletion vectors before Spark reads them.
+
+A manifest has file, offset and size of a vector. Iceberg's reader allocates as much memory as it says, and quotes
+unexpected bytes in its errors.
 """
 
 from __future__ import annotations
@@ -123,23 +125,24 @@ def _spans(delete: Delete, path: str) -> bool:
 
 VECTOR_FIELDS = ("content_offset", "content_size_in_bytes")
 VECTOR_BYTES = 64 << 20
-"""Of a vector at most: that is enough for half a billion rows, however they are chosen."""
+"""Maximum bytes of a vector: enough for half a billion rows in any distribution."""
 
 _FILE = b"PFA1"
 _VECTOR = b"\xd1\xd3\x39\x64"
 _AROUND = 12
-"""Bytes of a vector besides its bitmap: a length, a magic number and a checksum."""
+"""Bytes of a vector besides its bitmaps: a length, a magic number and a checksum."""
 _LEAST = _AROUND + 8
-"""With the number of bitmaps."""
+"""Minimum bytes of a vector, with the number of bitmaps."""
 _KEY = slice(16, 20)
 _FIRST_ONLY = 1
-"""Bitmaps of a vector at most, each for four billion rows of a file: Iceberg makes all up to the last one."""
+"""Maximum bitmaps of a vector, each for four billion rows of a file: Iceberg allocates all up to the last one."""
 
 
 def check_vector(path: str, offset: int | None, size: int | None) -> None:
-    """Raises InvalidArgument where there is no whole deletion vector of this size at this place of a file, of which
-    nothing is quoted; TableUnavailable where that cannot be read. Of a file that is on no disk the numbers alone are
-    looked at. The path is allowed already (confinement).
+    """Raises InvalidArgument unless a file has a valid deletion vector of this size at this offset.
+
+    The error quotes nothing of the file. For remote files only the numbers are checked. The path was checked before
+    (confinement). Raises TableUnavailable if the file cannot be read.
     """
     if offset is None or size is None or offset < len(_FILE) or not _LEAST <= size <= VECTOR_BYTES:
         raise _wrong(path, f"its place in the file is missing, or it is not of {_LEAST} to {VECTOR_BYTES} bytes")
@@ -149,17 +152,17 @@ def check_vector(path: str, offset: int | None, size: int | None) -> None:
     try:
         with open_regular(str(local)) as file:
             if file.read(len(_FILE)) != _FILE:
-                raise _wrong(path, "that is no Puffin file")
+                raise _wrong(path, "the file is not a Puffin file")
             if offset + size > os.fstat(file.fileno()).st_size:
-                raise _wrong(path, "it goes on past the end of the file")
+                raise _wrong(path, "it exceeds the end of the file")
             file.seek(offset)
             blob = file.read(size)
     except FileNotFoundError:
-        return  # its reader says that it is gone
+        return  # its reader reports that it is gone
     except NotRegular as error:
         raise InvalidArgument(str(error)) from None
     except OSError as error:
-        raise TableUnavailable(f"the file {shown(path)} cannot be read: {type(error).__name__}") from error
+        raise TableUnavailable(f"cannot read the file {shown(path)}: {type(error).__name__}") from error
     length, said = (int.from_bytes(part, "big") for part in (blob[:4], blob[-4:]))
     if length != size - 8 or blob[4:8] != _VECTOR or zlib.crc32(blob[4:-4]) != said:
         raise _wrong(path, "its length, its magic number or its checksum is wrong")
@@ -169,4 +172,4 @@ def check_vector(path: str, offset: int | None, size: int | None) -> None:
 
 
 def _wrong(path: str, what: str) -> InvalidArgument:
-    return InvalidArgument(f"a deletion vector in the file {shown(path)} is not read: {what}")
+    return InvalidArgument(f"invalid deletion vector in the file {shown(path)}: {what}")

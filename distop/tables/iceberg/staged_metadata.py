@@ -1,4 +1,4 @@
-"""The metadata of a table that an attempt has staged: whatever they name is read in Python before Java opens it."""
+"""Checks an attempt's staged table metadata in Python before Java opens the files that they name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from distop.tables.iceberg.metadata_file import MetadataFile
 
 _DATA = 0
-"""What a manifest of data files says that it lists."""
+"""The content type of a manifest of data files."""
 
 
 def check_staged(file: MetadataFile, data: str, check: Callable[[], None] = lambda: None) -> list[str]:
-    """The manifests that the current snapshot of a metadata file names, which lie in its table's folder, as the list
-    of them does; all files in these are data files in the folder ``data``. Raises InvalidArgument where anything lies
-    elsewhere, TableUnavailable where it cannot be read.
+    """The manifests of the current snapshot, after a check of all paths.
+
+    Manifest list and manifests must be in the table's folder, and have only data files in the folder ``data``. Raises
+    InvalidArgument for other paths, TableUnavailable if a file cannot be read.
     """
     metadata, io, folder = file.content, file.manifests(), table_of(file.source)
     files_of(file.source, metadata)
@@ -38,10 +39,10 @@ def check_staged(file: MetadataFile, data: str, check: Callable[[], None] = lamb
                 check()
                 own.check((manifest.manifest_path,), below=True)
                 if manifest.content != _DATA:
-                    raise InvalidArgument(f"the staged table {folder} has deletes: nothing was changed")
+                    raise InvalidArgument(f"the staged table {folder} has delete files: nothing was changed")
                 rows.check((entry.data_file.file_path for _, entry in entries([manifest], io, check)), below=True)
                 found.append(str(manifest.manifest_path))
     except (Damaged, OSError) as error:
-        text = f"the metadata of the staged table {folder} cannot be read: {error}"
+        text = f"cannot read the metadata of the staged table {folder}: {error}"
         raise TableUnavailable(text) from error
     return found

@@ -1,7 +1,7 @@
-"""Folders of an Iceberg table on a disk in which its libraries write: only such as nobody else may change.
+"""Checks the folders of an Iceberg table on a disk before its libraries write there: no other user may change them.
 
-Iceberg, Hadoop and pyiceberg create, rename and remove files by their paths. Whoever may change a folder on the way
-could have them write over, or remove, whatever the executor's user can. On an object store there are no links.
+Iceberg, Hadoop and pyiceberg create, rename and remove files by path. A user who can change a folder of the path could
+redirect them to other files of the executor's user. Object stores have no links.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from distop.storage.deletion import Place
 from distop.storage.files import local_path
 
 METADATA, DATA = "metadata", "data/distop-staged"
-"""Below a table: its metadata, and what ``apply`` writes anew."""
+"""Folders below a table: its metadata, and the rewritten data of ``apply``."""
 _TOLD = (
-    "the table is not changed: Iceberg would write by paths",
-    "let nobody but the executors' user and root change or replace the table's folder, its metadata and its data",
+    "the table is not changed, because Iceberg writes by path",
+    "let only the executors' user and root change or replace the table's folder, its metadata and its data",
 )
 
 
 def check_metadata_folder(folder: str, *, missing: bool = False) -> None:
-    """Raises UnsafePath where others may change the metadata folder of a table, or one that holds it, or where it has
-    something that a commit would be led away by, and OSError. ``folder``: the table's, a path or a URL; ``missing``:
-    that it is not there is fine.
+    """Raises UnsafePath if other users may change a table's metadata folder or its parents, and OSError.
+
+    Also if the folder has a link or another entry that could redirect a commit. ``folder``: the table's, a path or URL;
+    ``missing``: accept a missing folder.
     """
     place = Place(folder, METADATA)
     check_folder(place, missing=missing)
@@ -39,25 +40,26 @@ def check_metadata_folder(folder: str, *, missing: bool = False) -> None:
         return
     if odd:
         raise UnsafePath(
-            f"the table is not changed: {place.location}/{odd[0]} is no regular file, and Iceberg would write or "
-            "remove by its path: remove it"
+            f"the table is not changed, because {place.location}/{odd[0]} is not a regular file, and Iceberg could "
+            "write or remove through it: remove it"
         )
 
 
 def check_data_folder(folder: str) -> None:
-    """As :func:`check_metadata_folder`, for the data files that are written anew. What is missing of their folder is
-    made later. The folder that an attempt has made is checked by :func:`check_folder`.
+    """Like :func:`check_metadata_folder`, for the folder of rewritten data files, which may be missing.
+
+    :func:`check_folder` checks the folder that an attempt has created.
     """
     check_folder(Place(folder, DATA), missing=True)
 
 
 def check_folder(place: Place, *, missing: bool = False) -> None:
-    """Raises UnsafePath where others may change or replace a folder of a table on a disk, and OSError."""
+    """Raises UnsafePath if other users may change or replace a folder of a table on a disk, and OSError."""
     deletion.check_own(place, _TOLD, missing=missing)
 
 
 def _plain(entry: os.DirEntry[str]) -> bool:
-    """A regular file, or a folder whose name is none of a file that a commit writes: all of these have a dot."""
+    """Whether an entry is a regular file, or a folder without a dot in its name, which a commit's files have."""
     if entry.is_dir(follow_symlinks=False):
         return "." not in entry.name
     return entry.is_file(follow_symlinks=False)

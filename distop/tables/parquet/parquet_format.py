@@ -30,25 +30,23 @@ log = logging.getLogger("distop.tables")
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 EMPTY = "empty"
-"""The name of the one partition of a table that is known to have none: its job still tells whether it has the columns.
-"""
+"""The name of the only partition of a table without partitions: its job still checks the columns."""
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 _DIGITS = re.compile(r"([0-9]+)")
 _LOOKED_AT = 1_000
-"""Files whose names are looked at before a table is registered: those of the location itself come first."""
+"""Maximum number of files whose names are checked at registration; files of the location itself come first."""
 _OPENED = 100
-"""Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
+"""Maximum number of these that are opened because their names do not show the format; each costs a request."""
 _CHECKED_EVERY = 1_000
-"""Files listed between two looks at whether to go on."""
+"""Number of listed files between two checks whether to stop."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored. Of the data the first files are looked at: one that neither its name nor its
-    first bytes show to be Parquet is refused. Hidden files are left alone.
+    """Check a record; returns the record to store. The first files must be Parquet, by their names or first bytes.
 
-    Raises InvalidArgument, naming it, for an unknown option, for a location that cannot be opened, does not exist,
-    holds no Parquet file, or another one, and for a type of what is no partition column there.
+    Hidden files are ignored. Raises InvalidArgument, with the name, for an unknown option, a location that cannot be
+    opened, does not exist, has no Parquet file or has other files, and a type of a column that is no partition column.
     """
     options = check_options(record.options)
     try:
@@ -57,29 +55,29 @@ def check_table(record: TableRecord) -> TableRecord:
     except TableUnavailable as error:
         raise InvalidArgument(str(error)) from error
     if not looked_at:
-        raise InvalidArgument(f"the location {record.location!r} holds no Parquet files")
+        raise InvalidArgument(f"the location {record.location!r} has no Parquet files")
     for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
         try:
             is_data = location.begins_as_parquet(entry)
         except OSError as error:
-            raise InvalidArgument(f"the file {entry.path} cannot be read: {error.strerror or error}") from None
+            raise InvalidArgument(f"cannot read the file {entry.path}: {error.strerror or error}") from None
         if not is_data:
             raise InvalidArgument(
-                f"the location {record.location!r} must hold Parquet files only, and {entry.path} is none: move it "
-                "away, or give it a name that begins with '_' or '.'"
+                f"the location {record.location!r} may have Parquet files only, but {entry.path} is not one: move it "
+                "away, or give it a name that starts with '_' or '.'"
             )
     check_types(options, partition_values(looked_at[0].folder) or (), location)
     return replace(record, location=location.text)
 
 
 def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-    """List the table and freeze its partitions: files with path, size and modification time.
+    """List the table's files and plan its partitions: files with path, size and modification time.
 
-    Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
-    none is, all files count, and one that is something else fails its partition's job by name.
+    If some files have names of Parquet files, other files count only if they start like Parquet files; the rest is
+    logged. If no file has such a name, all files count, and a file of another format fails its partition's job.
 
-    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here or
-    holds no file: with no partitions, every promise about the table would hold.
+    Raises InvalidArgument for a mixed layout, TableUnavailable if the location cannot be reached from here or has no
+    file: without partitions, every check of the table would succeed.
     """
     location = Location.of(table.location)
     entries: list[Entry] = []
@@ -93,15 +91,15 @@ def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> P
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key that puts ``day=2`` before ``day=10``; the text itself decides between ``01`` and ``1``."""
+    """A sort key that orders ``day=2`` before ``day=10``; ties such as ``01`` and ``1`` are ordered as texts."""
     parts = _DIGITS.split(text)
     return (*((1, int(p), p) if i % 2 else (0, 0, p) for i, p in enumerate(parts)),)
 
 
 def partition_values(folder: str) -> dict[str, str | None] | None:
-    """``month=1/day=__HIVE_DEFAULT_PARTITION__`` → ``{"month": "1", "day": None}``; None where it is no such path.
+    """Parse ``month=1/day=__HIVE_DEFAULT_PARTITION__`` to ``{"month": "1", "day": None}``; None for other paths.
 
-    Names and values are unescaped (``%3A`` is ``:``) and stay text: ``01`` is not ``1``.
+    Names and values are unescaped (``%3A`` is ``:``) and stay texts: ``01`` is not ``1``.
     """
     values: dict[str, str | None] = {}
     for part in folder.split("/"):
@@ -116,14 +114,15 @@ def partition_values(folder: str) -> dict[str, str | None] | None:
 
 
 def escaped(text: str) -> str:
-    """A name or a value as Hive and Spark write it into a path: what may not stand in one becomes ``%3A``."""
+    """A name or value escaped for a path like by Hive and Spark: ``:`` becomes ``%3A``."""
     return _UNNAMEABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
-    """The files that are the table's data: all of them, unless some are named as Parquet is and others are not; then
-    those others are opened, and what is no Parquet is left out and logged. One that cannot be read is data: its job
-    fails and names it, where leaving it out would let its rows go unseen.
+    """The table's data files.
+
+    If only some files have names of Parquet files, the others are opened, and those of other formats are skipped and
+    logged. An unreadable file counts as data: its job fails with its name, whereas skipping it could hide its rows.
     """
     others = [entry for entry in entries if not named_parquet(entry)]
     if not others or len(others) == len(entries):
@@ -131,8 +130,9 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
     strange = {entry for entry in others if not _may_be_data(entry, location)}
     if strange:
         example = min(entry.path for entry in strange)
-        said = "%d files of %s are not Parquet, and no job reads them, such as %s: move them away"
-        log.warning(said, len(strange), location.text, example)
+        count = f"{len(strange)} file" + ("" if len(strange) == 1 else "s")
+        said = "Skipping %s of %s in another format than Parquet, such as %s; no job reads them: move them away"
+        log.warning(said, count, location.text, example)
     return [entry for entry in entries if entry not in strange]
 
 
@@ -144,7 +144,7 @@ def _may_be_data(entry: Entry, location: Location) -> bool:
 
 
 def plan(entries: Iterable[Entry], location: Location, options: Options) -> Planned:
-    """Freeze the listing. Raises InvalidArgument for a mixed layout, or over a million partitions."""
+    """Plan the listed files. Raises InvalidArgument for a mixed layout, or more than a million partitions."""
     folders: dict[str, list[tuple[str, int, int]]] = {}
     for entry in entries:
         folders.setdefault(entry.folder, []).append((entry.path, entry.size, entry.mtime_ns))
@@ -155,7 +155,7 @@ def plan(entries: Iterable[Entry], location: Location, options: Options) -> Plan
         example = folders[""][0][0]
         folder = min(partitioned, key=natural)
         raise InvalidArgument(
-            f"the location {location.text!r} has a mixed layout: the file {example} stands beside the folder {folder}"
+            f"the location {location.text!r} has a mixed layout: both the file {example} and the folder {folder}"
         )
     if partitioned:
         partitions = list(_by_folder(folders, location, options))
@@ -163,7 +163,9 @@ def plan(entries: Iterable[Entry], location: Location, options: Options) -> Plan
         check_types(options, [], location)
         partitions = list(_by_group(folders.get("", []), options))
     if len(partitions) > MAX_PARTITIONS:
-        raise InvalidArgument(f"the location {location.text!r} has {len(partitions)} partitions, over a million")
+        raise InvalidArgument(
+            f"the location {location.text!r} has {len(partitions)} partitions: at most a million are supported"
+        )
     return Planned(partitions, _version(partitions))
 
 

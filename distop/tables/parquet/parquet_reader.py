@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan
+from distop.protocol.texts import did_you_mean
 from distop.tables.parquet import footer_probe, page_headers, parquet_rows
 from distop.tables.parquet.parquet_format import partition_values
 from distop.tables.reader import FileColumns, Reader
@@ -191,7 +192,7 @@ class ParquetReader(Reader):
 def _kind(column: str, known: Mapping[str, SparkType]) -> str:
     name = match(column, known)
     if name is None:
-        raise InvalidArgument(f"the table has no column {column!r}")
+        raise InvalidArgument(f"the table has no column {column!r}{did_you_mean(column, known)}")
     if (why := problem(known[name])) is not None:
         raise Unreadable(why)
     return ddl(known[name])

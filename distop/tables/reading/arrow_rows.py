@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.protocol.frozen import frozen
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.files import for_arrow
 from distop.tables.reading import parquet_footers
 from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME, Unfaithful, arrow_type
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import Chunk, FileFacts, PlannedFile, SparkType
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
-_footers: Kept[Any] = Kept(256)
+_footers: LruCache[Any] = LruCache(256)
 
 
 @frozen

@@ -197,7 +197,7 @@ def _waited_for(at: _At, reading: Future[T], check: Callable[[], None]) -> T:
         check()
         if time.monotonic() - max(since, at.since) >= LONGEST_READ:
             raise TableUnavailable(
-                f"the file {at.path} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
+                f"the file {at.path} did not answer within {LONGEST_READ:g} s: check whether this machine can read it"
             )
     return reading.result()
 

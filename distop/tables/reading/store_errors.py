@@ -9,7 +9,7 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
-from distop.runtime.java import thrown
+from distop.runtime.java import java_exceptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ def cause_of_spark_error(error: Exception) -> str | None:
 
     Raises what the connection to the JVM raises.
     """
-    for one in thrown(error):
+    for one in java_exceptions(error):
         text = str(one.getMessage() or "")
         for name in _classes(one):
             if name in _OF_JAVA:

@@ -1,4 +1,4 @@
-"""What Spark's catalog says of a table: asked of the JVM through the session, in few calls however large it is."""
+"""Reads a table's description from Spark's catalog through the JVM, with few calls even for large tables."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.runtime import spark_rules
-from distop.runtime.java import active
-from distop.runtime.java import thrown as thrown_by
+from distop.runtime.java import active, java_exceptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 IN_MEMORY = "give the executors --spark-conf spark.sql.catalogImplementation=hive, and the metastore that has it"
 _PART = r"[^.`\s/\\:]+|`[^`/\\:\0]+`"
-"""Without what paths and URLs are made of: catalogs take a name such as parquet.`/path` or delta.`s3://…` for files."""
+"""A part without characters of paths and URLs: catalogs read files by names such as parquet.`/path`."""
 _TABLE = re.compile(rf"(?:(?P<catalog>[A-Za-z0-9_-]+|`[A-Za-z0-9_-]+`)\.)?(?P<database>{_PART})\.(?:{_PART})")
-"""Spark looks for the class of a catalog under its name, and a name with a dot would find another setting."""
+"""A catalog's name has no dot, because Spark reads its class from a setting of that name."""
 _OF_SESSION = "spark_catalog"
-"""Spark compares this name without regard to case, and no other catalog's."""
+"""The only catalog name that Spark compares case-insensitively."""
 _BUILTIN = "builtin"
 """The value of Spark's setting for its own session catalog."""
 _ICEBERG = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
 _WITHOUT_SERVER = ("hadoop", "hive")
-"""Types of Iceberg's catalogs (default: ``hive``) whose files or metastore give them no settings."""
+"""Types of Iceberg's catalogs (default: ``hive``) that get no settings from their files or metastore."""
 _DERBY = "Another instance of Derby"
-"""What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
+"""Derby's error for a database that another JVM has open; its code (XSDB6) is not in the text."""
 _OF_SERVERS = (
     *("java.net.", "java.sql.", "javax.net.", "org.apache.spark.", "org.apache.thrift.", "org.apache.hadoop.hive."),
     *("org.apache.hadoop.ipc.", "org.apache.hadoop.security.", "software.amazon.awssdk."),
 )
-"""Packages of the exceptions that quote no file."""
+"""Packages of exceptions that do not quote files."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
 
 
 @frozen
 class CatalogPartition:
-    """A partition of the catalog: the value of each partition column as text, and where it lies."""
+    """A partition in the catalog: the value of each partition column as text, and its location."""
 
     values: Mapping[str, str | None]
     location: str
@@ -49,11 +48,11 @@ class CatalogPartition:
 
 @frozen
 class Described:
-    """A table as Spark's catalog has it.
+    """A table's description in Spark's catalog.
 
-    ``provider``: ``parquet``, ``iceberg``, ``orc``, …, or ``view``. ``columns``: all of them with their types as in
-    ``StructType.json()``, those of partitions among them; ``partitions``: None where it has no partition columns.
-    ``metadata``: the metadata file of an Iceberg table, "" of others.
+    ``provider``: ``parquet``, ``iceberg``, ``orc``, …, or ``view``. ``columns``: all columns, including partition
+    columns, with their types as in ``StructType.json()``; ``partitions``: None if there are no partition columns.
+    ``metadata``: the metadata file of an Iceberg table, "" for others.
     """
 
     provider: str
@@ -65,11 +64,10 @@ class Described:
 
 
 def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
-    """The table of this name: ``db.table``, or ``catalog.db.table``; without its ``partitions``, where these are not
-    wanted.
+    """Describe a table by its name: ``db.table``, or ``catalog.db.table``. ``partitions``: include them.
 
-    Raises InvalidArgument where the catalog does not have it, or this is no name, or the catalog is not to be asked;
-    TableUnavailable where it cannot be asked.
+    Raises InvalidArgument if the catalog does not have it, for an invalid name, and for an untrusted catalog;
+    TableUnavailable if the catalog cannot be read.
     """
     check_name(name)
     try:
@@ -78,7 +76,7 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        thrown = list(thrown_by(error))
+        thrown = list(java_exceptions(error))
         classes = [str(one.getClass().getSimpleName()) for one in thrown]
         if any(found in _MISSING for found in classes):
             raise InvalidArgument(missing(session, name)) from error
@@ -89,32 +87,34 @@ def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
             ) from error
         if any(_DERBY in str(one.getMessage()) for one in thrown):
             raise TableUnavailable(
-                "Spark's embedded metastore is open in another JVM, and Derby allows one at a time: use a metastore "
-                "server (spark.hadoop.hive.metastore.uris) or a data base for several"
+                "Spark's embedded metastore is open in another JVM, but Derby allows only one: use a metastore server "
+                "(spark.hadoop.hive.metastore.uris) or a database that allows several"
             ) from error
-        text = _told(thrown[-1]) if thrown else str(error).strip().split("\n")[0]
-        raise TableUnavailable(f"Spark's catalog cannot be asked for the table {name!r}: {text}") from None
+        text = _safe_message(thrown[-1]) if thrown else str(error).strip().split("\n")[0]
+        raise TableUnavailable(f"cannot read the table {name!r} from Spark's catalog: {text}") from None
 
 
-def _told(cause: Any) -> str:
-    """What an exception says, of those of servers and of Spark. Iceberg's catalogs read files by their paths, and quote
-    what is no metadata: in a table's folder its owner could put a link to any file of the executor's user.
+def _safe_message(cause: Any) -> str:
+    """An exception's message, if it is from a server or Spark; otherwise only its class.
+
+    Iceberg's catalogs read files by their paths, and quote files that are not metadata: a table's owner could put a
+    link to any file of the executor's user into its folder.
     """
     name = str(cause.getClass().getName())
     if name.startswith(_OF_SERVERS):
         return str(cause.getMessage()).strip().split("\n")[0]
-    return f"{name.rpartition('.')[2]} (what it says may quote a file, and is not told: look at the table's metadata)"
+    return f"{name.rpartition('.')[2]} (its message is omitted, as it may quote a file: check the table's metadata)"
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgument for what is no name of a table in a catalog, such as a path."""
+    """Raises InvalidArgument for a text that is not the name of a table in a catalog, such as a path."""
     found = _TABLE.fullmatch(name)
     if found is None:
         raise InvalidArgument(
-            f"the location {name!r} is no name of a table in Spark's catalog: write it as database.table"
+            f"the location {name!r} is not the name of a table in Spark's catalog: write database.table"
         )
     if found["database"].strip("`").lower() == "global_temp":
-        raise InvalidArgument(f"{name} is a temporary view: it is known to one Spark session alone")
+        raise InvalidArgument(f"{name} is a temporary view, which exists in one Spark session only")
 
 
 def check_catalog(session: Any, catalog: str) -> None:
@@ -159,10 +159,10 @@ def _untrusted_part(catalog: str, settings: Mapping[str, str]) -> str:
 
 
 def missing(session: Any, name: str) -> str:
-    """The sentence where a catalog does not have a table."""
-    text = f"Spark's catalog has no table {name!r}: it was dropped or renamed, or never was there"
+    """The error text for a table that the catalog does not have."""
+    text = f"Spark's catalog has no table {name!r}: it was dropped, renamed or never existed"
     if session.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory" and name.count(".") == 1:
-        return f"{text} (this catalog is in memory, and as old as the executor: {IN_MEMORY})"
+        return f"{text} (this catalog is only in the executor's memory: {IN_MEMORY})"
     return text
 
 
@@ -176,7 +176,7 @@ def _describe(session: Any, name: str, *, partitions: bool) -> Described:
     if catalog.lower() == _OF_SESSION and len(parts) == 2:
         database = jvm.scala.Option.apply(parts[0])
         identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[1], database)
-        # Not by loadTable, which makes an object of the class that the table's properties name, and asks it.
+        # Not with loadTable, which would instantiate the class that the table's properties name.
         if state.catalog().tableExists(identifier):
             table = state.catalog().getTableMetadata(identifier)
             return _of_session_catalog(session, state, table, partitions=partitions)
@@ -212,8 +212,8 @@ def _of_session_catalog(session: Any, state: Any, table: Any, *, partitions: boo
         return Described(provider, location, columns, of_partitions)
     if not table.tracksPartitionsInCatalog():
         raise InvalidArgument(
-            f"the catalog does not have the partitions of {table.identifier().unquotedString()}: Spark looks for them "
-            "in the table's folder. Register that folder with --format parquet"
+            f"the catalog does not track the partitions of {table.identifier().unquotedString()}, which Spark finds in "
+            "the table's folder: register that folder with --format parquet"
         )
     none = session._jvm.scala.Option.empty()
     listed = json.loads(_mapper(session).writeValueAsString(state.catalog().listPartitions(table.identifier(), none)))
@@ -224,13 +224,13 @@ def _of_session_catalog(session: Any, state: Any, table: Any, *, partitions: boo
 
 
 def _values(spec: Mapping[str, str | None], names: Sequence[str]) -> dict[str, str | None]:
-    """The values in the order of the partition columns; a metastore has their names in lower case."""
+    """The values in the order of the partition columns, whose names a metastore has in lower case."""
     lower = {name.lower(): value for name, value in spec.items()}
     return {name: lower[name.lower()] for name in names}
 
 
 def path_of(uri: str) -> str:
-    """A location of the catalog as a table record has one: a URI's escapes are undone, and local ones are paths."""
+    """A location of the catalog in the form of a table record: a path for a local URI, and without URI escapes."""
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         return unquote(parts.path) if parts.scheme else uri
@@ -238,7 +238,7 @@ def path_of(uri: str) -> str:
 
 
 def _mapper(session: Any) -> Any:
-    """Writes Scala's collections and case classes as JSON: a hundred thousand partitions come in one call."""
+    """A mapper that writes Scala's collections and case classes as JSON, to read 100,000 partitions in one call."""
     jackson = session._jvm.com.fasterxml.jackson
     mapper = jackson.databind.ObjectMapper()
     mapper.registerModule(jackson.module.scala.DefaultScalaModule())

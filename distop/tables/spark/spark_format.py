@@ -1,8 +1,8 @@
-"""The planner for tables of Spark's catalog: columns, partitions and where they lie are what the catalog says.
+"""The planner for tables of Spark's catalog, which defines columns, partitions and locations.
 
-A partition may lie outside of the table's folder, and a folder within it may be none of its partitions, so no path is
-read for what the catalog knows. Only Spark can ask it: planning needs the session, and jobs find what the catalog said
-in the plan (``Planned.options``).
+A partition may be outside the table's folder, and a folder in it may be no partition, so paths are never parsed. Only
+Spark can read the catalog: planning needs the session, and jobs use the catalog's answers in the plan
+(``Planned.options``).
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
     from distop.tables.table_options import Options
 
 COLUMNS = "columns"
-"""The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
+"""The option with the table's columns except partition columns: name → type, as JSON of the values of
 ``distop.tables.reading.file_facts``."""
 
 File = tuple[str, int, int]
 
 _LOOKED_AT = 100
-"""Partitions of which one has to be there for the table to be reachable."""
+"""Number of partitions that are checked; one existing folder makes the table reachable."""
 _DEFAULT = "EXISTS_DEFAULT"
-"""In the metadata of a field: what Spark reads where a file does not have the column."""
-_WITH_DEFAULT = "it has a DEFAULT, which Spark reads where a file does not have the column, and nobody else does"
+"""In the metadata of a field: the value that Spark reads if a file lacks the column."""
+_WITH_DEFAULT = "it has a DEFAULT, which only Spark reads if a file lacks the column"
 _PLAIN = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is: whether there is such a table is for the plan to say, which has a Spark to ask. Raises
-    InvalidArgument for an unknown option, and a location that is no name of a table.
+    """Check a record, without the catalog: only planning has Spark, and finds out whether the table exists.
+
+    Raises InvalidArgument for an unknown option, and a location that is not the name of a table.
     """
     check_options(record.options, "spark")
     spark_catalog.check_name(record.location)
@@ -57,13 +58,13 @@ def check_table(record: TableRecord) -> TableRecord:
 
 
 def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-    """The files of the catalog's partitions, with the values that it has for them; in groups where the table has no
-    partition columns. An Iceberg table is planned as such.
+    """Plan the files of the catalog's partitions with their values, in groups if there are no partition columns.
 
-    Raises InvalidArgument where the catalog has no such table, or it is of a format that is not read; TableUnavailable
-    where the catalog cannot be asked, or a folder that it names is not there, or the table has no file.
+    An Iceberg table is planned like other Iceberg tables. Raises InvalidArgument if the catalog does not have the
+    table, or for an unsupported format; TableUnavailable if the catalog cannot be read, a folder in it does not exist,
+    or the table has no file.
     """
-    # A record that was planned before has what planning found then.
+    # A record that was planned before has options of that plan.
     options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
     check()
     described = spark_catalog.describe(spark(), table.location)
@@ -71,24 +72,22 @@ def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> P
         from distop.tables.iceberg import iceberg_format
 
         if not described.metadata:
-            raise InvalidArgument(f"the catalog does not say what the metadata file of {table.location!r} is")
+            raise InvalidArgument(f"the catalog has no metadata file for the Iceberg table {table.location!r}")
         return iceberg_format.plan_metadata(spark_catalog.path_of(described.metadata), table, options, check)
     if described.provider != "parquet":
         what = "view" if described.provider == "view" else f"table of the format {described.provider}"
         raise InvalidArgument(
-            f"{table.location!r} is a {what} in Spark's catalog: tables of parquet and iceberg are read, nothing else"
+            f"{table.location!r} is a {what} in Spark's catalog: only parquet and iceberg tables are supported"
         )
     return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
-    """Raises TableUnavailable where the catalog has the table, and neither in its folder nor in those of its partitions
-    is anything to be seen from here.
-    """
+    """Raises TableUnavailable if the catalog has the table, but no folder of it can be read from here."""
     try:
         described = spark_catalog.describe(spark(), table.location)
     except InvalidArgument:
-        return  # dropped: no other node will see more of it
+        return  # dropped: other nodes cannot read it either
     if described.metadata:
         from distop.tables.iceberg import iceberg_format
 
@@ -108,7 +107,7 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
 
 
 def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
-    """Where the catalog has it. Raises as planning does."""
+    """The table's location in the catalog. Raises the errors of planning."""
     check()
     described = spark_catalog.describe(spark(), table.location, partitions=False)
     if described.metadata:
@@ -120,7 +119,7 @@ def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str
 
 
 def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
-    """Where the catalog has it, or the metadata of an Iceberg table; ``elsewhere``: and where it has its partitions."""
+    """The catalog's location, or that of an Iceberg table's metadata; ``elsewhere``: also the partitions' locations."""
     check()
     described = spark_catalog.describe(spark(), table.location, partitions=elsewhere)
     if described.metadata:
@@ -135,29 +134,30 @@ def plan(
     files_in: Callable[..., list[File]],
     check: Callable[[], None],
 ) -> Planned:
-    """Freeze what the catalog describes. ``files_in`` lists the files of a folder (``deep``: those further down, too),
-    and raises TableUnavailable where it is not there. A folder without files counts only beside others that have some:
-    a missing disk looks no different.
+    """Plan what the catalog describes.
 
-    Raises InvalidArgument for partition columns of types that are not supported, partitions that cannot be told apart,
-    and over a million of them.
+    ``files_in`` lists the files of a folder (``deep``: also of its subfolders), and raises TableUnavailable if it does
+    not exist. If all folders are empty, the table counts as unavailable: a missing disk looks the same.
+
+    Raises InvalidArgument for unsupported types of partition columns, ambiguous partitions, and more than a million
+    partitions.
     """
     types = {str(field["name"]): _type(field) for field in described.columns}
     for field in described.columns:
-        # Of a partition column the catalog has the values, whatever its default is.
+        # The catalog has the values of partition columns, so their defaults do not matter.
         if _DEFAULT in (field.get("metadata") or {}) and field["name"] not in described.partition_columns:
             types[str(field["name"])] = ["unreadable", _WITH_DEFAULT]
     if described.partitions == []:
         if files_in(described.location, deep=True):
             raise InvalidArgument(
-                f"the folder of {name!r} has files, and the catalog none of its partitions, so that Spark sees no "
-                f"rows: run MSCK REPAIR TABLE {name}"
+                f"the folder of {name!r} has files, but the catalog has no partitions of it, so Spark reads no rows: "
+                f"run MSCK REPAIR TABLE {name}"
             )
         return Planned([PartitionPlan(0, EMPTY)], _version([], types), {COLUMNS: types, "partition_types": {}})
     by_value = {column: types.pop(column) for column in described.partition_columns}
     for column, kind in by_value.items():
         if not isinstance(kind, str) or not is_partition_type(kind):
-            raise InvalidArgument(f"the partition column {column!r} of {name!r} is of a type that is not supported")
+            raise InvalidArgument(f"the partition column {column!r} of {name!r} has an unsupported type")
     if described.partitions is None:
         partitions = [
             PartitionPlan(ordinal, group, sum(f[1] for f in files), tuple(files))
@@ -167,10 +167,10 @@ def plan(
         partitions = list(_by_value(described.partitions, name, files_in, check))
     if not any(partition.files for partition in partitions):
         raise TableUnavailable(
-            f"there is no file in the folders of {name!r}: they were removed, or their disk is not mounted here"
+            f"the folders of {name!r} have no files: they were removed, or their disk is not mounted here"
         )
     if len(partitions) > MAX_PARTITIONS:
-        raise InvalidArgument(f"the table {name!r} has {len(partitions)} partitions, over a million")
+        raise InvalidArgument(f"the table {name!r} has {len(partitions)} partitions: at most a million are supported")
     return Planned(partitions, _version(partitions, types), {COLUMNS: types, "partition_types": by_value})
 
 
@@ -188,7 +188,8 @@ def _by_value(
             raise InvalidArgument(f"the catalog has the partition {called} of {name!r} twice")
         other = folders.setdefault(one.location.rstrip("/"), called)
         if other != called:
-            raise InvalidArgument(f"the partitions {other} and {called} of {name!r} lie in one folder: {one.location}")
+            both = f"the partitions {other} and {called} of {name!r}"
+            raise InvalidArgument(f"{both} have the same folder: {one.location}")
         named[called] = (own, one.location)
     for ordinal, called in enumerate(sorted(named, key=lambda text: (natural(text), text))):
         check()
@@ -196,12 +197,12 @@ def _by_value(
         try:
             files = files_in(location)
         except TableUnavailable as error:
-            raise TableUnavailable(f"the partition {called} of {name!r} cannot be read: {error}") from error
+            raise TableUnavailable(f"cannot read the partition {called} of {name!r}: {error}") from error
         yield PartitionPlan(ordinal, called, sum(f[1] for f in files), tuple(files), values=values)
 
 
 def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
-    """The files of a folder; those further down Spark does not read."""
+    """The files of a folder, without subfolders, which Spark does not read."""
     table.check_partition(folder)
     found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
     return sorted(found, key=lambda f: (natural(f[0]), f[0]))
@@ -209,12 +210,12 @@ def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
 
 def _type(field: Mapping[str, Any]) -> Any:
     if any("collation" in key.lower() for key in field.get("metadata") or {}):
-        return ["unreadable", "texts with a collation are not compared as Spark compares them"]
+        return ["unreadable", "texts with a collation are not supported"]
     return _plain(field["type"])
 
 
 def _plain(kind: Any) -> Any:
-    """A type of ``StructType.json()`` as the plain values of ``distop.tables.reading.file_facts``, in JSON's lists."""
+    """A type of ``StructType.json()`` as JSON of the values of ``distop.tables.reading.file_facts``."""
     if isinstance(kind, str):
         return _PLAIN.get(kind, kind)
     if kind["type"] == "struct":
@@ -223,7 +224,7 @@ def _plain(kind: Any) -> Any:
         return ["array", _plain(kind["elementType"])]
     if kind["type"] == "map":
         return ["map", _plain(kind["keyType"]), _plain(kind["valueType"])]
-    return ["unreadable", f"the type {kind['type']} is not read"]
+    return ["unreadable", f"the type {kind['type']} is not supported"]
 
 
 def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> str:
@@ -244,7 +245,7 @@ class SparkFormat(Format):
         return plan_table(table, check, spark)
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-        """By what the catalog said the table is of when it was planned."""
+        """The reader for the format that the catalog had for the table at planning."""
         if plans and plans[0].source:
             from distop.tables.iceberg import iceberg_format
 
@@ -253,7 +254,7 @@ class SparkFormat(Format):
 
         columns = table.options.get(COLUMNS)
         if columns is None:
-            raise InvalidArgument(f"the plan of {table.name!r} does not have its columns: it is none of this table")
+            raise InvalidArgument(f"the plan of {table.name!r} has no columns, so it is not a plan of this table")
         declared = {name: of_json(kind) for name, kind in columns.items()}
         return ParquetReader(table, plans, table.options.get("partition_types") or {}, declared)
 
@@ -276,8 +277,8 @@ class SparkFormat(Format):
 
     def changes(self, table: TableRecord) -> Changes:
         raise InvalidArgument(
-            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
-            "register an Iceberg table by its folder, or with the option 'catalog'"
+            f"cannot change the schema of the table {table.name!r} through Spark's catalog: register an Iceberg table "
+            "by its folder, or with the option 'catalog'"
         )
 
 

@@ -1,8 +1,8 @@
 """What goes into a behavior's code and comes out of it: values by its models, and its errors.
 
-What goes into a behavior's code and comes out of it, held against the models that the behavior declares.
+Validates a behavior's arguments, results and reports with the models that it declares.
 
-What an error of a behavior says: whether a retry mends it, here or on another node.
+Classifies errors of behaviors: retryable, fatal, or only possible on another node.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ if TYPE_CHECKING:
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-"""Kept: ``json.dumps`` makes one for each value."""
+"""Cached: ``json.dumps`` creates an encoder for each value."""
 
 
-def validate(behavior: Behavior, arg: Any) -> Any:
-    """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
+def validate_argument(behavior: Behavior, arg: Any) -> Any:
+    """The argument as an instance of the behavior's Arg. Raises InvalidArgument with one sentence."""
     try:
         return type(behavior).Arg.model_validate({} if arg is None else arg)
     except ValidationError as error:
         raise InvalidArgument(explain_misfit("the argument", behavior.type_name, error)) from error
 
 
-def fitted(declared: type[BaseModel] | None, value: Any, what: str) -> Any:
-    """A result or report as the model declared for it. An instance of that is taken as it is, and so is anything where
-    none is declared. Raises InvalidArgument in one sentence, which calls the value ``what``.
+def validate_result(declared: type[BaseModel] | None, value: Any, what: str) -> Any:
+    """A result or report as an instance of its declared model.
+
+    An instance of the model, and any value without a declared model, is returned unchanged. Raises InvalidArgument with
+    one sentence, which calls the value ``what``.
     """
     if declared is None or isinstance(value, declared):
         return value
@@ -47,31 +49,31 @@ def fitted(declared: type[BaseModel] | None, value: Any, what: str) -> Any:
     except ValidationError as error:
         raise InvalidArgument(explain_misfit(what, declared.__name__, error)) from error
     except Exception as error:
-        # A validator of the model that meets what it did not expect.
+        # An unexpected error in a validator of the model.
         raise InvalidArgument(f"{what} does not fit {declared.__name__}: {headline(error)}") from error
 
 
-def plain(value: Any) -> Any:
-    """A model as JSON values, by the names that its schema has; anything else as it is."""
+def to_json_value(value: Any) -> Any:
+    """A model as JSON values with the names of its schema; any other value unchanged."""
     return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
 
 
 def dump(value: Any) -> bytes:
-    """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
-    return _JSON.encode(plain(value)).encode()
+    """A result as JSON. Raises TypeError or ValueError for values that JSON does not have, such as NaN."""
+    return _JSON.encode(to_json_value(value)).encode()
 
 
-def kind_of(error: BaseException) -> Literal["fatal", "unable"]:
-    """Of an error that no retry here mends: whether another node may do what this one cannot."""
+def fatal_kind(error: BaseException) -> Literal["fatal", "unable"]:
+    """The kind of an error that must not be retried here; ``unable``: another node may succeed."""
     return "unable" if isinstance(error, SparkUnavailable) else "fatal"
 
 
 def is_fatal(behavior: Behavior, error: BaseException, log: logging.Logger) -> bool:
-    """What the behavior says of an error; where that breaks too, the error is one that is tried again."""
+    """Whether an error must not be retried, as the behavior decides. If its ``is_fatal`` raises: False."""
     if isinstance(error, UsageError):
         return True
     try:
         return bool(behavior.is_fatal(error))
     except Exception:
-        log.exception("is_fatal of %s broke", behavior.type_name)
+        log.exception("is_fatal of %s raised an error; treating the job's error as retryable", behavior.type_name)
         return False

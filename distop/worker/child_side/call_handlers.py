@@ -1,4 +1,4 @@
-"""What the child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+"""The calls that a child executes: planning, completion, cleanup of jobs that do not run, verification."""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ from distop.storage.places import Attempt, shared_of, stage_of
 from distop.storage.result_files import resolve
 from distop.worker import child_messages
 from distop.worker.child_side import shared_files
-from distop.worker.child_side.answer_checks import dump, fitted, is_fatal, kind_of, plain, validate
+from distop.worker.child_side.answer_checks import (
+    dump,
+    fatal_kind,
+    is_fatal,
+    to_json_value,
+    validate_argument,
+    validate_result,
+)
 from distop.worker.child_side.error_texts import explain
-from distop.worker.child_side.job_context import ANSWER_SECONDS, Context, Environment, SessionDeadline
+from distop.worker.child_side.job_context import ANSWER_SECONDS, ChildContext, Environment, SessionDeadline
 from distop.worker.child_side.spark_session import SparkDied
 
 if TYPE_CHECKING:
@@ -37,11 +44,11 @@ if TYPE_CHECKING:
 
 
 class _Late(JobCancelled):
-    """The child may start nothing more of a call: its daemon sends the call again, where the session goes on."""
+    """The session's deadline has passed, so the call must not continue. The daemon sends it again if possible."""
 
 
 class Call:
-    """One call, in a thread of its own. ``cancel`` and ``interrupt`` are called by others."""
+    """One call, run in its own thread. Other threads call ``cancel`` and ``interrupt``."""
 
     def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
         self._env = env
@@ -51,8 +58,8 @@ class Call:
         self.number: int = message["call"]
         self._stop = threading.Event()
         self._deadline = SessionDeadline(env, message.get("deadline", 0.0))
-        self._current: Context | None = None
-        """What the behavior was given last: a cleanup has one for each job."""
+        self._current: ChildContext | None = None
+        """The current context of the behavior: a cleanup has one for each job."""
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._follow_ups: list[Mapping[str, Any]] = []
 
@@ -64,26 +71,26 @@ class Call:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Cancel the Spark jobs of what runs now, if it is to stop."""
+        """Cancel the running Spark jobs if the call must stop."""
         ctx = self._current
         if self._stop.is_set() and ctx is not None and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(ctx.tag,), daemon=True).start()
 
     def _check(self) -> None:
         if self._stop.is_set():
-            raise JobCancelled("the call was told to stop")
+            raise JobCancelled("the call was cancelled")
         if self._deadline.passed():
             raise _Late("the session's deadline has passed")
 
     def run(self) -> None:
-        """Do it, and send its result or what went wrong."""
+        """Run the call, and send its result or its error."""
         behavior: Behavior | None = None
         try:
             value: Any = None
             self._check()
             self._refuse_unserved()
             if self._message["t"] == "verify":
-                from distop.worker.child_side import sender_verification  # loads http, for what few operations need
+                from distop.worker.child_side import sender_verification  # imports http, which few operations need
 
                 value = sender_verification.verify(self._message, self._env.verifier_urls)
             elif self._message["t"] == "sweep":
@@ -98,26 +105,26 @@ class Call:
                     "complete": self._complete,
                     "cleanup": self._cleanup,
                 }
-                value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
+                value = kinds[self._message["t"]](behavior, validate_argument(behavior, self._message["arg"]))
             self._env.outbox.send(child_messages.ResultMessage(t="result", call=self.number, value=value))
         except BaseException as error:
             if why := self._env.spark.lost(error, expected=self._env.stopping or self._stop.is_set()):
                 self._on_spark_died(why)
-            told = isinstance(error, DistopError)
+            own_error = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
-            told_to_stop = self._stop.is_set() or self._deadline.passed()
-            if not fatal and not told_to_stop and not isinstance(error, TableUnavailable | NotServed):
-                self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
-            plain_text = (fatal and told) or isinstance(error, NotServed)
-            text = str(error) if plain_text and str(error) else explain(error)
+            stopping = self._stop.is_set() or self._deadline.passed()
+            if not fatal and not stopping and not isinstance(error, TableUnavailable | NotServed):
+                self._env.log.exception("Call %s of %s failed", self._message["t"], self._message["op"])
+            message_only = (fatal and own_error) or isinstance(error, NotServed)
+            text = str(error) if message_only and str(error) else explain(error)
             text = secret_settings.shortened(text, MAX_ERROR_TEXT).encode(errors="replace").decode()
-            kind = "late" if isinstance(error, _Late) else kind_of(error) if fatal else "transient"
+            kind = "late" if isinstance(error, _Late) else fatal_kind(error) if fatal else "transient"
             self._env.outbox.send(child_messages.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
             self._env.spark.unbind()
 
     def _refuse_unserved(self) -> None:
-        """Raises NotServed."""
+        """Raises NotServed if this executor does not serve the operation's type or tables."""
         ops = self._message.get("ops", (self._message["op"],))
         rows = self._items if self._message["t"] == "cleanup" else ()
         beside = [other["table"]["name"] for row, *_ in rows for other in row.get("beside", ())]
@@ -133,14 +140,15 @@ class Call:
         if where is None:
             return []
         if not self._message["remove"]:
-            return shared_files.with_results(where, self._message["ops"])
+            return shared_files.operations_with_results(where, self._message["ops"])
         for op in self._message["ops"]:
             self._check()
             shared_files.remove_results(where, op)
         return []
 
-    def _context(self, **fields: Any) -> Context:
-        ctx = Context(self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields)
+    def _context(self, **fields: Any) -> ChildContext:
+        op, stopped = self._message["op"], self._stop
+        ctx = ChildContext(self._env, op, self._table, cancelled=lambda _: stopped.is_set(), **fields)
         ctx.call = f"{self._message['t']}{self.number}"
         self._current = ctx
         self._check()
@@ -148,7 +156,7 @@ class Call:
 
     def _plan(self, behavior: Behavior, arg: Any) -> Any:
         if self._table is None:
-            raise InvalidArgument(f"{self._message['op']} belongs to no table, so there is nothing to plan")
+            raise InvalidArgument(f"cannot plan {self._message['op']}: it has no table")
         ctx = self._context(find_table=self._other_table)
         planned = behavior.partitions(self._table, arg, ctx)
         partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
@@ -160,10 +168,10 @@ class Call:
         options = dict(planned.options)
         if unknown := sorted(set(options) - PLANNED_OPTIONS):
             raise InvalidArgument(
-                f"planning gave the table option {unknown[0]!r}: a plan sets {', '.join(sorted(PLANNED_OPTIONS))} alone"
+                f"the plan sets the table option {unknown[0]!r}: only {', '.join(sorted(PLANNED_OPTIONS))} are allowed"
             )
         if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
-            raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
+            raise InvalidArgument(f"the plan's table options have {size} bytes: at most {MAX_CHUNK_BYTES} are allowed")
         beside = sorted({other.table.name for p in partitions for other in p.beside})
         self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
         answer = {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
@@ -192,18 +200,18 @@ class Call:
         try:
             report = behavior.complete_operation(arg, self._table, summary, ctx)
         except OperationFailed as error:
-            # Part of a value, which the outbox does not redact.
+            # The text becomes part of a value, and the outbox redacts no values.
             report, failure = error.report, secret_settings.redact(str(error)) or "the operation failed"
         if report is not None:
-            report = fitted(behavior.Report, report, "the report")
+            report = validate_result(behavior.Report, report, "the report")
         try:
-            encoded = dump({"report": plain(report), "follow_ups": self._follow_ups})
+            encoded = dump({"report": to_json_value(report), "follow_ups": self._follow_ups})
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"the report cannot be stored: {error}") from error
+            raise InvalidArgument(f"the report cannot be stored as JSON: {error}") from error
         if len(encoded) > child_messages.MAX_REPORT_BYTES:
             raise InvalidArgument(
-                f"the report has {len(encoded)} bytes, at most {child_messages.MAX_REPORT_BYTES} are kept: put what is "
-                "large into a file and name it in the report"
+                f"the report has {len(encoded)} bytes: at most {child_messages.MAX_REPORT_BYTES} are allowed; put "
+                "large data into a file and name the file in the report"
             )
         return {**json.loads(encoded), "failure": failure}
 
@@ -227,7 +235,7 @@ class Call:
                 error, by_executor = outcome.get("error") or "", attempt is not None
                 yield OutcomeRow(row["partition"], name, row["success"], result, error, stage, by_executor)
 
-    def _partitions(self, chunks: int, ctx: Context) -> Iterator[PartitionPlan]:
+    def _partitions(self, chunks: int, ctx: ChildContext) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None
         while start is not None:
             self._check()
@@ -240,10 +248,10 @@ class Call:
                 yield ctx.with_files(partition)
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> None:
-        """All of them, whatever goes wrong with one; the first error is told."""
+        """Clean up after all jobs, even if some cleanups fail. Raises the first error."""
         if not cleans_up(type(behavior)):
-            return  # no catalog is asked, and no Spark started, for nothing
-        wrong: Exception | None = None
+            return  # do not query a catalog or start Spark for nothing
+        first_error: Exception | None = None
         for data, attempt, fence, progress in self._items:
             partition = PartitionPlan.from_json(data)
             ctx = self._context(
@@ -260,6 +268,6 @@ class Call:
             except Exception as error:
                 if isinstance(error, SparkDied | JobCancelled):
                     raise
-                wrong = wrong or error
-        if wrong is not None:
-            raise wrong
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error

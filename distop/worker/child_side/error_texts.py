@@ -1,4 +1,4 @@
-"""Errors as text that people can read: what went wrong first, where, no more than a record keeps, and no secret."""
+"""Formats errors as short, readable texts without secrets: the cause first, then the location."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _JAVA_ERROR = re.compile(r"^: ?((?:[a-z]\w*\.)+[A-Z][\w$]*(?:: .*)?)$", re.MULTI
 
 
 def explain(error: BaseException) -> str:
-    """``Type: message`` and the last frames of the traceback, within :data:`MAX_ERROR_TEXT` characters; of a table that
-    cannot be reached the message alone, which is a sentence about files and not about code.
+    """``Type: message`` and the last frames of the traceback, at most :data:`MAX_ERROR_TEXT` characters.
+
+    For TableUnavailable the message alone: it is about files, not about code.
     """
     if isinstance(error, TableUnavailable):
         return secret_settings.shortened(describe(error), MAX_ERROR_TEXT)
     frames = traceback.extract_tb(error.__traceback__)
-    # The worker's own frames say nothing about the behavior.
+    # Leave out the worker's own frames.
     own = [f for f in frames if "/distop/worker/" not in f.filename.replace("\\", "/")] or list(frames)
     places = [f"  at {f.filename}:{f.lineno} in {f.name}: {(f.line or '').strip()}" for f in own[-FRAMES:]]
     text = "\n".join([headline(error), *places])
@@ -35,8 +36,10 @@ def explain(error: BaseException) -> str:
 
 
 def headline(error: BaseException) -> str:
-    """One line: the type and the first meaningful line of the message. Spark's and the JVM's messages go on with
-    plans and Java frames, which stay in the log."""
+    """One line: the type and the first meaningful line of the message.
+
+    Messages of Spark and the JVM continue with query plans and Java frames, which are in the log only.
+    """
     message = describe(error)
     module = type(error).__module__
     if module.startswith("py4j") and (found := _JAVA_ERROR.search(message)):
@@ -48,7 +51,7 @@ def headline(error: BaseException) -> str:
 
 
 def explain_misfit(what: str, model: str, error: ValidationError) -> str:
-    """One sentence for a value that does not fit its model."""
+    """One sentence about a value that its model rejects."""
     parts = [f"{'.'.join(str(p) for p in e['loc']) or what}: {e['msg'].rstrip('.')}" for e in error.errors()[:5]]
     more = error.error_count() - len(parts)
     rest = f"; and {more} more" if more > 0 else ""

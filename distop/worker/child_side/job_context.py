@@ -1,4 +1,4 @@
-"""What a behavior is given in the child: :class:`JobContext` made real, and what all contexts of a child share."""
+"""The context that a behavior gets in the child (:class:`JobContext`), and the child's shared environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distop.worker.child_side.table_folders import TableFolders
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 1.0
 STATUS_SECONDS = 0.5
 MAX_STATUS = 500
-"""Characters of a status that are sent."""
+"""Maximum characters of a status text; longer texts are cut."""
+STARTING_SPARK = "starting Spark"
+"""The status of a job that waits for the start of the Spark session: of the JVM, 5 to 15 s."""
 ANSWER_SECONDS = 60.0
-"""How long a checkpoint or a page of outcomes is waited for."""
+"""Time-out for the daemon's answer to a checkpoint or a request for outcomes."""
 
 
 class Environment:
-    """What one child has: its settings, its connection, its Spark, the behaviors it has loaded."""
+    """The shared state of one child: settings, connection, Spark session, loaded behaviors."""
 
     def __init__(self, config: Mapping[str, Any], work_dir: Path, outbox: Outbox) -> None:
         self.work_dir = work_dir
@@ -55,45 +57,43 @@ class Environment:
         self.space: str = config["space"]
         self.executor: str = config["executor"]
         self.outbox = outbox
-        # It replaces a value among Spark's settings: the list has one source.
+        # Overrides the Spark setting, so that the list of trusted catalogs has one source.
         trusted = {spark_rules.CONF: ",".join(config["trusted_spark_catalogs"])}
         self.spark = SparkHolder(
             config["spark_master"], config["executor"], work_dir, config["ttl"], {**config["spark_conf"], **trusted}
         )
         self.log = logging.getLogger("distop.child")
         self.stuck = False
-        """Work that was told to stop goes on here: no job begins in this process any more."""
+        """Cancelled work does not stop: no job starts in this process any more."""
         self.stopping = False
-        """The child was told to end: errors of jobs say nothing about them any more."""
+        """The child is stopping: errors of jobs are no longer the jobs' own."""
         self.deadline = 0.0
-        """The session's deadline as last renewed (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
+        """The session's last renewed deadline (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
         named = {name: BehaviorSource.parse(text) for name, text in config["behaviors"].items()}
         found: dict[str, Loadable] = {**registered(), **named}
         self.installed = {name: entry for name, entry in found.items() if not refusal(self.serves, name, ())}
-        """The behaviors that there are for this child, by type name, of those types that this executor serves: the next
-        one finds what is installed meanwhile.
-        """
+        """The installed behaviors by type name, of the types that this executor serves, at the start of this child."""
         self.table_folders = TableFolders()
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
 
     def refuse_unserved(self, op: str, type_name: str | None, tables: Iterable[TableRecord | str | None]) -> None:
-        """Raises NotServed where this executor does not serve an operation's type, its table, or one of these.
+        """Raises NotServed if this executor does not serve an operation's type, its table, or one of ``tables``.
 
-        ``type_name`` None: no code of the type is to run. The daemon decides the same before; this is the last moment
+        ``type_name`` None: no code of the type is needed. The daemon has checked the same; this is the last check
         before anything is imported or opened.
         """
         ref = OperationRef.parse(op)
         wanted = [ref.table]
         wanted += [one if isinstance(one, str) else one.name for one in tables if one is not None]
-        # Code is chosen by the type that is asked for, and the table by its record: both count beside the name.
+        # The requested type selects the code, and the record selects the table: check both besides the names in ``op``.
         types = (None,) if type_name is None else (ref.type, type_name)
         for name in types:
             if why := refusal(self.serves, name, wanted):
                 raise NotServed(f"executor {self.executor} refuses {op}: {why}")
 
     def behavior(self, type_name: str) -> Behavior:
-        """Raises UnknownBehavior, or whatever importing it raises."""
+        """The behavior of a type, loaded on first use. Raises UnknownBehavior, and the errors of its import."""
         with self._lock:
             if type_name not in self._behaviors:
                 self._behaviors[type_name] = load(type_name, self.installed)
@@ -101,11 +101,10 @@ class Environment:
 
 
 class SessionDeadline:
-    """The session's deadline, as it counts for one request of the daemon.
+    """The session's deadline for one request of the daemon.
 
-    A request that arrives in time lives on with its session: the renewed deadline counts for what it starts later, such
-    as the halves of a batch. A request that arrives late stays late, whatever is renewed afterwards.
-    ``deadline``: as in RunMessage.
+    If a request arrives in time, the renewed deadline counts for all that it starts later, such as the halves of a
+    batch. A request that arrives late stays late, despite later renewals. ``deadline``: see RunMessage.
     """
 
     def __init__(self, env: Environment, deadline: float) -> None:
@@ -115,32 +114,34 @@ class SessionDeadline:
         self._arrived_late = self.passed()
 
     def passed(self) -> bool:
-        """Whether the request may start nothing more."""
+        """Whether the deadline has passed, so that the request must start nothing more."""
         if not self._deadline:
             return False
         return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
 
 
 class JobProgress(Progress):
-    """The checkpoint of one job: goes to the daemon, which writes it under the claim's fence."""
+    """The checkpoint of one job. The daemon writes it to etcd under the claim's fence."""
 
     def __init__(self, outbox: Outbox, run: int, partition: int, value: Any) -> None:
         self._outbox = outbox
         self._run = run
         self._partition = partition
         self._value = value
-        self._asked = value is not None
-        """There may be one in etcd, whatever became of the answer."""
+        self._sent = value is not None
+        """etcd may have a checkpoint: one was sent, whatever its answer was."""
         self._last = float("-inf")
         self._skipped: Any = None
-        """The last one that the rate limit held back, or that could not be saved."""
+        """The last checkpoint that was not saved, because of the rate limit or an error."""
 
     def load(self) -> Any:
         return for_cleanup(self._value)
 
     def save(self, value: Any, *, force: bool = False) -> bool:
-        """See Progress.save; also False where the daemon could not save it (the claim is gone, or etcd is). Raises
-        InvalidArgument for what is not JSON or over 64 KiB."""
+        """See Progress.save. Also False if the daemon could not save it (the claim is lost, or etcd is unavailable).
+
+        Raises InvalidArgument for values that are not JSON or larger than 64 KiB.
+        """
         if not force and time.monotonic() - self._last < PROGRESS_SECONDS:
             self._skipped = value
             return False
@@ -149,11 +150,11 @@ class JobProgress(Progress):
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
         if size > MAX_BYTES:
-            raise InvalidArgument(f"a checkpoint of {size} bytes is too large: at most {MAX_BYTES} are kept")
+            raise InvalidArgument(f"a checkpoint has {size} bytes: at most {MAX_BYTES} are allowed")
         return self._save(value)
 
     def _save(self, value: Any) -> bool:
-        self._last, self._asked = time.monotonic(), True
+        self._last, self._sent = time.monotonic(), True
         question = child_messages.ProgressMessage(
             t="progress", run=self._run, partition=self._partition, value=value, seq=0
         )
@@ -165,25 +166,31 @@ class JobProgress(Progress):
         return saved
 
     def give_up(self) -> bool:
-        """No attempt may go on from it: what it speaks of is to be removed. Whether that is sure."""
-        return not self._asked or self._save(given_up(self._value))
+        """Mark the checkpoint as abandoned: no attempt may resume from it, and its files must be removed.
+
+        Returns whether the mark was saved.
+        """
+        return not self._sent or self._save(given_up(self._value))
 
     def begin_anew(self) -> None:
-        """It was given up, and what it spoke of is removed."""
+        """Forget the checkpoint if it was abandoned: its files were removed."""
         self._value = to_go_on_from(self._value)
 
     def settle(self) -> bool:
-        """The job stops and will go on, perhaps elsewhere: save what the rate limit held back. Whether there may be a
-        checkpoint to go on from: a save without an answer may come through yet."""
+        """Save the checkpoint that was held back, because the job stops and resumes later, maybe on another node.
+
+        Returns whether there may be a checkpoint: a save without an answer may still succeed.
+        """
         if self._skipped is not None:
             with contextlib.suppress(InvalidArgument):
                 self.save(self._skipped, force=True)
-        return self._asked
+        return self._sent
 
 
 class NoProgress(Progress):
-    """In a batch, in planning and in completion there is no one job whose checkpoint it could be; a cleanup reads the
-    checkpoint of its job, and writes none.
+    """The progress of a batch, a planning or a completion, which have no checkpoint, or of a cleanup.
+
+    A cleanup can read the checkpoint of its job, but not write one.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -196,19 +203,19 @@ class NoProgress(Progress):
         return False
 
     def give_up(self) -> bool:
-        """There is none to go on from."""
+        """There is no checkpoint to abandon."""
         return True
 
     def begin_anew(self) -> None:
-        """There is none."""
+        """There is no checkpoint to forget."""
 
     def settle(self) -> bool:
-        """There is none to go on from."""
+        """There is no checkpoint to resume from."""
         return False
 
 
-class Context(JobContext):
-    """One job, one batch, or one call."""
+class ChildContext(JobContext):
+    """The JobContext of one job, one batch, or one call in the child."""
 
     def __init__(
         self,
@@ -244,18 +251,22 @@ class Context(JobContext):
         self._find_table = find_table
         self._status_lock = threading.Lock()
         self._last_status = float("-inf")
+        self._text = ""
+        """The last status of the behavior that was sent."""
         self._held_status: str | None = None
-        """What the rate limit has held back: said by the run, should nothing else be said before."""
+        """The last status that the rate limit, or the start of Spark, held back; the run sends it later."""
+        self._starting_spark = 0
+        """Number of threads of this job that wait for the start of the Spark session."""
         self.operation = op
         self.table = table
         self.partition = partition
         self.attempt = attempt
         self.call = ""
-        """Which call of the child this is, where it is no run."""
+        """The name of the child's call, "" for a run."""
 
     @property
     def tag(self) -> str:
-        """The Spark tag of this job: operation, job, attempt (a comma may not stand in it); or the one it was given."""
+        """The Spark tag of this job: operation, job and attempt, without commas; or the given one."""
         if self._tag:
             return self._tag
         job = self.call or (f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._number}")
@@ -264,23 +275,39 @@ class Context(JobContext):
     @property
     def spark(self) -> SparkSession:
         name = f" {self.partition.name}" if self.partition is not None else ""
-        return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
+        with contextlib.nullcontext() if self._env.spark.started else self._reporting_start():
+            return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
+
+    @contextlib.contextmanager
+    def _reporting_start(self) -> Iterator[None]:
+        """Report that Spark starts, instead of the job's own status, which is reported again afterwards."""
+        with self._status_lock:
+            self._starting_spark += 1
+            if self._starting_spark == 1:
+                self._send_status(STARTING_SPARK)
+        try:
+            yield
+        finally:
+            with self._status_lock:
+                self._starting_spark -= 1
+                if not self._starting_spark:
+                    self._report(self._text if self._held_status is None else self._held_status)
 
     def with_files(self, partition: PartitionPlan) -> PartitionPlan:
-        """The partition of the plan with its file lists, which are checked. Raises as ``shared_files.with_files``."""
-        return with_files(partition, self.shared, self.operation, self.table, self._check_belong)
+        """A partition of the plan with its checked file lists. Raises the errors of ``shared_files.with_files``."""
+        return with_files(partition, self.shared, self.operation, self.table, self._check_files)
 
-    def _check_belong(self, table: TableRecord, paths: Sequence[str]) -> None:
-        """Raises InvalidArgument for files of a plan that are not the table's, and what asking its catalog raises."""
+    def _check_files(self, table: TableRecord, paths: Sequence[str]) -> None:
+        """Raises InvalidArgument for files of a plan that do not belong to the table, and the catalog's errors."""
 
-        from distop.tables import folders_of  # what reads data is loaded by who reads
+        from distop.tables import folders_of  # imported late: few processes read data
 
         def folders(elsewhere: bool) -> tuple[str, ...]:
             return folders_of(table, self.check_cancelled, lambda: self.spark, elsewhere=elsewhere)
 
-        # The name alone does not tell: a number that was used before may be written by hand again.
-        of_which = f"gate{self._opened}" if self._opened else self.call or f"run{self._number}"
-        self._env.table_folders.check((self.operation, of_which), table, paths, folders, self.check_cancelled)
+        # The name is not unique: an operation may be written by hand under a used number.
+        instance = f"gate{self._opened}" if self._opened else self.call or f"run{self._number}"
+        self._env.table_folders.check((self.operation, instance), table, paths, folders, self.check_cancelled)
 
     @property
     def cancelled(self) -> bool:
@@ -304,19 +331,24 @@ class Context(JobContext):
         if not self._number:
             return
         with self._status_lock:
-            if time.monotonic() - self._last_status >= STATUS_SECONDS:
-                self._say(text)
+            if not self._starting_spark and time.monotonic() - self._last_status >= STATUS_SECONDS:
+                self._report(text)
             else:
                 self._held_status = text
 
-    def say_held(self) -> None:
-        """Say the status that was held back, if there is one: the job may be busy with it for long."""
+    def send_held_status(self) -> None:
+        """Send the status that the rate limit held back, if there is one: it may describe a long step."""
         with self._status_lock:
-            if self._held_status is not None:
-                self._say(self._held_status)
+            if self._held_status is not None and not self._starting_spark:
+                self._report(self._held_status)
 
-    def _say(self, text: str) -> None:
-        self._last_status, self._held_status = time.monotonic(), None
+    def _report(self, text: str) -> None:
+        self._last_status, self._held_status, self._text = time.monotonic(), None, text
+        self._send_status(text)
+
+    def _send_status(self, text: str) -> None:
+        if not self._number:
+            return
         ordinal = self.partition.partition if self.partition is not None else -1
         line = secret_settings.redact(text)[:MAX_STATUS].encode(errors="replace").decode()
         self._env.outbox.send(child_messages.StatusMessage(t="status", run=self._number, partition=ordinal, text=line))
@@ -354,28 +386,30 @@ class Context(JobContext):
 
     @property
     def stage(self) -> str:
-        """Where this attempt's output is staged (published by being named in the outcome). Made on first use;
-        raises InvalidArgument where there is no shared directory or no one partition."""
+        """The folder for this attempt's output, created on first use; the outcome publishes it.
+
+        Raises InvalidArgument without a shared directory, and in a batch.
+        """
         if self.partition is None:
-            raise InvalidArgument("a batch has a stage for each partition: use stage_of(partition)")
+            raise InvalidArgument("a batch has one stage for each partition: use stage_of(partition)")
         return self.stage_of(self.partition)
 
     def stage_of(self, partition: PartitionPlan) -> str:
-        """In a batch: the stage of one of its partitions."""
+        """The stage of one partition of a batch."""
         place = self._stage_place_of(partition)
-        # A cleanup, which is a call, finds what its attempt has made.
+        # A cleanup, which is a call, uses the existing stage of its attempt.
         self._stages.make(place, again=self.again or not self._number)
         return str(local_path(place.location) or place.location)
 
     @property
     def stage_place(self) -> Place:
         if self.partition is None:
-            raise InvalidArgument("a batch has a stage for each partition")
+            raise InvalidArgument("a batch has one stage for each partition, so it has no stage_place")
         return self._stage_place_of(self.partition)
 
     def _stage_place_of(self, partition: PartitionPlan) -> Place:
         if self.shared is None:
-            raise InvalidArgument("there is no place for staged output: give the executors a --shared-dir")
+            raise InvalidArgument("staged output needs a shared directory: start the executors with --shared-dir")
         fence = self._fence if self._fences is None else self._fences[partition.partition]
         return stage_of(self.shared, Attempt(self.operation, partition.partition, fence, self._incarnation))
 
@@ -394,7 +428,7 @@ class Context(JobContext):
         if why := follows_elsewhere(OperationRef.parse(self.operation), table):
             raise InvalidArgument(why)
         if delay is not None and not (isinstance(delay, int | float) and delay >= 0):
-            raise InvalidArgument(f"the delay of what follows is a number of seconds, not {delay!r}")
+            raise InvalidArgument(f"the delay of a follow-up operation must be a number of seconds, not {delay!r}")
         if hasattr(arg, "model_dump"):
             arg = arg.model_dump(mode="json")
         names = list(partitions) if partitions is not None else None

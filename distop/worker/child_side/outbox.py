@@ -1,7 +1,6 @@
-"""The child's side of the connection: messages out from any thread, and answers waited for.
+"""The child's side of the connection: sends messages of all threads, and waits for answers.
 
-Ends of jobs are gathered and go out in groups, by count or by age, so that a behavior that does nothing is not
-slowed down by a frame for each job.
+Ends of jobs are sent in groups, by count or by age, because one frame per job would slow down short jobs.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from distop.runtime import secret_settings
 from distop.worker import child_messages
 
 FLUSH_COUNT = REPORTS_PER_TXN
-"""Ends that fill a transaction."""
+"""Number of ends in one of the daemon's transactions."""
 FLUSH_SECONDS = 0.02
 FLUSH_BYTES = 1024 * 1024
 
 
 _TEXTS = ("text", "message", "trouble")
-"""Fields of messages that people read, in records and logs."""
+"""Message fields with texts for people, which go to records and logs."""
 
 
 def _redacted(message: child_messages.FromChild) -> Any:
-    """The message without secret values in the texts for people. Data passes as it is: a job goes on by it."""
+    """The message without secrets in its texts for people. Data stays unchanged: jobs depend on it."""
     changed: dict[str, Any] = {
         name: secret_settings.redact(text) for name in _TEXTS if isinstance(text := message.get(name), str) and text
     }
@@ -38,13 +37,13 @@ def _redacted(message: child_messages.FromChild) -> Any:
 
 
 class Connection(Protocol):
-    """What an outbox needs of a socket."""
+    """The methods of a socket that an outbox uses."""
 
     def sendall(self, data: bytes, /) -> None: ...
 
 
 class Outbox:
-    """Thread-safe. ``start`` starts the thread that sends what has waited long enough."""
+    """Sends the child's messages. Thread-safe. ``start`` starts the thread that sends groups by age."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -54,7 +53,7 @@ class Outbox:
         self._ended: dict[int, list[bytes]] = {}
         self._bytes = 0
         self._later: list[bytes] = []
-        """Frames that go out with the next ends, after them."""
+        """Frames to send with the next ends, after them."""
         self._sequence = itertools.count(1)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
 
@@ -62,11 +61,11 @@ class Outbox:
         threading.Thread(target=self._flush_late, name="outbox", daemon=True).start()
 
     def send(self, message: child_messages.FromChild) -> None:
-        """Send now. What the run ended before goes first."""
+        """Send a message now, after the pending ends of its run."""
         self._write(child_messages.encode(_redacted(message)), first=message.get("run"))
 
     def ended(self, run: int, partition: int, kind: str, result: bytes, error: str, started: float) -> None:
-        """A job's end; ``result`` is JSON already. Sent a little later, with others."""
+        """Queue a job's end, to be sent with others. ``result`` is JSON."""
         text = json.dumps(secret_settings.redact(error), ensure_ascii=False).encode() if error else b'""'
         row = b'[%d,"%b",%b,%b,%.6f,%.6f]' % (partition, kind.encode(), result, text, started, time.time())
         with self._lock:
@@ -80,18 +79,18 @@ class Outbox:
             self._waiting.set()
 
     def send_later(self, message: child_messages.FromChild) -> None:
-        """Send with the ends that wait, after them."""
+        """Send a message after the pending ends, together with them."""
         with self._lock:
             self._later.append(child_messages.encode(_redacted(message)))
         if not self._waiting.is_set():
             self._waiting.set()
 
     def flush(self) -> None:
-        """Send every end that waits."""
+        """Send all pending ends."""
         self._write(b"")
 
     def _write(self, data: bytes, first: object = None) -> None:
-        # Ends are taken under the send lock, so that a run's last end cannot be overtaken by its "done".
+        # Pending ends are taken under the send lock, so that a run's "done" cannot overtake its last end.
         with self._send_lock:
             with self._lock:
                 taken: dict[int, list[bytes]] = {}
@@ -123,8 +122,10 @@ class Outbox:
         | child_messages.HistoryMessage,
         timeout: float,
     ) -> Any:
-        """Send a question, wait for the answer's value; where the answer has rows, (value, rows of all its frames).
-        Raises TimeoutError, or RuntimeError with the daemon's reason."""
+        """Send a request, and wait for the answer's value; (value, rows of all frames) if the answer has rows.
+
+        Raises TimeoutError, and RuntimeError with the daemon's reason.
+        """
         message["seq"] = seq = next(self._sequence)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._answers[seq] = answers
@@ -135,7 +136,7 @@ class Outbox:
                 try:
                     answer = answers.get(timeout=timeout)
                 except queue.Empty:
-                    raise TimeoutError(f"the daemon gave no answer within {timeout:g} s") from None
+                    raise TimeoutError(f"the daemon did not answer within {timeout:g} s") from None
                 if answer.get("error"):
                     raise RuntimeError(answer["error"])
                 if "items" not in answer:
@@ -147,6 +148,6 @@ class Outbox:
             del self._answers[seq]
 
     def answer(self, message: dict[str, Any]) -> None:
-        """An answer arrived (called by the reader)."""
+        """Deliver an answer that arrived; called by the child's main thread."""
         if (answers := self._answers.get(message["seq"])) is not None:
             answers.put(message)

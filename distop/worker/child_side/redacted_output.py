@@ -1,7 +1,7 @@
-"""What this process and its JVM print, without the values of secret settings.
+"""Redacts secrets in the output of this process and its JVM.
 
-A name of a file may hold line ends and what a terminal obeys, and the JVM prints it as it is. So each line of the JVM
-begins with :data:`MARK`, and has control characters as escapes.
+The JVM prints file names unchanged, and these may contain line ends and terminal control characters. So each line of
+the JVM gets the prefix :data:`MARK`, and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from distop.runtime import secret_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ROOM = 1024 * 1024
-"""Bytes that a program may print while nothing is copied, as long as a job holds the GIL; also the longest line."""
+_PIPE_SIZE = 1024 * 1024
+"""Size in bytes of the pipe for a program's output, which fills while a job holds the GIL; also the longest line."""
 
 MARK = b"jvm| "
 
@@ -34,38 +34,38 @@ class _Stream(io.TextIOWrapper):
         return len(text)
 
 
-def stream(to: TextIO) -> TextIO:
-    """A stream that prints to the same file."""
+def redacting_stream(to: TextIO) -> TextIO:
+    """A stream that writes redacted text to the same file."""
     return _Stream(to.buffer, encoding=to.encoding, errors=to.errors, write_through=True)
 
 
-def copy(printed: BinaryIO) -> None:
-    """Copy what a program prints to our standard error, in a thread, until it ends."""
+def copy_output(output: BinaryIO) -> None:
+    """Copy a program's output, redacted, to our standard error in a thread until the output ends."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(printed.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
-    thread = threading.Thread(target=_copy, args=(printed,), name="printed", daemon=True)
+        fcntl.fcntl(output.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    thread = threading.Thread(target=_copy, args=(output,), name="printed", daemon=True)
     _copying.append(thread)
     thread.start()
 
 
-def finish(seconds: float) -> None:
-    """Wait for the last lines of programs that have ended. One that goes on is not waited for beyond ``seconds``."""
+def wait_for_output(seconds: float) -> None:
+    """Wait for the last lines of programs that have ended, at most ``seconds`` for each program."""
     for thread in _copying:
         thread.join(seconds)
 
 
-def _copy(printed: BinaryIO) -> None:
-    kept, begins = b"", True
-    for line in itertools.chain(_lines(printed), (b"",)):
+def _copy(output: BinaryIO) -> None:
+    kept, at_line_start = b"", True
+    for line in itertools.chain(_lines(output), (b"",)):
         text = secret_settings.redact((kept + line).decode(errors="surrogateescape")).encode(errors="surrogateescape")
-        # A line longer than the room is cut, and the cut may be within a secret: its end waits for what follows.
+        # A line longer than the pipe is cut, possibly within a secret: keep its end for the next part.
         is_cut = line and not line.endswith(b"\n")
         cut = max(0, len(text) - 4 * secret_settings.longest()) if is_cut else len(text)
         text, kept = text[:cut], text[cut:]
-        # A program whose output nobody takes stands still, so this goes on where a disk is full.
+        # A program blocks if its output is not read, so continue even if the disk is full.
         with contextlib.suppress(OSError):
-            os.write(2, MARK * (begins and bool(text)) + _escaped(text))
-        begins = text.endswith(b"\n") if text else begins
+            os.write(2, MARK * (at_line_start and bool(text)) + _escaped(text))
+        at_line_start = text.endswith(b"\n") if text else at_line_start
 
 
 def _escaped(text: bytes) -> bytes:
@@ -73,5 +73,5 @@ def _escaped(text: bytes) -> bytes:
     return (one_line(line.rstrip("\r").expandtabs(4)) + end).encode(errors="surrogateescape")
 
 
-def _lines(printed: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: printed.readline(_ROOM), b"")
+def _lines(output: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: output.readline(_PIPE_SIZE), b"")

@@ -1,4 +1,4 @@
-"""Runs that take turns in one thread of the child."""
+"""Queues of runs in the child: the runs of one queue run one after the other in one thread."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from distop.worker.child_side.runner import Run
 
 
-class Lines:
-    """By their numbers. ``work`` does one run; ``rest`` is called when nobody waits in a line any more."""
+class RunQueues:
+    """The queues by number. ``execute`` runs one run; ``on_empty`` is called when a queue is empty."""
 
-    def __init__(self, work: Callable[[Run], None], rest: Callable[[], None]) -> None:
-        self._work = work
-        self._rest = rest
+    def __init__(self, execute: Callable[[Run], None], on_empty: Callable[[], None]) -> None:
+        self._execute = execute
+        self._on_empty = on_empty
         self._lock = threading.Lock()
         self._waiting: dict[int, deque[Run]] = {}
 
     def add(self, run: Run) -> None:
-        """Put a run at the end of its line."""
+        """Append a run to its queue, ``run.line``."""
         with self._lock:
             waiting = self._waiting.get(run.line)
             if waiting is not None:
@@ -31,8 +31,8 @@ class Lines:
             self._waiting[run.line] = deque([run])
         threading.Thread(target=self._serve, args=(run.line,), name=f"line-{run.line}", daemon=True).start()
 
-    def take_out(self, run: Run) -> bool:
-        """Whether the run had not begun; it will not be begun here."""
+    def remove(self, run: Run) -> bool:
+        """Remove a run that has not started. False: it has started."""
         with self._lock:
             waiting = self._waiting.get(run.line)
             if waiting is None or run not in waiting:
@@ -40,8 +40,8 @@ class Lines:
             waiting.remove(run)
             return True
 
-    def take_all(self, line: int) -> list[Run]:
-        """The runs of a line that have not begun; they will not be begun here."""
+    def remove_all(self, line: int) -> list[Run]:
+        """Remove and return the runs of a queue that have not started."""
         with self._lock:
             waiting = self._waiting.get(line)
             taken = list(waiting or ())
@@ -57,5 +57,5 @@ class Lines:
                     del self._waiting[line]
                     break
                 run = waiting.popleft()
-            self._work(run)
-        self._rest()
+            self._execute(run)
+        self._on_empty()

@@ -1,10 +1,10 @@
-"""Asking whether the transaction of a prepared operation's sender was completed (C13): a registered function, or a URL.
+"""Asks a verifier, a registered function or a URL, whether a sender's transaction was completed (C13).
 
-A URL is asked only below the prefixes of the setting ``verifier-url``, and never at an address of the node itself or of
-its network's services. What a server says beyond yes or no goes nowhere: the answer is classified.
+Only URLs with a prefix of the setting ``verifier-url`` are requested, and never addresses of the node itself or of its
+network's services. Only the classified answer is used; other text of the server is dropped.
 
-In the child, since the daemon runs no code of others. Whatever they do, there is an answer in time and of bounded size:
-each is asked in a thread of its own, which is given up where it hangs; a connection is cut at its deadline.
+It runs in the child, since the daemon does not run foreign code. The answer comes in time and has a bounded size: each
+verifier runs in its own thread, which is abandoned if it hangs, and a connection is closed at its deadline.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ log = logging.getLogger("distop.child")
 GROUP = "distop.verifiers"
 """The entry points: name → a callable (external id, operation's name) → bool."""
 MAX_ANSWER = 64 * 1024
-"""Bytes of a URL's answer."""
+"""Maximum bytes of a URL's answer."""
 MAX_HANGING = 16
-"""Verifications that hang in one child, beyond which none is begun: they cost a thread each."""
+"""Maximum concurrent verifications in one child; a hanging one keeps its thread."""
 _TEXT = 300
 
 _hanging = threading.Semaphore(MAX_HANGING)
 
 
 class NoAnswer(Exception):
-    """Whether the transaction was completed is not known. ``word``: what is told of that; ``detail``: what this node's
-    log has besides, and nothing of it is the server's text.
+    """The verifier gave no usable answer.
+
+    ``word``: the classified cause; ``detail``: text for this node's log, without text of the server.
     """
 
     def __init__(self, word: Unanswered, detail: str = "") -> None:
@@ -65,34 +66,33 @@ def verify(message: Mapping[str, Any], allowed: Sequence[str]) -> dict[str, Any]
         return {"completed": completed, "why": ""}
     except NoAnswer as error:
         detail = " ".join(secret_settings.redact(str(error)).encode(errors="replace").decode().split())
-        log.warning(
-            "%s: %r gave no answer: %s", message["op"], message["verify"], secret_settings.shortened(detail, _TEXT)
-        )
+        said, where = "Verifier %r gave no answer: %s", {"operation": message["op"]}
+        log.warning(said, message["verify"], secret_settings.shortened(detail, _TEXT), extra=where)
         return {"completed": None, "why": str(error.word)}
 
 
 def _in_time(verify: str, external_id: str, op: str, limit: float, allowed: Sequence[str]) -> bool:
     if not _hanging.acquire(blocking=False):
         raise NoAnswer(Unanswered.BUSY, f"{MAX_HANGING} verifications hang on this node")
-    told: list[bool | NoAnswer] = []
+    answers: list[bool | NoAnswer] = []
     done = threading.Event()
 
     def ask() -> None:
         try:
-            told.append(_ask(verify, external_id, op, limit, allowed))
+            answers.append(_ask(verify, external_id, op, limit, allowed))
         except NoAnswer as error:
-            told.append(error)
+            answers.append(error)
         except BaseException as error:
-            told.append(NoAnswer(Unanswered.FAILED, f"{type(error).__name__}: {describe(error)}"))
+            answers.append(NoAnswer(Unanswered.FAILED, f"{type(error).__name__}: {describe(error)}"))
         finally:
             _hanging.release()
             done.set()
 
     threading.Thread(target=ask, name="verify", daemon=True).start()
-    # A URL is cut off at its limit, and tells that itself.
+    # A URL has its own time-out, which ends first.
     if not done.wait(limit + 1.0):
         raise NoAnswer(Unanswered.TIMEOUT, f"after {limit:g} s")
-    answer = told[0]
+    answer = answers[0]
     if isinstance(answer, NoAnswer):
         raise answer
     return answer
@@ -108,18 +108,19 @@ def _ask(verify: str, external_id: str, op: str, limit: float, allowed: Sequence
 
 
 def registered(name: str) -> Verifier:
-    """The function that is installed under this name. Raises NoAnswer."""
+    """The installed function of this name. Raises NoAnswer."""
     for entry in entry_points(group=GROUP, name=name):
         found: Verifier = entry.load()
         if not callable(found):
-            raise NoAnswer(Unanswered.NOT_INSTALLED, f"{entry.value} is no function")
+            raise NoAnswer(Unanswered.NOT_INSTALLED, f"{entry.value} is not a function")
         return found
-    raise NoAnswer(Unanswered.NOT_INSTALLED, f"there is no entry point of the group {GROUP}")
+    raise NoAnswer(Unanswered.NOT_INSTALLED, f"there is no entry point {name!r} in the group {GROUP}")
 
 
 def ask_url(url: str, external_id: str, op: str, limit: float, allowed: Sequence[str]) -> bool:
-    """``GET`` of it with both as parameters. Neither proxies of the environment nor redirects are followed. Raises
-    NoAnswer.
+    """Send ``GET`` to a URL with the external id and the operation as parameters. Raises NoAnswer.
+
+    It uses no proxies of the environment, and follows no redirects.
     """
     try:
         asked = verifier_urls.parse(url)
@@ -127,25 +128,26 @@ def ask_url(url: str, external_id: str, op: str, limit: float, allowed: Sequence
     except InvalidArgument as error:
         raise NoAnswer(Unanswered.NOT_ALLOWED, str(error)) from None
     if prefix is None:
-        raise NoAnswer(Unanswered.NOT_ALLOWED, "no prefix of the setting verifier-url is one of it")
+        raise NoAnswer(Unanswered.NOT_ALLOWED, "the URL matches no prefix of the setting verifier-url")
     target = f"{asked.path}?{urlencode({'external_id': external_id, 'op': op})}"
     connection = http.client.HTTPConnection(asked.host, asked.port, timeout=limit)
-    with _Cut(limit) as cut:
+    with _ConnectionDeadline(limit) as deadline:
         try:
-            cut.sock = sock = _connected(asked, limit)
+            deadline.sock = sock = _connect(asked, limit)
             if asked.scheme == "https":
                 context = ssl.create_default_context()
-                cut.sock = sock = context.wrap_socket(sock, server_hostname=asked.host, do_handshake_on_connect=False)
+                sock = context.wrap_socket(sock, server_hostname=asked.host, do_handshake_on_connect=False)
+                deadline.sock = sock
                 sock.do_handshake()
             connection.sock = sock
             connection.request("GET", target, headers={"Accept": "application/json", "Connection": "close"})
             return _answer(connection.getresponse())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # A socket's own timeout, which has no number, may be the first of the two to be over.
-            over = cut.over or (isinstance(error, TimeoutError) and error.errno is None)
-            raise NoAnswer(Unanswered.TIMEOUT if over else _word(error), type(error).__name__) from None
+            # The socket's own time-out, an error without errno, may come before the deadline.
+            timed_out = deadline.passed or (isinstance(error, TimeoutError) and error.errno is None)
+            raise NoAnswer(Unanswered.TIMEOUT if timed_out else _word(error), type(error).__name__) from None
         except NoAnswer as error:
-            raise NoAnswer(Unanswered.TIMEOUT if cut.over else error.word, str(error)) from None
+            raise NoAnswer(Unanswered.TIMEOUT if deadline.passed else error.word, str(error)) from None
         finally:
             connection.close()
 
@@ -153,37 +155,40 @@ def ask_url(url: str, external_id: str, op: str, limit: float, allowed: Sequence
 def _word(error: Exception) -> Unanswered:
     if isinstance(error, ssl.SSLError):
         return Unanswered.TLS
-    # http.client's RemoteDisconnected is an OSError as well: then there was a connection.
+    # http.client's RemoteDisconnected is also an OSError, but then there was a connection.
     if isinstance(error, OSError) and not isinstance(error, http.client.HTTPException):
         return Unanswered.REFUSED
     return Unanswered.NOT_AN_ANSWER
 
 
-def _connected(asked: VerifierUrl, limit: float) -> socket.socket:
-    """A connection to one of the host's addresses. It is made to the very address that was checked: a name that is
-    resolved again may lead elsewhere by then. Raises NoAnswer, OSError.
+def _connect(asked: VerifierUrl, limit: float) -> socket.socket:
+    """Connect to one of the host's allowed addresses. Raises NoAnswer, OSError.
+
+    It connects to the checked address itself: a second DNS lookup could return another address.
     """
     found = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)
-    reached = [one for one in found if may_reach(asked.host, str(one[4][0]))]
-    if not reached:
-        raise NoAnswer(Unanswered.NOT_ALLOWED, "its host's address is the node's own, or of its network's services")
-    wrong: OSError = OSError("no address")
-    for family, kind, proto, _, address in reached:
+    allowed = [one for one in found if may_reach(asked.host, str(one[4][0]))]
+    if not allowed:
+        raise NoAnswer(Unanswered.NOT_ALLOWED, "the host's address belongs to the node or to its network's services")
+    last_error: OSError = OSError("no address")
+    for family, kind, proto, _, address in allowed:
         sock = socket.socket(family, kind, proto)
         sock.settimeout(limit)
         try:
             sock.connect(address)
         except OSError as error:
             sock.close()
-            wrong = error
+            last_error = error
         else:
             return sock
-    raise wrong
+    raise last_error
 
 
 def may_reach(host: str, address: str) -> bool:
-    """The address is no one of the node's own or of its network's services, unless the host is that address itself, as
-    the executor's list then names it: the host of a URL is that of its prefix.
+    """Whether a verifier at an address may be asked: not one of the node itself or of its network's services.
+
+    Such an address is allowed if the URL's host is the address itself, because then the executor's list of prefixes
+    names it.
     """
     found = ipaddress.ip_address(address.partition("%")[0])
     try:
@@ -204,8 +209,9 @@ def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """A socket can be bound to it, or it cannot be told: then no verifier is asked there. With ``ip_nonlocal_bind`` a
-    socket can be bound to every address.
+    """Whether a socket can be bound to the address. Also true if that is unknown.
+
+    With ``ip_nonlocal_bind`` a socket can be bound to every address.
     """
     try:
         with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as sock:
@@ -221,26 +227,28 @@ _SERVICES: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
     *map(ipaddress.IPv4Network, ("0.0.0.0/8", "192.0.0.0/24", "100.100.100.200/32", "168.63.129.16/32", "240.0.0.0/4")),
     *map(ipaddress.IPv6Network, ("fec0::/10", "fd00:ec2::/32", "64:ff9b:1::/48")),
 ]
-"""Besides link-local ones: what stands for the node itself, and where clouds serve its metadata and credentials. In
-``64:ff9b:1::/48`` each network chooses where the IPv4 address stands."""
+"""Addresses, besides link-local ones, of the node itself, and of cloud services with its metadata and credentials.
+
+In ``64:ff9b:1::/48`` each network chooses the position of the IPv4 address.
+"""
 
 
-class _Cut:
-    """Ends a connection at its deadline, whatever trickles in: a socket's own timeout is one for each read."""
+class _ConnectionDeadline:
+    """Shuts a connection down at its deadline. A socket's own time-out applies to each single read."""
 
     def __init__(self, limit: float) -> None:
         self.sock: socket.socket | None = None
-        self.over = False
-        self._timer = threading.Timer(limit, self._cut)
+        self.passed = False
+        self._timer = threading.Timer(limit, self._shut_down)
         self._timer.daemon = True
 
-    def _cut(self) -> None:
-        self.over = True
+    def _shut_down(self) -> None:
+        self.passed = True
         if self.sock is not None:
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
-    def __enter__(self) -> _Cut:
+    def __enter__(self) -> _ConnectionDeadline:
         self._timer.start()
         return self
 
@@ -255,12 +263,12 @@ def _answer(response: http.client.HTTPResponse) -> bool:
         raise NoAnswer(Unanswered.of(f"status {str(response.status)[0]}xx"), f"status {response.status}")
     body = response.read(MAX_ANSWER + 1)
     if len(body) > MAX_ANSWER:
-        raise NoAnswer(Unanswered.NOT_AN_ANSWER, f"more than {MAX_ANSWER} bytes")
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, f"the answer has more than {MAX_ANSWER} bytes")
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise NoAnswer(Unanswered.NOT_AN_ANSWER, "no JSON") from None
-    completed = told.get("completed") if isinstance(told, dict) else None
+        raise NoAnswer(Unanswered.NOT_AN_ANSWER, "the answer is not JSON") from None
+    completed = answer.get("completed") if isinstance(answer, dict) else None
     if not isinstance(completed, bool):
         raise NoAnswer(Unanswered.NOT_AN_ANSWER, 'neither {"completed": true} nor {"completed": false}')
     return completed

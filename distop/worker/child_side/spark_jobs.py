@@ -1,11 +1,11 @@
 """Spark's jobs of operations: the FAIR pools lent to them, and how far their tasks are.
 
-Names of Spark's FAIR pools, lent to operations while they use them.
+Assigns names of Spark's FAIR pools to operations while they run.
 
-Spark makes a pool for each name that it meets and never removes one, and each of its scheduling decisions looks at all
-of them. So there are as many names as operations were ever at work at once, and not one for each operation.
+Spark creates a pool for each new name and never removes one, and each scheduling decision examines all pools. So names
+are reused: there are only as many as operations have run concurrently.
 
-How far Spark is with the jobs of one tag, as its status tracker tells.
+Counts Spark tasks with Spark's status tracker.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Pools:
-    """Who has which name. An operation has one for all of its threads; a thread works for one operation at a time."""
+class PoolNames:
+    """The assigned pool names, one per operation. A thread works for one operation at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lent: dict[str, tuple[str, set[threading.Thread]]] = {}
+        self._assigned: dict[str, tuple[str, set[threading.Thread]]] = {}
 
-    def lend(self, operation: str) -> str:
-        """The operation's pool, for the calling thread until it gives it back or ends."""
+    def acquire(self, operation: str) -> str:
+        """The operation's pool name, held by the calling thread until :meth:`release` or the thread's end."""
         thread = threading.current_thread()
         with self._lock:
             self._drop(thread)
-            if operation not in self._lent:
-                taken = {name for name, _ in self._lent.values()}
+            if operation not in self._assigned:
+                taken = {name for name, _ in self._assigned.values()}
                 free = next(name for name in (f"distop-{n}" for n in itertools.count(1)) if name not in taken)
-                self._lent[operation] = (free, set())
-            name, threads = self._lent[operation]
+                self._assigned[operation] = (free, set())
+            name, threads = self._assigned[operation]
             threads.add(thread)
             return name
 
-    def give_back(self) -> None:
-        """The calling thread works for no operation any more."""
+    def release(self) -> None:
+        """Release the calling thread's pool name."""
         with self._lock:
             self._drop(threading.current_thread())
 
     def _drop(self, leaving: threading.Thread) -> None:
-        """Forget a thread, and those that have ended: a behavior's own threads give nothing back."""
-        for operation, (_, threads) in list(self._lent.items()):
+        """Remove a thread, and all threads that have ended: threads of behaviors do not call release."""
+        for operation, (_, threads) in list(self._assigned.items()):
             threads -= {thread for thread in threads if thread is leaving or not thread.is_alive()}
             if not threads:
-                del self._lent[operation]
+                del self._assigned[operation]
 
 
-def tasks_of(session: SparkSession, tag: str) -> tuple[int, int] | None:
-    """How many tasks of the tag's active stages are done, and how many these stages have; None where none is active.
+def count_tasks(session: SparkSession, tag: str) -> tuple[int, int] | None:
+    """The numbers of completed and of all tasks of the tag's active stages; None if no stage is active.
 
-    Stages that are yet to come are left out: of those that Spark will skip it says the same as of the others.
-    Raises what the connection to the JVM raises.
+    Later stages are left out, because the tracker does not show which of them Spark will skip.
+    Raises the errors of the connection to the JVM.
     """
-    # PySpark's own tracker, and Java's, know groups but no tags.
+    # PySpark's own tracker, and Java's, support groups but not tags.
     tracker: Any = session.sparkContext._jsc.sc().statusTracker()
     active = set(tracker.getActiveJobIds())
     if not active:
@@ -74,10 +74,10 @@ def tasks_of(session: SparkSession, tag: str) -> tuple[int, int] | None:
     return (done, total) if total else None
 
 
-def lingering(session: SparkSession) -> bool:
-    """Whether more tasks run than those of active stages: Spark was told to stop them, and they do not.
+def has_cancelled_tasks(session: SparkSession) -> bool:
+    """Whether tasks outside the active stages run: Spark has cancelled them, but they have not stopped.
 
-    One look may find a task that is just ending. Raises what the connection to the JVM raises.
+    A single call may see a task that is just ending. Raises the errors of the connection to the JVM.
     """
     tracker: Any = session.sparkContext._jsc.sc().statusTracker()
     running = sum(executor.numRunningTasks() for executor in tracker.getExecutorInfos())

@@ -1,9 +1,9 @@
-"""Whether Spark can still run anything: asked after an error of its own, before a job is blamed for it.
+"""Probes with a tiny job whether Spark can still run jobs, before a job is blamed for an error of Spark.
 
-A context can be there and answer, and yet be of no use: its local directories are gone or full, the master that it
-belongs to has nobody left to run a task. Then every job fails, and none of them is guilty.
+A SparkContext may answer although it is unusable: its local directories are gone or full, or its master has no workers.
+Then every job fails, and no job is to blame.
 
-Bounded waits of the child for a JVM or a cluster that may never answer.
+Bounded waits for a JVM or a cluster that may never answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 GROUP = "distop-probe"
-"""The scheduler pool of the probes. Each probe has its own job group, so that cancelling one cancels no other."""
+"""The scheduler pool of the probes. Each probe has its own job group, so that a cancel affects one probe only."""
 BUSY_AFTER = 2.0
-"""Seconds after which a probe that has to wait for others' tasks is given up: they show that tasks are run."""
+"""Seconds after which a probe ends early if tasks of other jobs run, since these show that Spark works."""
 CANCEL_SECONDS = 2.0
 """Maximum seconds until the jobs of a cancelled probe have ended."""
 _CAUSES = 20
@@ -33,8 +33,8 @@ _numbers = itertools.count(1)
 _SPARKS = frozenset({"py4j", "pyspark"})
 
 
-def of_spark(error: BaseException) -> bool:
-    """Spark raised the error, or one that led to it."""
+def is_spark_error(error: BaseException) -> bool:
+    """Whether Spark raised the error or one of its causes."""
     one: BaseException | None = error
     for _ in range(_CAUSES):
         if one is None:
@@ -45,55 +45,55 @@ def of_spark(error: BaseException) -> bool:
     return False
 
 
-def trouble(session: SparkSession, patience: float) -> str:
-    """Why a Spark job of two tiny stages does not end within ``patience`` seconds.
+def probe(session: SparkSession, time_limit: float) -> str:
+    """Run a Spark job of two tiny stages. Returns why it does not end within ``time_limit`` seconds, "" if it does.
 
-    "" where it ends, or only waits for the tasks of other jobs. No job of the probe is left when this returns, which
-    takes :data:`CANCEL_SECONDS` more at most. Raises what the connection to the JVM raises.
+    "" also if it only waits for the tasks of other jobs. When this returns, the probe's jobs have ended, which takes at
+    most :data:`CANCEL_SECONDS` longer. Raises the errors of the connection to the JVM.
     """
     group = f"{GROUP}-{next(_numbers)}"
     answers: list[str] = []
 
-    def ask() -> None:
+    def run() -> None:
         try:
             context = session.sparkContext
             context.setJobGroup(group, "can Spark still run a job", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", GROUP)
-            # What the first stage hands over to the second goes through the local directories.
+            # The shuffle between the two stages uses the local directories.
             session.range(0, 8, 1, 2).repartition(2).count()
         except Exception as error:
             answers.append(headline(error))
         else:
             answers.append("")
 
-    asking, waiting = threading.Thread(target=ask, name=group, daemon=True), BoundedWait(patience)
-    asking.start()
-    busy_below = patience - BUSY_AFTER
-    while waiting.join(asking) and asking.is_alive():
-        if waiting.left() <= busy_below and _others_run(session, group):
-            _cancel(session, group, asking)
+    thread, wait = threading.Thread(target=run, name=group, daemon=True), BoundedWait(time_limit)
+    thread.start()
+    busy_below = time_limit - BUSY_AFTER
+    while wait.join(thread) and thread.is_alive():
+        if wait.left() <= busy_below and _other_tasks_run(session, group):
+            _cancel(session, group, thread)
             return ""
     if answers:
         return answers[0]
-    _cancel(session, group, asking)
-    return f"no end within {patience:g} s"
+    _cancel(session, group, thread)
+    return f"a test job did not end within {time_limit:g} s"
 
 
-def _cancel(session: SparkSession, group: str, asking: threading.Thread) -> None:
-    """Cancel the probe's job, which Spark may only be about to start.
+def _cancel(session: SparkSession, group: str, thread: threading.Thread) -> None:
+    """Cancel the probe's job repeatedly, since Spark may only be about to start it.
 
-    A lost JVM has no jobs.
+    Errors are ignored: a lost JVM has no jobs.
     """
-    patience = BoundedWait(CANCEL_SECONDS)
+    wait = BoundedWait(CANCEL_SECONDS)
     with contextlib.suppress(Exception):
-        while asking.is_alive():
+        while thread.is_alive():
             session.sparkContext.cancelJobGroup(group)
-            if not patience.join(asking):
+            if not wait.join(thread):
                 return
 
 
-def _others_run(session: SparkSession, group: str) -> bool:
-    """Whether tasks of other jobs than the probe's are running."""
+def _other_tasks_run(session: SparkSession, group: str) -> bool:
+    """Whether tasks of jobs outside the probe's group are running."""
     tracker: Any = session.sparkContext.statusTracker()
     for job in set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(group)):
         info = tracker.getJobInfo(job)
@@ -108,33 +108,33 @@ T = TypeVar("T")
 STEP = 0.5
 """Seconds of one wait."""
 LONGEST_STEP = 2.0
-"""Maximum seconds counted for one step: a process that was frozen itself has not been waiting."""
+"""Maximum seconds counted for one step, so that the time for which this process was frozen does not count."""
 
 
 class BoundedWait:
-    """The seconds that a caller still waits, in steps of :data:`STEP` seconds."""
+    """The remaining seconds of a wait in steps of :data:`STEP` seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
-        self._looked = time.monotonic()
+        self._counted_until = time.monotonic()
 
     def left(self) -> float:
-        """Seconds left; 0 or less once the wait has ended."""
+        """Remaining seconds; 0 or less after the end of the wait."""
         now = time.monotonic()
-        self._left -= min(now - self._looked, LONGEST_STEP)
-        self._looked = now
+        self._left -= min(now - self._counted_until, LONGEST_STEP)
+        self._counted_until = now
         return self._left
 
     def join(self, thread: threading.Thread) -> bool:
-        """Wait one step for a thread; False where it still runs and the wait has ended."""
+        """Wait one step for a thread. False: the thread still runs and the wait has ended."""
         thread.join(max(0.0, min(STEP, self._left)))
         return not thread.is_alive() or self.left() > 0
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call ``ask`` in a thread of its own, and return or raise what it does.
+    """Call ``ask`` in a new thread, and return its result or raise its error.
 
-    Raises TimeoutError where it does not return in time.
+    Raises TimeoutError if it does not return in time.
     """
     answers: list[T] = []
     errors: list[Exception] = []
@@ -145,9 +145,9 @@ def answer_within(seconds: float, ask: Callable[[], T]) -> T:
         except Exception as error:
             errors.append(error)
 
-    asking, patience = threading.Thread(target=run, daemon=True), BoundedWait(seconds)
-    asking.start()
-    while asking.is_alive() and patience.join(asking):
+    thread, wait = threading.Thread(target=run, daemon=True), BoundedWait(seconds)
+    thread.start()
+    while thread.is_alive() and wait.join(thread):
         pass
     if errors:
         raise errors[0]

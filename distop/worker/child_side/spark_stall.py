@@ -1,8 +1,8 @@
-"""Why a Spark session completes no tasks, and whether a new session would help.
+"""Diagnoses why a Spark session completes no tasks, and whether a new session would help.
 
-A session that waits for cores looks the same whatever the cause. On a busy cluster nothing is wrong: another session
-would wait as long. But a standalone master that was restarted without ``spark.deploy.recoveryMode`` has forgotten the
-application: its workers have ended the executors, and the driver never registers again. So the master is asked.
+A session that waits for cores looks the same for every cause. On a busy cluster a new session would wait as long. But a
+standalone master that was restarted without ``spark.deploy.recoveryMode`` no longer has the application: its workers
+have ended the executors, and the driver never registers again. So the master is asked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop.worker.child_side.error_texts import headline
-from distop.worker.child_side.spark_probe import CANCEL_SECONDS, trouble
+from distop.worker.child_side.spark_probe import CANCEL_SECONDS, probe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,28 +24,28 @@ log = logging.getLogger("distop.child")
 STANDALONE = "spark://"
 NO_CORES = "no cores from Spark"
 MASTERS_SHARE = 0.5
-"""Time limit of all masters together, as a share of the time limit of the tiny job."""
+"""Time limit for all masters together, as a share of the time limit of the probe."""
 
 
 @frozen
 class Activity:
-    """What Spark's status tracker shows at one moment."""
+    """A snapshot of Spark's status tracker."""
 
     jobs: int = 0
     """Spark jobs that have not ended."""
     running: bool = False
-    """A Spark task runs."""
+    """Whether a Spark task runs."""
     executors: int = 0
-    """On a cluster; 0 in local mode."""
+    """Spark executors on a cluster; 0 in local mode."""
     stages: Mapping[int, int] | None = None
-    """How many tasks of each active stage have ended, whatever came of them."""
+    """The number of ended tasks of each active stage, successful or not."""
 
 
 @frozen
 class StallCause:
     """Why a session completes no tasks.
 
-    ``replace_session``: this session will complete none any more, and another one may.
+    ``replace_session``: this session will not complete tasks again, and a new one may.
     """
 
     text: str
@@ -53,14 +53,14 @@ class StallCause:
 
 
 class Stall:
-    """How long a session has had Spark jobs without any task that ran or ended."""
+    """The time for which a session has had Spark jobs, but no running or ended task."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._stages: Mapping[int, int] = {}
 
     def add(self, seen: Activity, seconds: float) -> None:
-        """Add the seconds since the last look; start again from 0 after any progress."""
+        """Add the seconds since the last snapshot; start again from 0 after any progress."""
         stages = seen.stages or {}
         ended = any(stages.get(stage, count + 1) > count for stage, count in self._stages.items())
         ended = ended or any(count for stage, count in stages.items() if stage not in self._stages)
@@ -69,7 +69,7 @@ class Stall:
 
 
 def activity(session: SparkSession) -> Activity:
-    """What Spark's status tracker shows. Raises what the connection to the JVM raises."""
+    """A snapshot of Spark's status tracker. Raises the errors of the connection to the JVM."""
     context: Any = session.sparkContext._jsc.sc()
     tracker = context.statusTracker()
     jobs = len(tracker.getActiveJobIds())
@@ -82,27 +82,24 @@ def activity(session: SparkSession) -> Activity:
             if info.get().numActiveTasks():
                 return Activity(jobs, running=True)
             stages[stage] = info.get().numCompletedTasks() + info.get().numFailedTasks()
-    # One of them is the driver.
+    # The driver counts as one.
     return Activity(jobs, False, len(tracker.getExecutorInfos()) - 1, stages)
 
 
-def longest_examination(patience: float) -> float:
-    """Seconds that :func:`stall_cause` takes at most.
-
-    This holds where the JVM itself answers within ``patience`` seconds. Whoever waits for less loses the result.
-    """
-    return (1 + MASTERS_SHARE) * patience + CANCEL_SECONDS + patience
+def longest_examination(time_limit: float) -> float:
+    """Maximum seconds of :func:`stall_cause`, if the JVM itself answers within ``time_limit`` seconds."""
+    return (1 + MASTERS_SHARE) * time_limit + CANCEL_SECONDS + time_limit
 
 
-def stall_cause(session: SparkSession, seen: Activity, patience: float) -> StallCause | None:
-    """What is wrong with a session that completes no tasks; None where nothing is.
+def stall_cause(session: SparkSession, seen: Activity, time_limit: float) -> StallCause | None:
+    """Why a session completes no tasks; None if it is fine.
 
-    ``patience``: seconds for a tiny job. Waits for the cluster's answers, for :func:`longest_examination` at most.
-    Raises what the connection to the JVM raises.
+    ``time_limit``: seconds for a probe. Waits for the cluster's answers, at most :func:`longest_examination` seconds.
+    Raises the errors of the connection to the JVM.
     """
     master = session.sparkContext.master or ""
     if master.startswith(STANDALONE):
-        known = known_to_master(session, master.removeprefix(STANDALONE).split(","), MASTERS_SHARE * patience)
+        known = known_to_master(session, master.removeprefix(STANDALONE).split(","), MASTERS_SHARE * time_limit)
         if known is False:
             return StallCause(
                 f"{NO_CORES}: the master {master} does not know this application; it may have been restarted", True
@@ -115,24 +112,22 @@ def stall_cause(session: SparkSession, seen: Activity, patience: float) -> Stall
         return StallCause(
             f"{NO_CORES}: the cluster manager of {master} has not granted this application any cores", False
         )
-    if why := trouble(session, patience):
+    if why := probe(session, time_limit):
         return StallCause(f"Spark completes no tasks: {why}", True)
     return None
 
 
 def known_to_master(session: SparkSession, masters: list[str], limit: float) -> bool | None:
-    """Whether an active standalone master knows the session's application.
+    """Whether an active standalone master has the session's application; None if no master answers.
 
-    None where no master answers. ``limit``: seconds for all of them together.
-
-    The message is the one by which the master's own page asks for its state; it changes nothing. Of several masters
-    one is active; one that recovers still collects what it has to know.
+    ``limit``: seconds for all masters together. The request is the read-only one of the master's own web page. One of
+    several masters is active; a recovering master does not have all applications yet.
     """
     jvm: Any = session.sparkContext._jvm
     context: Any = session.sparkContext._jsc.sc()
     request = getattr(getattr(jvm, "org.apache.spark.deploy.DeployMessages$RequestMasterState$"), "MODULE$")
     kind = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
-    # A master is looked up, then asked; Spark's own limit would be two minutes for each of these steps.
+    # Two steps per master: look it up, then ask it. Spark's default time-out is two minutes for each step.
     milliseconds = max(1, int(1000 * limit / len(masters) / 2))
     duration = jvm.scala.concurrent.duration.FiniteDuration(
         milliseconds, jvm.java.util.concurrent.TimeUnit.MILLISECONDS
@@ -148,6 +143,6 @@ def known_to_master(session: SparkSession, masters: list[str], limit: float) -> 
             if state.status().toString() == "ALIVE":
                 known = False
         except Exception as error:
-            # It is down, or of another release; the other masters may answer.
+            # The master is down, or runs another release; other masters may answer.
             log.debug("Cannot read the state of the Spark master %s: %s", address, headline(error))
     return known

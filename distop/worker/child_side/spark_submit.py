@@ -1,6 +1,6 @@
-"""Starts Spark's JVM with its settings in a private file, never in arguments or the environment.
+"""Starts Spark's JVM with its settings in a private file, not in arguments or the environment.
 
-PySpark alone would write each setting as ``--conf`` into the command line, which all users of the machine can read.
+PySpark itself would write each setting as ``--conf`` into the command line, which all users of the machine can read.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ OPTION = "--properties-file"
 _patching = threading.Lock()
 
 
-class OtherFile(Exception):
-    """PYSPARK_SUBMIT_ARGS names another properties file; Spark reads one only."""
+class PropertiesFileConflict(Exception):
+    """PYSPARK_SUBMIT_ARGS names another properties file, but Spark reads only one."""
 
     def __init__(self) -> None:
         super().__init__(
-            f"PYSPARK_SUBMIT_ARGS has {OPTION}, and Spark reads one such file only: give these settings to distop as "
-            "spark-conf instead (in the file of --config)"
+            f"PYSPARK_SUBMIT_ARGS has the option {OPTION}, but distop needs it for its own file: give these settings "
+            "to distop as spark-conf instead (in the file of --config)"
         )
 
 
 def launch(settings: Mapping[str, str], work_dir: Path) -> None:
-    """Start the JVM of this process's SparkContext. Raises OSError, OtherFile, and what PySpark raises."""
+    """Start the JVM of this process. Raises OSError, PropertiesFileConflict, and PySpark's errors."""
     from pyspark import SparkContext
 
     try:
         with _started_by(spark_settings.write(work_dir, settings)):
             SparkContext._ensure_initialized()
     finally:
-        # The JVM answers: it has read its settings.
+        # The JVM answers, so it has read its settings.
         spark_settings.remove(work_dir)
 
 
 @contextmanager
 def _started_by(path: Path) -> Iterator[None]:
-    """Have PySpark start ``spark-submit`` with the file, and with an environment that holds no secret.
+    """Make PySpark start ``spark-submit`` with the file, and with an environment without secrets.
 
-    PySpark takes neither from its caller: it copies ``os.environ``, which other threads read meanwhile.
+    PySpark has no parameter for either: it copies ``os.environ``, which other threads use.
     """
     gateway: Any = importlib.import_module("pyspark.java_gateway")
     start = gateway.Popen
@@ -57,12 +57,12 @@ def _started_by(path: Path) -> Iterator[None]:
     def started(command: list[str], **options: Any) -> Any:
         program, *arguments = command
         if any(word == OPTION or word.startswith(f"{OPTION}=") for word in arguments):
-            raise OtherFile
-        # spark-defaults.conf counts as before: with a file of its own Spark would leave it out.
+            raise PropertiesFileConflict
+        # With a properties file, Spark reads spark-defaults.conf only with this option.
         words = [program, OPTION, str(path), "--load-spark-defaults", *arguments]
         options["env"] = secret_settings.environment(options["env"])
         process = start(words, **options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        redacted_output.copy(process.stdout)
+        redacted_output.copy_output(process.stdout)
         return process
 
     with _patching:

@@ -1,11 +1,11 @@
-"""Checks that the files that a plan names belong to its table, of a table of a catalog by what the catalog says."""
+"""Checks that the files of a plan are in the folders of its table, which a catalog may define."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import TableFiles
 
 if TYPE_CHECKING:
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
 
     Folders = Callable[[bool], tuple[str, ...]]
-    """The folders of a table; True: with those of partitions that may lie elsewhere, which take longer to list."""
+    """Lists the folders of a table; with True, also those of partitions in other locations, which takes longer."""
 
 
 class TableFolders:
-    """The folders of tables, as they were when an operation began here: asked for once for each operation."""
+    """Caches the folders of tables; each operation lists them once."""
 
     def __init__(self) -> None:
-        self._folders: Kept[tuple[str, ...]] = Kept(1_000)
-        self._elsewhere: Kept[TableFiles] = Kept(100)
+        self._folders: LruCache[tuple[str, ...]] = LruCache(1_000)
+        self._elsewhere: LruCache[TableFiles] = LruCache(100)
 
     def check(
         self,
@@ -32,14 +32,15 @@ class TableFolders:
         folders: Folders,
         check: Callable[[], None],
     ) -> None:
-        """Raises InvalidArgument for a path that lies in none of the table's folders, and what asking for these
-        raises. ``op``: the operation, and what tells it from an earlier one of its name. ``check`` is called while
-        another thread asks, and raises where the wait is to stop.
+        """Raises InvalidArgument for a path outside the table's folders, and the errors of ``folders``.
+
+        ``op``: the operation, and an identifier that distinguishes it from an earlier one of the same name. ``check``
+        is called while another thread lists the folders, and raises to stop the wait.
         """
         key = (*op, record.name)
         known = self._folders.get_once(key, lambda: folders(False), check)
         try:
-            # Each time anew: a folder may have become a link.
+            # Not cached: a folder may have been replaced by a link.
             TableFiles(*known).check(paths, below=True)
         except InvalidArgument:
             elsewhere = self._elsewhere.get_once(key, lambda: TableFiles(*folders(True)), check)

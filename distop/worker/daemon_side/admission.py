@@ -1,8 +1,8 @@
 """Who may be in the child, and how its places are shared fairly among tables.
 
-Who may be in the child: many at once, or one alone (to find out who kills it).
+A shared/exclusive lock on the child: a suspect job runs alone in it, to find out which job kills the child.
 
-A semaphore whose places are shared fairly among keys, such as tables.
+A semaphore that shares its places fairly among keys, such as tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Shared and exclusive entry; who waits for exclusive entry goes before new shared ones."""
+    """A shared/exclusive lock; waiters for exclusive entry come before new shared entries."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -56,7 +56,7 @@ class Gate:
             await self._wake()
 
     async def _wake(self) -> None:
-        # Shielded: who leaves because it was cancelled must still let the others in.
+        # Shielded: also a cancelled holder must wake the waiters.
         async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
@@ -65,25 +65,27 @@ class Gate:
 
 
 def halves(items: Sequence[T]) -> deque[Sequence[T]]:
-    """The two halves of a group, neither empty."""
+    """The non-empty halves of a group."""
     middle = max(1, len(items) // 2)
     return deque(half for half in (items[:middle], items[middle:]) if half)
 
 
 class FairSemaphore:
-    """``places`` in all, at most ``per_key`` of them for one key. A free place goes to the waiting key that holds the
-    fewest places, and within a key to the longest waiter."""
+    """A semaphore of ``places``, at most ``per_key`` of them for one key.
+
+    A free place goes to the waiting key that holds the fewest places, and for one key to the longest waiter.
+    """
 
     def __init__(self, places: int, per_key: int) -> None:
         self._free = places
         self._per_key = per_key
         self._held: Counter[str] = Counter()
         self._waiting: dict[asyncio.Future[None], str] = {}
-        """Waiters and their keys, in the order in which they came."""
+        """Waiters and their keys, longest waiter first."""
 
     @asynccontextmanager
     async def place(self, key: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
+        """Wait for a place, and hold it during the block."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = key
         self._assign()
@@ -94,7 +96,7 @@ class FairSemaphore:
             if self._waiting.pop(turn, None) is None:
                 self._free += 1
                 self._held[key] -= 1
-                self._held += Counter()  # forgets the keys that hold none
+                self._held += Counter()  # removes keys that hold no place
                 self._assign()
 
     def _assign(self) -> None:
@@ -106,5 +108,5 @@ class FairSemaphore:
             key = self._waiting.pop(turn)
             self._free -= 1
             self._held[key] += 1
-            if not turn.done():  # else it was cancelled, and its waiter gives the place back
+            if not turn.done():  # if it was cancelled, its waiter releases the place
                 turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Calls from the daemon to the child: sent, answered, told to stop; a child that dies is an answer too."""
+"""Sends calls from the daemon to the child, cancels them, and handles the death of the child."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distop.protocol.records import OperationRef
 from distop.worker import child_messages
 from distop.worker.daemon_side.admission import FairSemaphore
 from distop.worker.daemon_side.requests import Death, WorkerError
-from distop.worker.daemon_side.result_handlers import CallSink, Sources, first
+from distop.worker.daemon_side.result_handlers import CallSink, Sources, wait_first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from distop.runtime.logs import Log
     from distop.worker.daemon_side.admission import Gate
-    from distop.worker.daemon_side.child_keeper import Keeper
+    from distop.worker.daemon_side.child_keeper import ChildKeeper
 
     CallMessage = (
         child_messages.PlanMessage
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 NOTHING = Sources()
 PLACES = 8
-"""Plannings and completions in the child at once; half of them for one table. What they hold in memory is bounded by
-this, since they take no slot."""
+"""Maximum concurrent plannings and completions in the child; half of them for one table.
+
+They use no slot, so this limits their memory.
+"""
 IN_PLACES = frozenset({"plan", "complete"})
-WORDS = {
+CALL_NAMES = {
     "plan": "the planning",
     "complete": "the completion",
     "cleanup": "the cleanup",
@@ -48,55 +50,55 @@ WORDS = {
 }
 
 
-def _given_up(attended: asyncio.Task[Answer]) -> None:
+def _retrieve_error(attended: asyncio.Task[Answer]) -> None:
     """Retrieve the error of an abandoned call, so that asyncio does not log it."""
     if not attended.cancelled():
         attended.exception()
 
 
-class _Asked:
-    """A call from when it is asked for until it has ended, whether it is in a child or waits for one."""
+class _PendingCall:
+    """A call that has not ended, in a child or waiting for one."""
 
     def __init__(self, message: CallMessage, of_run: bool) -> None:
         self.op = message["op"]
-        self.what = f"{WORDS[message['t']]} of {self.op}"
+        self.what = f"{CALL_NAMES[message['t']]} of {self.op}"
         self.of_run = of_run
         self.table = OperationRef.parse(self.op).table if message["t"] in IN_PLACES else None
-        """Whose turn it takes for a place in the child; None: it needs none."""
+        """The table that shares the places in the child; None: the call needs no place."""
         self.sink: CallSink | None = None
         loop = asyncio.get_running_loop()
         self.placed: asyncio.Future[None] = loop.create_future()
-        """Done once it has a place, from when on its time limit counts."""
-        self.told: asyncio.Future[str] = loop.create_future()
-        """Why it has to stop, once it has to."""
+        """Done when the call has its place; from then on its time limit counts."""
+        self.stop_reason: asyncio.Future[str] = loop.create_future()
+        """Done when the call must stop, with the reason."""
 
     def stop(self, why: str) -> None:
-        """The first reason counts."""
-        if not self.told.done():
-            self.told.set_result(why)
+        """Stop the call. The first reason counts."""
+        if not self.stop_reason.done():
+            self.stop_reason.set_result(why)
 
 
 class Caller:
-    """The calls that go on. ``spawn`` starts what outlives a caller who gave up."""
+    """The pending calls. ``spawn`` starts tasks that outlive a caller that was cancelled."""
 
-    def __init__(self, keeper: Keeper, numbers: Iterator[int], spawn: Spawn, log: Log) -> None:
+    def __init__(self, keeper: ChildKeeper, numbers: Iterator[int], spawn: Spawn, log: Log) -> None:
         self._keeper = keeper
         self._numbers = numbers
         self._spawn = spawn
         self._log = log
-        self._asked: set[_Asked] = set()
+        self._pending: set[_PendingCall] = set()
         self._places = FairSemaphore(PLACES, PLACES // 2)
 
     def cancel(self, op: str) -> None:
-        """Stop the operation's calls, but for the cleanups of runs, which are the runs' own."""
-        for asked in self._asked:
-            if asked.op == op and not asked.of_run:
-                asked.stop(f"cancelled: {asked.what} was told to stop")
+        """Stop the operation's calls, except the cleanups that belong to runs."""
+        for pending in self._pending:
+            if pending.op == op and not pending.of_run:
+                pending.stop(f"cancelled: {pending.what} was stopped")
 
     def abort(self, reason: str) -> None:
         """Stop all calls; the caller kills the child."""
-        for asked in self._asked:
-            asked.stop(f"cancelled: the worker was stopped: {reason}")
+        for pending in self._pending:
+            pending.stop(f"cancelled: the worker was stopped: {reason}")
 
     async def call(
         self,
@@ -107,76 +109,84 @@ class Caller:
         gate: Gate | None = None,
         limit: float | None = None,
     ) -> Answer:
-        """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
-        ``limit`` seconds from when it had a place. ``rows`` gives the message's items, as JSON, each time that it is
-        sent; ``sources`` what the child asks for meanwhile.
+        """Send a call; returns its result and chunks.
 
-        With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
-        repeated with nobody else there. Without one, it is the call of a run that is in the gate.
+        ``rows`` returns the message's items as JSON, each time the message is sent; ``sources``: the data that the
+        child may request meanwhile. Raises WorkerError; kind ``transient`` if the call was cancelled, or did not end
+        within ``limit`` seconds after it got its place.
+
+        With a gate, which the caller has not entered: if the child dies while it runs other work, the call is repeated
+        alone. Without a gate, the call belongs to a run that is in the gate.
         """
-        asked = _Asked(message, of_run=gate is None)
-        self._asked.add(asked)
-        send = partial(self._answer, asked, message, rows, sources)
-        attended = self._spawn(self._attend(asked, self._work(asked, send, gate), limit))
+        pending = _PendingCall(message, of_run=gate is None)
+        self._pending.add(pending)
+        send = partial(self._send, pending, message, rows, sources)
+        attended = self._spawn(self._enforce_stop(pending, self._send_in_gate(pending, send, gate), limit))
         try:
             return await asyncio.shield(attended)
         except WorkerError:
             raise
         except Exception as error:
-            # A defect, or trouble of this process: whoever asked counts it as an attempt, and does not ask for ever.
-            self._log.exception("%s broke on its way", asked.what, extra={"operation": asked.op})
-            raise WorkerError("transient", f"{asked.what} broke on its way: {describe(error)}") from error
+            # A defect, or a problem of this process: it counts as an attempt, so that it is not repeated without end.
+            self._log.exception("Unexpected error in %s", pending.what, extra={"operation": pending.op})
+            raise WorkerError("transient", f"unexpected error in {pending.what}: {describe(error)}") from error
         except asyncio.CancelledError:
-            # Nobody waits for it any more, but its thread in the child must end all the same, and the gate with it.
-            asked.stop("its caller gave it up")
-            attended.add_done_callback(_given_up)
+            # Nobody waits for the result, but the call's thread in the child must end, and its stay in the gate.
+            pending.stop("its caller was cancelled")
+            attended.add_done_callback(_retrieve_error)
             raise
 
-    async def _attend(self, asked: _Asked, working: Coroutine[Any, Any, Answer], limit: float | None) -> Answer:
-        """See to it that a call ends once it was told to, or has taken too long: the child is told, and killed when
-        that does not help within the grace."""
-        work = asyncio.ensure_future(working)
+    async def _enforce_stop(
+        self, pending: _PendingCall, sending: Coroutine[Any, Any, Answer], limit: float | None
+    ) -> Answer:
+        """Wait for a call. After a stop or the time limit: cancel it, and kill its child after the grace period."""
+        work = asyncio.ensure_future(sending)
         try:
-            await first(work, asked.placed, asked.told)
-            await first(work, asked.told, timeout=limit)
+            await wait_first(work, pending.placed, pending.stop_reason)
+            await wait_first(work, pending.stop_reason, timeout=limit)
             if work.done():
                 return work.result()
             if limit is not None:
-                asked.stop(f"{asked.what} did not end within {limit:g} s")
-            if asked.sink is None:
+                pending.stop(f"{pending.what} did not end within {limit:g} s")
+            if pending.sink is None:
                 work.cancel()
             else:
-                asked.sink.stop()
-                await first(work, timeout=self._keeper.config.grace)
-                if asked.sink is not None:
-                    said = "%s did not stop when told: its worker process is killed"
-                    self._log.warning(said, asked.what, extra={"operation": asked.op})
-                    asked.sink.child.kill("stubborn")
-            await first(work)
+                pending.sink.stop()
+                grace = self._keeper.config.grace
+                await wait_first(work, timeout=grace)
+                if pending.sink is not None:
+                    said = "Killing the worker process: %s did not stop within %g s"
+                    self._log.warning(said, pending.what, grace, extra={"operation": pending.op})
+                    pending.sink.child.kill("stubborn")
+            await wait_first(work)
             if not work.cancelled():
-                work.exception()  # what it said in the end does not matter
-            raise WorkerError("transient", asked.told.result())
+                work.exception()  # the error of a stopped call does not matter
+            raise WorkerError("transient", pending.stop_reason.result())
         finally:
             work.cancel()
-            self._asked.discard(asked)
+            self._pending.discard(pending)
 
-    async def _work(self, asked: _Asked, send: Callable[[], Awaitable[Answer | Death]], gate: Gate | None) -> Answer:
-        async with self._places.place(asked.table) if asked.table is not None else nullcontext():
-            asked.placed.set_result(None)
+    async def _send_in_gate(
+        self, pending: _PendingCall, send: Callable[[], Awaitable[Answer | Death]], gate: Gate | None
+    ) -> Answer:
+        async with self._places.place(pending.table) if pending.table is not None else nullcontext():
+            pending.placed.set_result(None)
             if gate is None:
                 got = await send()
             else:
                 async with gate.shared():
                     got = await send()
-                if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
+                if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not pending.stop_reason.done():
                     async with gate.exclusive():
                         got = await send()
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
-    async def _answer(self, asked: _Asked, message: CallMessage, rows: Rows | None, sources: Sources) -> Answer | Death:
-        """The answer, or how the child crashed.
+    async def _send(
+        self, pending: _PendingCall, message: CallMessage, rows: Rows | None, sources: Sources
+    ) -> Answer | Death:
+        """Send a call; returns its answer, or the Death of a child that crashed.
 
         A call is sent again if its child was killed for another call, or read it too late, and once if its child's
         Spark session was unusable.
@@ -186,37 +196,37 @@ class Caller:
             child = await self._keeper.ready(call=True)
             call = CallSink(next(self._numbers), child, sources)
             child.calls[call.number] = call
-            asked.sink = call
+            pending.sink = call
             try:
                 message["call"], message["deadline"] = call.number, self._keeper.deadline
                 if rows is not None and message["t"] in ("cleanup", "complete"):
                     for frame in child_messages.encode_paged(message, rows()):
                         child.send_frame(frame)
-                        # Many items take long to encode; the daemon has a lease to keep.
+                        # Encoding many items takes long; yield so that the daemon renews its lease.
                         await asyncio.sleep(0)
                 else:
                     child.send(message)
-                await first(call.result, child.died)
+                await wait_first(call.result, child.died)
             except asyncio.CancelledError:
                 call.stop()
                 raise
             finally:
-                asked.sink = None
+                pending.sink = None
                 child.calls.pop(call.number, None)
-                child.end_if_stuck()
+                child.kill_if_stuck()
             if call.result.done():
                 try:
                     return call.result.result(), call.chunks
                 except WorkerError as error:
-                    # The session goes on, since its child lives: the child stood still while it was renewed.
-                    if error.kind != "late" or asked.told.done():
+                    # The child lives, so the session was renewed: the child was only frozen for a while.
+                    if error.kind != "late" or pending.stop_reason.done():
                         raise
                     continue
             death = child.died.result()
             if death.crashed:
                 return death
-            if death.final or asked.told.done():
+            if death.final or pending.stop_reason.done():
                 raise WorkerError("transient", str(death))
-            sparks_lost += death.of_spark
+            sparks_lost += death.spark_unusable
             if sparks_lost > 1:
                 raise WorkerError("unavailable", str(death))

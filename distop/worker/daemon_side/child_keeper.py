@@ -1,4 +1,4 @@
-"""Keeps a child: starts it, replaces it when it dies, stops it."""
+"""Keeps one child alive: starts it, replaces it when it dies, stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distop.worker import child_messages
 from distop.worker.daemon_side.child_launch import Child
 from distop.worker.daemon_side.requests import WorkerConfig, WorkerError, no_history
-from distop.worker.daemon_side.result_handlers import first
+from distop.worker.daemon_side.result_handlers import wait_first
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.requests import FindHistory
 
 START_TRIES = 3
-"""Children that fail to start in a row before what waits for one is told so."""
+"""Consecutive failed starts of a child after which waiting requests fail."""
 BACKOFF = (0.2, 30.0)
-"""Seconds before a child is started again after one failed to start: doubling from the first to the second."""
+"""Seconds of back-off after a failed start, first and longest; doubled for each failure."""
 LOG_SECONDS = 60.0
-"""How often the size of the child's log is looked at."""
+"""Seconds between two checks of the size of the child's log."""
 
 
-class Keeper:
-    """One child at a time."""
+class ChildKeeper:
+    """Keeps one child at a time."""
 
     def __init__(self, config: WorkerConfig, log: Log) -> None:
         self.config = config
@@ -39,23 +39,23 @@ class Keeper:
         self.stopping = False
         self._log = log
         self._deadline = 0.0
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         self._failed_starts = 0
         self.find_history: FindHistory = no_history
-        """What the child is told where it asks for the history record of an operation."""
+        """Finds history records for the child."""
         self.on_trouble: Callable[[], None] = lambda: None
-        """Called when something is wrong with the child's Spark session, or no longer."""
+        """Called when a problem of the child's Spark session starts or ends."""
         self._watch: asyncio.Task[None] | None = None
         self._launch: asyncio.Future[None] | None = None
-        """The start that goes on."""
+        """The current start of a child."""
         self._aborting = 0
         self._aborts = 0
 
     @property
     def child(self) -> Child | None:
-        """The child that is alive now, perhaps still starting."""
+        """The living child, which may still be starting; None if there is none."""
         return None if self._child is None or self._child.died.done() else self._child
 
     @property
@@ -64,28 +64,30 @@ class Keeper:
 
     def set_deadline(self, boottime: float) -> None:
         self._deadline = boottime
-        self._moved.set()
+        self._changed.set()
         if self._child is not None:
             self._child.set_deadline(boottime)
 
     @asynccontextmanager
     async def aborting(self) -> AsyncIterator[None]:
-        """Kill the child; inside, it is dead and no other one is started. Who waited for a child gets a WorkerError
-        after that."""
+        """Kill the child; during the block there is no child and none is started.
+
+        Afterwards, all that waited for a child get a WorkerError.
+        """
         self._aborts += 1
         self._aborting += 1
-        self._moved.set()
+        self._changed.set()
         try:
             await self._kill("aborted")
             yield
         finally:
             self._aborting -= 1
-            self._moved.set()
+            self._changed.set()
 
     async def stop(self, grace: float) -> None:
-        """Let the child end, kill it after ``grace`` seconds. No other one is started."""
+        """Let the child exit; kill it after ``grace`` seconds. No other child is started."""
         self.stopping = True
-        self._moved.set()
+        self._changed.set()
         if (child := self.child) is not None and self._launch is None:
             child.send(child_messages.StopMessage(t="stop"))
             await asyncio.wait({child.died}, timeout=grace)
@@ -101,23 +103,26 @@ class Keeper:
             await asyncio.shield(child.died)
 
     async def ready(self, *, call: bool = False) -> Child:
-        """The child, started if there is none. One in which something is stuck takes no more jobs, and calls only as
-        long as it has jobs. Raises WorkerError when it cannot be started, or was aborted meanwhile, or after stop."""
+        """The child, started if there is none.
+
+        A stuck child takes no more jobs, and takes calls only as long as it has jobs. Raises WorkerError if no child
+        can be started, after an abort during the wait, and after :meth:`stop`.
+        """
         aborts = self._aborts
         while True:
             child = await self._alive(aborts)
             if not child.stuck or (call and child.runs):
                 return child
-            await first(child.died)
+            await wait_first(child.died)
 
     async def _alive(self, aborts: int) -> Child:
         async with self._starting:
             while True:
                 if self.stopping:
-                    raise WorkerError("transient", "the worker is being stopped")
-                self._moved.clear()
+                    raise WorkerError("transient", "the worker is stopping")
+                self._changed.clear()
                 if self._aborting:
-                    await self._moved.wait()
+                    await self._changed.wait()
                     continue
                 if self._aborts != aborts:
                     raise WorkerError("transient", "the worker was stopped: aborted")
@@ -125,50 +130,50 @@ class Keeper:
                     if (child := self.child) is not None:
                         if not child.hung_up:
                             return child
-                        # What is sent to it does not begin, and must not be blamed for its end: wait for that.
-                        await self._unless_moved(child.died)
+                        # New work would not start in it, and would be blamed for its death: wait until it is dead.
+                        await self._wait_or_change(child.died)
                         continue
                     if self._deadline and self._deadline <= boottime():
-                        # Its guardian would kill it at once: wait for a session.
-                        await self._moved.wait()
+                        # The guardian would kill a child at once: wait for a new session.
+                        await self._changed.wait()
                         continue
                     if await self._back_off(aborts):
                         continue
                     self._launch = asyncio.ensure_future(self._start())
-                    # Who waits gets its error. Where nobody does any more it is no error that was overlooked.
+                    # Waiters get the error. If there are none, asyncio must not log it as never retrieved.
                     self._launch.add_done_callback(lambda done: None if done.cancelled() else done.exception())
                 try:
-                    # The start is nobody's own: who gives up waiting leaves it to the next.
+                    # Shielded: the start continues for others if this waiter is cancelled.
                     await asyncio.shield(self._launch)
                 except WorkerError:
                     if not self._aborting and self._aborts == aborts:
                         raise
 
-    async def _unless_moved(self, awaited: asyncio.Future[Any]) -> None:
-        """Wait for it, or for what has to be looked at before it."""
-        moved = asyncio.ensure_future(self._moved.wait())
+    async def _wait_or_change(self, awaited: asyncio.Future[Any]) -> None:
+        """Wait for a future, or for a change of the deadline, an abort or a stop."""
+        changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await first(awaited, moved)
+            await wait_first(awaited, changed)
         finally:
-            moved.cancel()
+            changed.cancel()
 
     async def _back_off(self, aborts: int) -> bool:
-        """Wait as long as starts that failed demand; True if the worker was stopped or aborted meanwhile."""
+        """Wait after failed starts. Returns whether the worker was stopped or aborted meanwhile."""
         first, most = BACKOFF
         if not self._failed_starts:
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(most, first * 2.0 ** min(self._failed_starts - 1, 20))):
                 while not self.stopping and self._aborts == aborts:
-                    await self._moved.wait()
-                    self._moved.clear()
+                    await self._changed.wait()
+                    self._changed.clear()
         return self.stopping or self._aborts != aborts
 
     async def _start(self) -> None:
         child = Child(self.config, self._log)
         child.on_trouble = self.on_trouble
         child.find_history = self.find_history
-        # Known before it has started, so that deadlines, abort and stop reach it.
+        # Set before the start, so that deadlines, abort and stop reach the child.
         self._child = child
         try:
             await child.start(self._deadline)
@@ -187,15 +192,15 @@ class Keeper:
         self.declarations = child.declarations
         for name, why in child.skipped.items():
             if self.skipped.get(name) != why:
-                self._log.warning("the behavior %s is not available here: %s", name, why)
+                self._log.warning("Behavior %s is not available on this node: %s", name, why)
         self.skipped = child.skipped
-        self._watch = asyncio.ensure_future(self._see_off(child))
+        self._watch = asyncio.ensure_future(self._watch_child(child))
 
-    async def _see_off(self, child: Child) -> None:
-        """Watch over a child; log its end, and have the next one ready before it is asked for."""
+    async def _watch_child(self, child: Child) -> None:
+        """Bound a child's log, log its death, and start the next child before a request needs it."""
         while not child.died.done():
             await asyncio.wait({child.died}, timeout=LOG_SECONDS)
-            child.bound_log()
+            child.truncate_log()
         death = child.died.result()
         if self.stopping:
             return
@@ -203,7 +208,7 @@ class Keeper:
         self._log.warning("%s", death.with_log())
         self.on_trouble()
         if self._aborting or death.reason == "aborted":
-            return  # the next request starts one, if there is any
+            return  # the next request starts a child
         with contextlib.suppress(WorkerError):
-            # Logged there; who needs a child next tries again.
+            # _start has logged the error; the next request starts a child.
             await self.ready()

@@ -1,4 +1,4 @@
-"""One guardian with its child, as the daemon sees them: started, spoken to, and dead for certain."""
+"""The daemon's handle on one child and its guardian: start, messages, kill, and the confirmed death."""
 
 from __future__ import annotations
 
@@ -26,55 +26,61 @@ if TYPE_CHECKING:
 
 
 REPLACED_AFTER = 300.0
-"""Seconds that a child in which something is stuck is kept for its other jobs and calls: until it is replaced, its
-executor takes no work, and those others may have no end of their own."""
+"""Seconds for which a stuck child is kept for its other jobs and calls, which may never end.
+
+Until it is replaced, its executor takes no work.
+"""
 
 FROZEN_AFTER = 30.0
-"""Seconds for an answer of a child. One that gives none twice is killed: some call lets no other thread of it run, so
-that neither a cancel nor a time limit reaches any job in it.
+"""Time-out in seconds for a child's answer to a ping. After two time-outs the child is killed.
+
+Some call in it blocks all its threads, so neither a cancel nor a time limit reaches its jobs.
 """
 
 
 class Sink(Protocol):
-    """What takes the frames of one run or call."""
+    """Receives the frames of one run or call."""
 
     def on_frame(self, message: dict[str, Any]) -> None: ...
 
 
 class Child:
-    """A running child. ``died`` is set once all of its processes are dead."""
+    """A running child. ``died`` is done when all its processes are dead."""
 
     def __init__(self, config: WorkerConfig, log: Log) -> None:
         self._config = config
         self._log = log
         self._path = Path()
         self._marker = uuid.uuid4().hex
-        self._said = b""
+        self._unparsed = b""
         self._sid = 0
         self._reason = ""
         self._killing = ""
         self._status = 0
         self._oom_kills: oom_kills.OomKills | None = None
-        """The kernel's counter before the start."""
+        """The kernel's counter of OOM kills before the start."""
         self.declarations: tuple[Declaration, ...] = ()
         self.skipped: dict[str, str] = {}
-        """Installed behaviors that cannot be loaded, and why."""
+        """Installed behaviors that cannot be loaded, with the reasons."""
         self.runs: dict[int, Sink] = {}
         self.calls: dict[int, Sink] = {}
         loop = asyncio.get_running_loop()
         self.died: asyncio.Future[Death] = loop.create_future()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.trouble = ""
-        """What is wrong with its Spark session now."""
+        """The current problem of its Spark session, "" for none."""
         self.on_trouble: Callable[[], None] = _nothing
         """Called when ``trouble`` has changed."""
         self.find_history: FindHistory = no_history
-        self._asked: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
         self.hung_up = False
-        """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
+        """Its connection has ended: the child has exited or will, but some of its processes may still live."""
         self.stuck = ""
-        """What does not stop in it: it takes no new jobs, and is replaced once those that it has have ended, or after
-        :data:`REPLACED_AFTER`."""
+        """The work in it that does not stop, "" for none.
+
+        A stuck child takes no new jobs, and is replaced when its other jobs have ended, or after
+        :data:`REPLACED_AFTER`.
+        """
         self._replacing: asyncio.TimerHandle | None = None
         self._pong: asyncio.Future[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -83,23 +89,23 @@ class Child:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, deadline: float) -> None:
-        """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
+        """Start the child, and wait for its hello. Raises WorkerError with the end of its log."""
         config = self._config
         self._oom_kills = oom_kills.read_oom_kills()
         try:
             process, data = await self._spawn(deadline)
         except BaseException as error:
-            # The guardian, should it have been started, takes the end of its control socket as the daemon's.
+            # If the guardian runs, it handles the end of its control socket like the end of the daemon.
             if self._control is not None:
                 self._control.close()
                 self._control = None
             self.died.set_result(Death("stopped", f"it was not started: {error}"))
             if isinstance(error, OSError):
-                raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
+                raise WorkerError("transient", f"cannot start the guardian process: {error}") from error
             raise
         assert self._control is not None
         self._control.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._read_control)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._reap(process))]
         self.send(
@@ -126,28 +132,28 @@ class Child:
             if not self._hello.done():
                 self.kill("slow-start")
                 death = await asyncio.shield(self.died)
-                what = death.with_log()  # nothing else has run in it
+                why = death.with_log()  # the log has no lines of other tables: no job has run in it
                 if death.reason == "slow-start":
-                    what = f"no hello within {config.start_timeout:g} s; the end of its log:\n{death.tail}"
-                raise WorkerError("crash", f"the worker process cannot be started: {what}")
+                    why = f"no hello within {config.start_timeout:g} s; the end of its log:\n{death.tail}"
+                raise WorkerError("crash", f"cannot start the worker process: {why}")
         except asyncio.CancelledError:
             self.kill("stopped")
             raise
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._ping_regularly())
         hello = self._hello.result()
         try:
             self.skipped = hello["skipped"]
             self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
         except Exception as error:
             self.kill("protocol-error")
-            raise WorkerError("crash", f"what the worker process offers cannot be read: {describe(error)}") from error
+            raise WorkerError("crash", f"cannot read the worker process's hello: {describe(error)}") from error
 
     async def _spawn(self, deadline: float) -> tuple[asyncio.subprocess.Process, socket.socket]:
-        """The guardian's process, and our end of the child's connection. Raises OSError."""
+        """Start the guardian; returns its process and our end of the child's connection. Raises OSError."""
         config = self._config
         self._path = child_logs.new_log(config.work_dir)
         self._control, control = socket.socketpair()
-        with control, child_logs.appended(self._path) as log_file:
+        with control, child_logs.open_for_append(self._path) as log_file:
             data, theirs = socket.socketpair()
             with theirs:
                 command = [
@@ -163,7 +169,7 @@ class Child:
                     ),
                 ]
                 added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
-                # Spark starts Python workers with -m, which alone would import modules of the current folder.
+                # Spark starts Python workers with -m, which would otherwise import modules of the current folder.
                 added["PYTHONSAFEPATH"] = "1"
                 try:
                     process = await asyncio.create_subprocess_exec(
@@ -182,11 +188,11 @@ class Child:
 
     @property
     def sid(self) -> int:
-        """The Unix session of the child; 0 before its guardian has told it."""
+        """The Unix session of the child; 0 before its guardian has reported it."""
         return self._sid
 
     def send(self, message: child_messages.ToChild) -> None:
-        """Send a message; silently dropped once the child is dying (``died`` tells)."""
+        """Send a message; it is dropped if the child is dying (``died`` is done then)."""
         self.send_frame(child_messages.encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -194,49 +200,54 @@ class Child:
             self._writer.write(frame)
 
     def set_deadline(self, boottime: float) -> None:
-        """Tell the guardian, which kills by it, and the child, which starts no job after it (each run brings the
-        deadline of its time, so that nothing is missed by what is not yet connected)."""
-        self._tell(f"D {boottime!r}")
+        """Send a new deadline to the guardian, which kills the child then, and to the child, which starts no job then.
+
+        Each run has the deadline of its time, so a child that is not connected yet misses nothing.
+        """
+        self._send_control(f"D {boottime!r}")
         self.send(child_messages.DeadlineMessage(t="deadline", boottime=boottime))
 
     def kill(self, reason: str) -> None:
-        """Have the guardian kill all of the session. The first reason counts."""
+        """Let the guardian kill all processes of the session. The first reason counts."""
         if not self._killing:
             self._killing = reason
-            self._tell(f"K {reason}")
+            self._send_control(f"K {reason}")
 
-    def _retire(self, why: str) -> None:
+    def _mark_stuck(self, why: str) -> None:
         if not self.stuck:
-            self._log.warning("%s: the worker process takes no new jobs, and is replaced when the others end", why)
+            said = "Not starting new jobs in the worker process, and replacing it when its other jobs end: %s"
+            self._log.warning(said, why)
             self.stuck = why
             self._replacing = asyncio.get_running_loop().call_later(REPLACED_AFTER, self._replace)
-        self.end_if_stuck()
+        self.kill_if_stuck()
 
-    def end_if_stuck(self) -> None:
-        """Kill it where something is stuck in it, and nothing else goes on there."""
+    def kill_if_stuck(self) -> None:
+        """Kill a stuck child if it has no other runs and calls."""
         if self.stuck and not self.runs and not self.calls:
             self.kill("replaced")
 
     def _replace(self) -> None:
-        """Kill it with what still goes on there, which runs again in the next child."""
-        said = "%s: the worker process is replaced now, as %d other runs and calls go on after %g s; they run again"
-        self._log.warning(said, self.stuck, len(self.runs) + len(self.calls), REPLACED_AFTER)
+        """Kill a stuck child with its other runs and calls, which run again in the next child."""
+        count = len(self.runs) + len(self.calls)
+        others = "1 other run or call" if count == 1 else f"{count} other runs and calls"
+        said = "Replacing the worker process: %s; repeating %s in the next one, not ended within %g s"
+        self._log.warning(said, self.stuck, others, REPLACED_AFTER)
         self.kill("replaced")
 
-    async def _watch(self) -> None:
+    async def _ping_regularly(self) -> None:
         while not self.died.done():
             await asyncio.sleep(FROZEN_AFTER)
-            # Asked twice: a daemon that stood still itself finds the time of the first question over.
-            if await self._answers(FROZEN_AFTER) or await self._answers(FROZEN_AFTER):
+            # Two pings: if the daemon itself was frozen, the time of the first one is up.
+            if await self._ping(FROZEN_AFTER) or await self._ping(FROZEN_AFTER):
                 continue
             if not self._killing and not self.hung_up:
-                said = "The worker process did not answer for %g s: it is killed and replaced"
+                said = "Killing and replacing the worker process: it did not answer for %g s"
                 self._log.warning(said, 2 * FROZEN_AFTER)
                 self.kill("frozen")
             return
 
-    async def _answers(self, limit: float) -> bool:
-        """Whether it answers within ``limit`` seconds."""
+    async def _ping(self, limit: float) -> bool:
+        """Whether the child answers a ping within ``limit`` seconds."""
         if self._pong is None or self._pong.done():
             self._pong = asyncio.get_running_loop().create_future()
             self.send(child_messages.PingMessage(t="ping"))
@@ -245,13 +256,13 @@ class Child:
         await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         return pong.done() or self.died.done()
 
-    def _tell(self, line: str) -> None:
+    def _send_control(self, line: str) -> None:
         if self._control is not None:
-            # Should the guardian be gone, `died` tells; should it read nothing, its deadline passes.
+            # An error means that the guardian is gone, which `_reap` handles, or does not read, so its deadline passes.
             with contextlib.suppress(OSError):
                 self._control.send(line.encode() + b"\n")
 
-    def _hear(self) -> None:
+    def _read_control(self) -> None:
         assert self._control is not None
         try:
             data = self._control.recv(4096)
@@ -262,21 +273,21 @@ class Child:
         if not data:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             return
-        *lines, self._said = (self._said + data).split(b"\n")
+        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
         for line in lines:
             words = line.decode().split()
             if words[0] == "P":
                 self._sid = int(words[1])
             elif words[0] == "W":
-                self._tell_unkillable([int(word) for word in words[1:]])
+                self._log_unkillable([int(word) for word in words[1:]])
             elif words[0] == "X":
                 self._reason, self._status = words[1], int(words[2])
 
-    def _tell_unkillable(self, pids: list[int]) -> None:
-        """Nothing goes on before they are dead: a person has to know why."""
+    def _log_unkillable(self, pids: list[int]) -> None:
+        """Log killed processes that do not die: no job runs before they are dead."""
         self._log.error(
-            "these processes were killed and do not die: %s; nothing is run here until what they wait for returns, "
-            "such as a network file system that hangs",
+            "Waiting for killed processes that do not die, possibly because a network file system hangs; no job "
+            "starts on this node until then: %s",
             ", ".join(f"{pid} ({guardian.command(pid)})" for pid in pids),
         )
 
@@ -287,9 +298,9 @@ class Child:
                 for message in decoder.feed(data):
                     self._dispatch(message)
         except OSError:
-            pass  # the same as its end
+            pass  # like the end of the connection
         except Exception:
-            self._log.exception("the worker process sent what cannot be understood; it is replaced")
+            self._log.exception("Replacing the worker process: it sent an invalid message")
             self.kill("protocol-error")
         self.hung_up = True
 
@@ -299,12 +310,12 @@ class Child:
                 self._hello.set_result(message)
             return
         if message["t"] == "history":
-            task = asyncio.ensure_future(self._tell_history(message))
-            self._asked.add(task)
-            task.add_done_callback(self._asked.discard)
+            task = asyncio.ensure_future(self._send_history(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
             return
         if message["t"] == "stuck":
-            self._retire(message["why"])
+            self._mark_stuck(message["why"])
             return
         if message["t"] == "pong":
             if self._pong is not None and not self._pong.done():
@@ -318,26 +329,26 @@ class Child:
         if (sink := sinks.get(number)) is not None:
             sink.on_frame(message)
 
-    async def _tell_history(self, message: dict[str, Any]) -> None:
+    async def _send_history(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
             self.send(child_messages.ReplyMessage(t="reply", seq=seq, value=await self.find_history(message["op"])))
         except Exception as error:
-            text = f"the history record of {message['op']!r} could not be read: {describe(error)}"
+            text = f"cannot read the history record of {message['op']!r}: {describe(error)}"
             self.send(child_messages.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
         try:
             code = await process.wait()
         except asyncio.CancelledError:
-            # The loop is ending: nobody could see the child dead any more. The guardian takes the end of its control
-            # socket as the daemon's, and kills it all.
+            # The event loop ends, so the child's death cannot be observed. The guardian handles the end of its control
+            # socket like the end of the daemon, and kills the child.
             self._close()
             if not self.died.done():
                 self.died.set_result(Death("daemon-gone", runs=tuple(self.runs), calls=tuple(self.calls)))
             raise
-        # Frames and the guardian's last words may still be on their way to this loop.
-        self._hear_rest()
+        # The last frames and the guardian's last line may not have been read yet.
+        self._read_rest_of_control()
         await asyncio.wait(self._tasks[:1], timeout=5)
         reason, detail = self._reason, ""
         if not reason:
@@ -345,7 +356,7 @@ class Child:
             detail = f"its guardian ended with code {code}"
             if self._sid:
                 marker = f"{guardian.MARKER}={self._marker}".encode()
-                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker, self._tell_unkillable)
+                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker, self._log_unkillable)
         elif reason == "exited":
             code = os.waitstatus_to_exitcode(self._status)
             reason = _REASONS.get(code, reason)
@@ -353,10 +364,10 @@ class Child:
         if killed := oom_kills.describe(self._oom_kills, oom_kills.read_oom_kills()):
             detail = f"{detail}; {killed}" if detail else killed
         if self._killing and reason in ("exited", "guardian-died"):
-            # It was on its way out at our word; what it died of in the end does not matter.
+            # We were killing it; the final cause of its death does not matter.
             reason = self._killing
         if reason == "frozen":
-            detail = f"it answered nothing for {2 * FROZEN_AFTER:g} s"
+            detail = f"it did not answer for {2 * FROZEN_AFTER:g} s"
         self._close()
         with contextlib.suppress(OSError):
             spark_settings.remove(self._config.work_dir)
@@ -376,7 +387,7 @@ class Child:
             self._control.close()
             self._control = None
 
-    def _hear_rest(self) -> None:
+    def _read_rest_of_control(self) -> None:
         while self._control is not None and not self._reason:
             try:
                 data = self._control.recv(4096, socket.MSG_PEEK)
@@ -384,10 +395,10 @@ class Child:
                 return
             if not data:
                 return
-            self._hear()
+            self._read_control()
 
-    def bound_log(self) -> None:
-        child_logs.bound(self._path)
+    def truncate_log(self) -> None:
+        child_logs.truncate_if_large(self._path)
 
 
 _REASONS = {child_messages.EXIT_SPARK_START: "no-spark", child_messages.EXIT_SPARK_STALLED: "spark-stalled"}
@@ -400,7 +411,7 @@ def _nothing() -> None:
 
 def _status_text(code: int) -> str:
     if code == child_messages.EXIT_SPARK_DIED:
-        return "its JVM died, hung or had no memory left, or its Spark session was of no more use"
+        return "its JVM died, hung or ran out of memory, or its Spark session became unusable"
     if code == child_messages.EXIT_SPARK_START:
         return "its Spark session did not start"
     if code == child_messages.EXIT_SPARK_STALLED:

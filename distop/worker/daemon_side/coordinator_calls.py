@@ -1,4 +1,4 @@
-"""What a daemon asks of its child besides jobs: planning, completion, cleanup."""
+"""The daemon's calls to its child other than jobs: planning, completion, cleanup, verification."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.call_channel import Caller
     from distop.worker.daemon_side.requests import JobItem, PlanPages, WorkerConfig
     from distop.worker.daemon_side.result_handlers import Fetch, FindTable, Page
-    from distop.worker.daemon_side.table_verification import Registered
+    from distop.worker.daemon_side.table_verification import TableRecordCheck
 
 
 CHILD_LIMIT = 60.0
-"""Seconds for a verification in all, with the wait for a child."""
+"""Minimum seconds for a verification, including the wait for a child."""
 
 
-class Asking:
-    """Calls to the child. The worker gives it what it needs."""
+class ChildCalls:
+    """The calls to the child, as methods of the worker, which sets the attributes."""
 
     config: WorkerConfig
     _caller: Caller
     _gate: Gate
-    _registered: Registered
+    _registered: TableRecordCheck
 
     async def plan(
         self,
@@ -40,8 +40,11 @@ class Asking:
         names: tuple[str, ...] | None,
         find_table: FindTable | None = None,
     ) -> PlanResult:
-        """Ask the behavior for its jobs (those of ``names`` alone, if given). ``find_table`` gives the record of
-        another table, or None. Raises WorkerError, also (``transient``) where it takes longer than the limit."""
+        """Plan the jobs of an operation, only those of ``names`` if given.
+
+        ``find_table`` returns the record of another table, or None. Raises WorkerError, kind ``transient`` after the
+        time limit.
+        """
         message = child_messages.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
@@ -65,10 +68,12 @@ class Asking:
         first: Page | None = None,
         plan: PlanPages | None = None,
     ) -> CompleteResult:
-        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
-        {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
-        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError, also
-        (``transient``) where it takes longer than the limit."""
+        """Run the completion code.
+
+        ``fetch(start)`` returns a page of outcomes from that ordinal on, as JSON texts {partition, success, outcome},
+        and the ordinal of the next page (None: no more). ``first``: the page from 0 on, which is then not fetched.
+        ``plan``: None if the operation has no plan. Raises WorkerError, kind ``transient`` after the time limit.
+        """
         message = child_messages.CompleteMessage(
             t="complete",
             call=0,
@@ -100,14 +105,15 @@ class Asking:
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
-        """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
+        """Remove the file lists that planning wrote to the shared directory. Raises WorkerError."""
         await self._registered.check(op, table)
         message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table)
         await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
 
     async def sweep_results(self, ops: Sequence[str], table: Mapping[str, Any] | None, *, remove: bool) -> list[str]:
-        """Which operations have results in files, these and earlier ones beside them; with ``remove``, remove those of
-        these. Raises WorkerError.
+        """The operations with result files: ``ops`` and earlier ones of the same table, type and object.
+
+        With ``remove``: remove the result files of ``ops``. Raises WorkerError.
         """
         message = child_messages.ResultsMessage(
             t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=remove
@@ -116,7 +122,7 @@ class Asking:
         return list(value)
 
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
-        """Ask a verifier, which has ``limit`` seconds. Raises WorkerError where the child did not see to it."""
+        """Ask a verifier, with a time limit of ``limit`` seconds. Raises WorkerError if the child did not do so."""
         message = child_messages.VerifyMessage(
             t="verify", call=0, op=op, table=None, external_id=external_id, verify=verify, limit=limit
         )
@@ -134,9 +140,11 @@ class Asking:
         incarnation: str = "",
         superseded: bool = False,
     ) -> None:
-        """Call cancel_job_and_cleanup for each, on behalf of ``incarnation`` (the worker's own where it is left out).
-        Raises WorkerError with the first error, and (``transient``) where all together, with the wait for a child, take
-        longer than the configured time. ``superseded``: see JobContext."""
+        """Call cancel_job_and_cleanup for each job, for ``incarnation`` (default: the worker's).
+
+        Raises WorkerError with the first error; kind ``transient`` if all of them, including the wait for a child, take
+        longer than the configured time. ``superseded``: see JobContext.
+        """
         request = RunRequest(op, type, arg, table, tuple(items), batch=False)
         await self._cleanup(request, items, incarnation or self.config.incarnation, self._gate, superseded=superseded)
 

@@ -1,7 +1,7 @@
-"""The daemon's side of the worker: :class:`Worker` keeps a child alive, gives it runs and calls, and answers for
-each job exactly once, whatever happens to the child.
+"""The daemon's side of the worker: :class:`Worker` keeps a child alive and sends it runs and calls.
 
-Nothing here imports a behavior, pydantic or PySpark: the daemon stays small.
+Each job gets exactly one end, whatever happens to the child. No module here imports a behavior, pydantic or PySpark, so
+that the daemon stays small.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from distop.storage.places import operation_path
 from distop.worker import child_messages
 from distop.worker.daemon_side.admission import Gate, halves
 from distop.worker.daemon_side.call_channel import Caller
-from distop.worker.daemon_side.child_keeper import Keeper
-from distop.worker.daemon_side.coordinator_calls import Asking
+from distop.worker.daemon_side.child_keeper import ChildKeeper
+from distop.worker.daemon_side.coordinator_calls import ChildCalls
 from distop.worker.daemon_side.requests import (
     CompleteResult,
     Death,
@@ -33,8 +33,8 @@ from distop.worker.daemon_side.requests import (
     WorkerConfig,
     WorkerError,
 )
-from distop.worker.daemon_side.result_handlers import RunSink, first
-from distop.worker.daemon_side.table_verification import Registered
+from distop.worker.daemon_side.result_handlers import RunSink, wait_first
+from distop.worker.daemon_side.table_verification import TableRecordCheck
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARK_TRIES = 2
-"""Children with an unusable Spark session before a run's jobs are left to other nodes."""
+"""Children with an unusable Spark session, after which a run's jobs are released to other nodes."""
 
 __all__ = [
     "CompleteResult",
@@ -69,56 +69,56 @@ def _remove(work_dir: Path, ops: Sequence[str]) -> None:
             deletion.delete(Place(str(work_dir), "ops"), operation_path(op))
 
 
-class Worker(Asking):
-    """One child at a time, replaced when it dies. All methods are of the event loop that started it."""
+class Worker(ChildCalls):
+    """One child at a time, replaced when it dies. Call all methods in the event loop that started it."""
 
     def __init__(self, config: WorkerConfig, *, log: Log | None = None) -> None:
         self.config = config
         self._log = log or logging.getLogger("distop.worker")
-        self._keeper = Keeper(config, self._log)
+        self._keeper = ChildKeeper(config, self._log)
         self._slots = asyncio.Semaphore(config.slots)
         self._gate = Gate()
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._forgotten: list[str] = []
-        """Operations that are gone, and whose private directories are to be removed."""
+        """Ended operations whose private directories must be removed."""
         self._forgetting: asyncio.Task[None] | None = None
-        self._registered = Registered(config.find_tables)
+        self._registered = TableRecordCheck(config.find_tables)
         self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
     # ------------------------------------------------------------------ life
 
     async def start(self) -> tuple[Declaration, ...]:
-        """Start the child; what is installed. Raises WorkerError with the end of its log where it does not start."""
+        """Start the child; returns the installed declarations. Raises WorkerError with the end of its log."""
         await self._keeper.ready()
         return self.declarations
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
-        """What is installed; empty before the start."""
+        """The declarations of the installed behaviors; empty before the start."""
         return self._keeper.declarations
 
     @property
     def deaths(self) -> int:
-        """How many children died or had to be killed."""
+        """The number of children that died or were killed."""
         return self._keeper.deaths
 
     @property
     def session(self) -> int:
-        """The Unix session of the child that is there now, with its JVM and workers; 0: none."""
+        """The Unix session of the current child, its JVM and its workers; 0: no child."""
         child = self._keeper.child
         return child.sid if child is not None else 0
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the child's Spark session now, such as no cores; "": nothing."""
+        """The current problem of the child's Spark session, such as no cores; "" for none."""
         child = self._keeper.child
         return child.trouble if child is not None else ""
 
     @property
     def stuck(self) -> str:
-        """What does not stop in the child, which takes no new jobs and is replaced once the others end; "": nothing."""
+        """The work in the child that does not stop; "" for none. Such a child takes no new jobs and is replaced."""
         child = self._keeper.child
         return child.stuck if child is not None else ""
 
@@ -127,29 +127,30 @@ class Worker(Asking):
         self._keeper.on_trouble = changed
 
     def on_history(self, find: FindHistory) -> None:
-        """Set what answers a child that asks for the history record of an operation; before the start."""
+        """Set the function that finds history records for the child; call it before the start."""
         self._keeper.find_history = find
 
     @property
     def running(self) -> bool:
-        """A child is there now."""
+        """Whether there is a child now."""
         return self._keeper.child is not None
 
     def set_deadline(self, boottime: float) -> None:
-        """The time (seconds of CLOCK_BOOTTIME) at which the guardian kills the child; 0: none."""
+        """Set the time (seconds of CLOCK_BOOTTIME) at which the guardian kills the child; 0: none."""
         self._keeper.set_deadline(boottime)
 
     async def abort(self, reason: str) -> None:
-        """Kill the child at once. Returns when all of its processes are dead and all that was asked for before has
-        ended: jobs as cancelled (without cleanup, their ``on_events`` called), calls with a WorkerError.
+        """Kill the child, and end all runs and calls.
 
-        A new child is started by the next request alone. Safe before, during and after :meth:`stop`.
+        Returns when all processes are dead and all earlier requests have ended: jobs as cancelled (without cleanup,
+        after their ``on_events``), calls with a WorkerError. Only the next request starts a new child. Safe before,
+        during and after :meth:`stop`.
         """
-        self._log.warning("the worker process is killed: %s", reason)
+        self._log.warning("Killing the worker process: %s", reason)
         self._caller.abort(reason)
         text = f"the worker was stopped: {reason}"
         async with self._keeper.aborting():
-            # Also those that wait for a slot or a child; with nothing left, they get into none.
+            # Also the runs that wait for a slot or a child: without jobs they do not enter a child.
             for run in list(self._runs):
                 run.end_rest("cancelled", text)
             asked = [task for task in self._background if task is not asyncio.current_task()]
@@ -157,22 +158,24 @@ class Worker(Asking):
             await asyncio.wait(asked)
 
     async def stop(self, grace: float) -> None:
-        """Let the child stop Spark and exit, kill what is left of it after ``grace`` seconds. Final: returns when all
-        processes are dead and all that was asked for has ended."""
+        """Let the child stop Spark and exit; kill it after ``grace`` seconds. The worker cannot be used afterwards.
+
+        Returns when all processes are dead and all requests have ended.
+        """
         await self._keeper.stop(grace)
         if self._background:
-            # They end by themselves: what they wait for is dead, and there will be no other child.
+            # They end without a cancel: their child is dead, and no other one is started.
             await asyncio.wait(list(self._background))
 
     async def forget(self, *ops: str) -> None:
-        """Remove the private directories of operations that are gone."""
+        """Remove the private directories of operations that have ended."""
         self._forgotten += ops
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = self._spawn(self._forget())
         await asyncio.shield(self._forgetting)
 
     async def _forget(self) -> None:
-        """Those that come together, or meanwhile, take one thread."""
+        """Remove the directories of all forgotten operations, in one thread at a time."""
         while self._forgotten:
             ops, self._forgotten = self._forgotten, []
             await asyncio.to_thread(_remove, self.config.work_dir, ops)
@@ -193,16 +196,17 @@ class Worker(Asking):
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
         on_tasks: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded.
+        """Run the jobs in one slot (waiting for a free one); returns when each has exactly one JobEnded.
 
-        ``on_status`` gets what a job says that it does (ordinal, -1 for a batch; text), ``on_tasks`` how many Spark
-        tasks of what runs are done, and how many there are.
+        ``on_status`` is called with a job's status (ordinal, -1 for a batch; text), ``on_tasks`` with the numbers of
+        completed and all Spark tasks of the running job.
         """
         await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
 
     async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
-        """As :meth:`run`, for several requests that are sent to the child at once, and are run there one after the
-        other in one slot. What has not begun when it is told to pause or stop does not wait for its turn.
+        """Like :meth:`run`, for several requests, which the child gets together and runs in order in one slot.
+
+        A request that is paused or stopped before its start ends at once, not after those before it.
         """
         runs = [
             RunSink(
@@ -217,7 +221,7 @@ class Worker(Asking):
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Nobody listens any more, but the child still has the jobs: the slot is theirs until they stopped.
+            # The caller is gone, but the child still has the jobs: they keep the slot until they have stopped.
             for run in runs:
                 run.silence()
                 self._cancel(run, list(run.pending))
@@ -226,10 +230,10 @@ class Worker(Asking):
     async def _in_slot(self, runs: Sequence[RunSink]) -> None:
         try:
             async with self._slots:
-                reasons = await self._registered.why_not([run.request for run in runs])
+                reasons = await self._registered.refusals([run.request for run in runs])
                 for run, why in zip(runs, reasons, strict=True):
                     if why:
-                        self._log.warning("jobs are refused: %s", why, extra=run.where)
+                        self._log.warning("Refusing jobs: %s", why, extra=run.where)
                         run.end_rest("fatal", why)
                 if len(runs) == 1:
                     await self._drive(runs[0])
@@ -239,10 +243,10 @@ class Worker(Asking):
             for run in runs:
                 run.end_rest("refused", str(error))
         except Exception as error:
-            # A defect, or trouble of this process: counted as an attempt, so that it does not go on for ever.
-            self._log.exception("a run of jobs broke on its way", extra=runs[0].where)
+            # A defect, or a problem of this process: it counts as an attempt, so that it is not repeated without end.
+            self._log.exception("Unexpected error while running jobs", extra=runs[0].where)
             for run in runs:
-                run.end_rest("error", f"the run broke on its way: {describe(error)}")
+                run.end_rest("error", f"unexpected error while running jobs: {describe(error)}")
         finally:
             self._runs.difference_update(runs)
 
@@ -256,7 +260,7 @@ class Worker(Asking):
         for run in runs:
             if not run.pending:
                 continue
-            if death.crashed:  # whose fault it was is not known: each alone
+            if death.crashed:  # the guilty run is not known: run each one alone
                 async with self._gate.exclusive():
                     await self._isolate(run, alone=False)
             else:
@@ -273,7 +277,7 @@ class Worker(Asking):
                 death = await self._in_child(run, group, cleanup=cleanup)
                 if death is None:
                     if left := [p for p in group if p in run.pending]:
-                        # One of a batch did not stop: which one is found in halves, in the next child.
+                        # A job of the batch did not stop: find it in the next child, by halving the batch.
                         groups.extendleft(reversed(halves(left)))
                         cleanup = True
                     continue
@@ -291,9 +295,11 @@ class Worker(Asking):
                 return
 
     async def _isolate(self, run: RunSink, alone: bool) -> None:
-        """Run what is left of a run that was in a child when it died, with nothing else in the child, until the job
-        that kills it stands alone: that one is blamed, nobody else. Jobs that run one after the other stand alone
-        anyway, once each end is told at once; a batch is cut in halves."""
+        """Run the pending jobs of a run whose child died, alone in the child, to find the job that kills it.
+
+        Only that job is blamed. Jobs that run one after the other are identified by immediate reports of their ends; a
+        batch is halved.
+        """
         batch, left = run.request.batch, list(run.pending)
         groups: deque[Sequence[int]] = halves(left) if alone and batch else deque([left])
         while groups:
@@ -319,35 +325,36 @@ class Worker(Asking):
                 groups.extendleft(reversed(halves(left)))
 
     async def _settle(self, run: RunSink, death: Death) -> bool:
-        """After a death: end what must not be run again. Whether that was all."""
+        """After a death: end the jobs that must not run again. Returns whether none is left."""
         if death.final or self._keeper.stopping:
             run.end_rest("cancelled", str(death))
         elif gone := [p for p in run.pending if p in run.cancelled]:
             run.end_rest("cancelled", await self._clean_after(run, gone), gone)
-        elif death.of_spark:
+        elif death.spark_unusable:
             run.sparks_lost += 1
             if run.sparks_lost >= SPARK_TRIES:
                 run.end_rest("unavailable", str(death))
         return not run.pending
 
     async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:
-        """Clean up after cancelled jobs whose child had to be killed; what went wrong, or ""."""
-        await run.saved()
-        gone = [p for p in gone if p in run.pending and not (run.keep and run.goes_on(p))]
+        """Clean up after cancelled jobs whose child was killed. Returns the error, "" for none."""
+        await run.wait_for_checkpoints()
+        gone = [p for p in gone if p in run.pending and not (run.keep and run.can_resume(p))]
         if not gone:
             return ""
         try:
             await self._cleanup(run.request, [run.item(p) for p in gone], self.config.incarnation)
         except WorkerError as error:
-            self._log.error("the cleanup of %d jobs failed: %s", len(gone), error, extra=run.where)
+            jobs = "1 job" if len(gone) == 1 else f"{len(gone)} jobs"
+            self._log.error("Cleanup of %s failed: %s", jobs, error, extra=run.where)
             return f"the cleanup failed: {error}"
         return ""
 
     async def _in_child(
         self, run: RunSink, ordinals: Sequence[int], *, cleanup: bool, careful: bool = False
     ) -> Death | None:
-        """Send jobs to the child and wait for their ends; the child's death if it came first."""
-        await run.saved()
+        """Send jobs to the child and wait for their ends. Returns the child's death if it dies before."""
+        await run.wait_for_checkpoints()
         child = await self._keeper.ready()
         ordinals = [p for p in ordinals if p in run.pending]
         message = self._enter(run, child, cleanup=cleanup, careful=careful)
@@ -355,14 +362,14 @@ class Worker(Asking):
             rows = (child_messages.row(run.item(p).row()) for p in ordinals if p in run.pending)
             for frame in child_messages.encode_paged(message, rows):
                 child.send_frame(frame)
-                # Many jobs take long to encode; the daemon has a lease to keep.
+                # Encoding many jobs takes long; yield so that the daemon renews its lease.
                 await asyncio.sleep(0)
             self._enforce(run)
-            await first(run.done, child.died)
+            await wait_first(run.done, child.died)
         finally:
             child.runs.pop(run.number, None)
             run.child = None
-            child.end_if_stuck()
+            child.kill_if_stuck()
         if not run.done.done():
             return child.died.result()
         if run.given_up and run.request.batch:
@@ -371,7 +378,7 @@ class Worker(Asking):
         return None
 
     async def _in_child_in_turn(self, runs: Sequence[RunSink]) -> Death | None:
-        """Send runs to the child, which takes them in turn; the child's death if it came before their ends."""
+        """Send runs to the child, which runs them in order. Returns the child's death if it dies before."""
         child = await self._keeper.ready()
         line, frames = next(self._numbers), list[bytes]()
         try:
@@ -385,14 +392,14 @@ class Worker(Asking):
                 self._enforce(run)
             for run in runs:
                 if not run.done.done():
-                    await first(run.done, child.died)
+                    await wait_first(run.done, child.died)
                 if not run.done.done():
                     return child.died.result()
         finally:
             for run in runs:
                 child.runs.pop(run.number, None)
                 run.child = None
-            child.end_if_stuck()
+            child.kill_if_stuck()
         for run in runs:
             run.end_rest("error", "the worker gave no outcome for this partition")
         return None
@@ -400,7 +407,7 @@ class Worker(Asking):
     def _enter(
         self, run: RunSink, child: Child, *, cleanup: bool, careful: bool = False, line: int = 0
     ) -> child_messages.RunMessage:
-        """Have the child's frames about a run reach it; the message that begins it, without its items."""
+        """Register a run with the child. Returns the message that starts it, without its items."""
         request, number = run.request, next(self._numbers)
         run.child, run.number = child, number
         run.done = asyncio.get_running_loop().create_future()
@@ -419,7 +426,7 @@ class Worker(Asking):
             careful=careful,
             cancelled=sorted(run.cancelled),
             keep=run.keep,
-            # A run that is sent again works under the session as it is now.
+            # A run that is sent again uses the current deadline of the session.
             deadline=max(request.deadline, self._keeper.deadline) if request.deadline else 0.0,
             incarnation=run.incarnation,
             more=False,
@@ -435,30 +442,38 @@ class Worker(Asking):
     # ------------------------------------------------------------------ cancel
 
     def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
-        """Stop these jobs of an operation (None: all; its calls go on). What does not stop within the configured
-        grace loses its child."""
+        """Cancel these jobs of an operation (None: all), but not its calls.
+
+        If a job does not stop within the configured grace period, its child is killed.
+        """
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
     def release(self, op: str) -> None:
-        """Stop all jobs of an operation as :meth:`cancel` does, but not for good: a job that can go on from its
-        checkpoint is not cleaned up after. Jobs that were cancelled stay so."""
+        """Stop all jobs of an operation like :meth:`cancel`, so that they can resume later.
+
+        No cleanup runs for a job that can resume from its checkpoint. Cancelled jobs stay cancelled.
+        """
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, list(run.pending), keep=True)
 
     def pause(self, op: str) -> None:
-        """End as refused those jobs of an operation that have not begun; what has begun goes on. Of a batch nobody but
-        the behavior knows which have, so that all of it goes on."""
+        """End jobs of an operation that have not started, as refused; running jobs continue.
+
+        A running batch continues as a whole, since only the behavior knows which of its jobs have started.
+        """
         for run in [r for r in self._runs if r.request.op == op]:
             if run.child is None:
-                run.end_rest("refused", "the operation was paused before the job began")
+                run.end_rest("refused", child_messages.NOT_STARTED)
             else:
                 run.child.send(child_messages.PauseMessage(t="pause", run=run.number))
 
     def cancel_calls(self, op: str) -> None:
-        """Stop planning, completion and cleanup of an operation, also where they only wait for a child: each ends with
-        a WorkerError (``transient``, "cancelled: …"). What does not stop within the configured grace loses its child,
-        in which everything else is run again."""
+        """Cancel planning, completion and cleanup of an operation, running or waiting for a child.
+
+        Each ends with a WorkerError (``transient``, "cancelled: …"). If a call does not stop within the configured
+        grace period, its child is killed, and all other work of the child runs again.
+        """
         self._caller.cancel(op)
 
     def _cancel(self, run: RunSink, partitions: list[int], *, keep: bool = False) -> None:
@@ -475,21 +490,20 @@ class Worker(Asking):
             run.enforcer = self._spawn(self._enforce_run(run))
 
     async def _enforce_run(self, run: RunSink) -> None:
-        """Kill the child when what it runs has been told to stop for longer than the grace, or when it does not
-        even answer."""
+        """Kill the child if a cancelled job does not stop within the grace period, or if the child does not answer."""
         grace = self.config.grace
         while run.child is not None and any(p in run.cancelled for p in run.pending):
             child, number = run.child, run.number
-            await first(run.done, child.died, timeout=grace)
+            await wait_first(run.done, child.died, timeout=grace)
             if run.done.done() or run.number != number or child.died.done():
                 continue
             run.probed = asyncio.get_running_loop().create_future()
             child.send(child_messages.ProbeMessage(t="probe", run=number, grace=grace * 0.9))
-            await first(run.probed, run.done, child.died, timeout=max(grace, 1.0))
+            await wait_first(run.probed, run.done, child.died, timeout=max(grace, 1.0))
             if run.done.done() or run.number != number or child.died.done():
                 continue
             if not run.probed.done() or run.probed.result():
-                said = "jobs did not stop within %g s: their worker process is killed"
+                said = "Killing the worker process: cancelled jobs did not stop within %g s"
                 self._log.warning(said, grace, extra=run.where)
                 child.kill("stubborn")
-                await first(child.died)
+                await wait_first(child.died)

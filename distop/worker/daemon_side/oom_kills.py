@@ -1,6 +1,6 @@
-"""The kernel's count of processes that it killed for lack of memory.
+"""The kernel's counter of processes that it killed for lack of memory (OOM kills).
 
-A child only sees that its JVM is gone. The counter tells why: it rises for no other reason.
+A child only sees that its JVM is gone. An increased counter shows the cause.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @frozen
 class OomKills:
-    """How many processes were killed. ``where``: the file with the counter."""
+    """A reading of the counter. ``where``: the file with the counter."""
 
     where: Path
     count: int
 
 
 def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> OomKills | None:
-    """The counter of this process's control group, else the machine's; None: neither.
+    """The counter of this process's control group, else of the machine; None if there is neither.
 
-    ``memory.events`` is that of cgroup v2, ``memory.oom_control`` that of v1.
+    cgroup v2 has it in ``memory.events``, v1 in ``memory.oom_control``.
     """
     for path in (*_of_group(proc, cgroups), proc / "vmstat"):
         if (count := _count(path)) is not None:
@@ -36,7 +36,7 @@ def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> OomKills | Non
 
 
 def describe(before: OomKills | None, after: OomKills | None) -> str:
-    """A phrase for the kills between two readings; "" where there were none.
+    """A phrase about the kills between two readings; "" for none.
 
     Readings of two different counters are not compared.
     """
@@ -49,9 +49,9 @@ def describe(before: OomKills | None, after: OomKills | None) -> str:
 
 
 def _of_group(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Paths where the control group's counter may be.
+    """Paths that may have the control group's counter.
 
-    In a container the group's path may be that of the host, which is not visible.
+    In a container the path may be one of the host, which is not visible.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()

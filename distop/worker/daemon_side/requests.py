@@ -1,4 +1,4 @@
-"""The values at the daemon's side of the worker: its configuration, what it is asked, what it answers."""
+"""The daemon's data types of the worker: configuration, requests, results."""
 
 from __future__ import annotations
 
@@ -20,61 +20,62 @@ if TYPE_CHECKING:
 
 
 FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
-"""The history record of an operation by its name: ``{"record": its JSON}``, or ``{"refused": why not}``."""
+"""Finds the history record of an operation by name: ``{"record": its JSON}``, or ``{"refused": reason}``."""
 
 
 FindTables: TypeAlias = "Callable[[Collection[str]], Awaitable[Mapping[str, TableRecord | None]]]"
-"""The records of tables, by their names, as they are registered now; None: there is none."""
+"""Finds the registered records of tables by name; None: the table is not registered."""
 
 
 async def no_history(op: str) -> Mapping[str, Any]:
-    """Of a worker without a store."""
+    """The FindHistory of a worker without a store."""
     return {"refused": f"there is no history record of {op}"}
 
 
 @frozen
 class WorkerConfig:
-    """How the child is run."""
+    """The configuration of the child."""
 
     work_dir: Path
-    """A local directory of this executor alone: logs, Spark's local files, the operations' private directories."""
+    """A private local directory of this executor: logs, Spark's local files, the operations' private directories."""
     executor: str
     incarnation: str
     slots: int = 1
-    """How many runs go on at once."""
+    """Maximum number of concurrent runs."""
     shared_dir: str = ""
-    """A path or URL that every node reaches; "": ``<table location>/_distop``."""
+    """A path or URL that every node can reach; "": ``<table location>/_distop``."""
     space: str = ""
-    """The folder in it of this namespace (:mod:`distop.store.cluster_identity`); "": none of its own."""
+    """The namespace's folder in the shared directory (:mod:`distop.store.cluster_identity`); "": no folder."""
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Settings of the user: they win over distop's own."""
+    """The user's Spark settings; they override distop's."""
     ttl: float = 10.0
-    """Of the session that the jobs are claimed in, in seconds: Spark executors on other nodes stop within it."""
+    """TTL in seconds of the session that holds the claims: Spark executors on other nodes stop within it."""
     log_level: str = "info"
     grace: float = 10.0
-    """Seconds for a job to stop when told to, before its child is killed."""
+    """Seconds for a cancelled job to stop, before its child is killed."""
     cleanup_timeout: float = 60.0
-    """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
+    """Seconds for one cleanup call, with all its jobs."""
     verifier_urls: tuple[str, ...] = ()
-    """Prefixes of the URLs that verifiers may be asked at."""
+    """Prefixes of the allowed verifier URLs."""
     trusted_spark_catalogs: tuple[str, ...] = ()
-    """Catalogs of Spark whose server or code may choose classes, hosts and where credentials are sent."""
+    """Spark catalogs whose server or code may choose classes, hosts and where credentials are sent."""
     serves: Serves = ALL
-    """The child refuses everything else."""
+    """The types and tables that the child serves; it refuses all others."""
     behaviors: Mapping[str, str] = field(default_factory=dict)
-    """Of ``distop dev`` alone: behaviors that need not be installed, type → place of its class."""
+    """For ``distop dev`` only: behaviors that are not installed, type → location of the class."""
     find_tables: FindTables | None = None
-    """With it, nothing of an operation reaches the child before its copies of records are those that this gives. None:
-    a worker without a store.
+    """Used to compare an operation's copies of table records with the registered ones, before the child gets them.
+
+    None: a worker without a store.
     """
     call_limit: float = 3600.0
-    """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
+    """Seconds for planning, and for completion: a hanging storage location must not block an operation forever."""
     start_timeout: float = 60.0
-    """Seconds for a child to say hello."""
+    """Seconds for a child to start and send its hello."""
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the child's environment."""
+    """Additional environment variables of the child."""
 
 
 @frozen
@@ -96,7 +97,7 @@ class JobItem:
 
 @frozen
 class RunRequest:
-    """Jobs of one operation for one slot: one after the other, or as one batch."""
+    """Jobs of one operation for one slot: run one after the other, or as one batch."""
 
     op: str
     type: str
@@ -105,29 +106,35 @@ class RunRequest:
     items: tuple[JobItem, ...]
     batch: bool
     cleanup_first: bool = False
-    """Somebody was here before (taken over, or an attempt that ended badly): cancel_job_and_cleanup, then start; not
-    where the job goes on from a checkpoint."""
+    """Call cancel_job_and_cleanup before the start, because of an earlier attempt (a takeover, or a failed attempt).
+
+    Not for a job that resumes from its checkpoint.
+    """
     resumable: bool = False
-    """Its jobs go on from their checkpoints: what those speak of is cleaned up only when the job is given up."""
+    """Its jobs resume from their checkpoints, so their files are cleaned up only when the job is abandoned."""
     time_limit: float = 0.0
-    """Seconds for one job; of a batch: until its next outcome. 0: no limit."""
+    """Seconds for one job; for a batch: until its next outcome. 0: no limit."""
     deadline: float = 0.0
-    """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job, unless the deadline was renewed after
-    the request arrived there (Worker.set_deadline); 0: none."""
+    """Seconds of CLOCK_BOOTTIME after which the child starts no job; 0: none.
+
+    A deadline renewed after the request arrived counts instead (Worker.set_deadline).
+    """
     opened: int = 0
-    """The mod revision of the gate under which its jobs were claimed: it tells this operation from an earlier one of
-    the same name. 0: not known, so that nothing is kept of it."""
+    """The mod revision of the gate under which its jobs were claimed, which distinguishes operations of the same name.
+
+    0: unknown, so nothing of the operation is cached.
+    """
 
 
 @frozen
 class JobEnded:
-    """How a job ended. Times are seconds since the epoch.
+    """The end of a job. Times are seconds since the epoch.
 
-    ``success`` and ``verdict`` (JobFailed) are answers; ``error`` is an unexpected error; ``fatal`` one that no
-    retry mends; ``crash``: the job killed its child, alone in it; ``cancelled``: told to stop, and cleaned up (or
-    stopped with its whole session; one that was only released keeps what its checkpoint speaks of); ``refused``: not
-    started, and not the job's fault; ``unable``: it needs what cannot be had on this node, another may have it;
-    ``unavailable``: the same, but only for the moment. The last four are released, not blamed.
+    ``success`` and ``verdict`` (JobFailed) are answers; ``error``: an unexpected error; ``fatal``: an error that must
+    not be retried; ``crash``: the job, alone in its child, killed it; ``cancelled``: stopped and cleaned up (or stopped
+    with its session; a released job keeps the files of its checkpoint); ``refused``: not started, through no fault of
+    the job; ``unable``: this node lacks what the job needs, another node may have it; ``unavailable``: the same, but
+    only for the moment. The last four kinds release the job and do not count as failures.
     """
 
     partition: int
@@ -140,8 +147,10 @@ class JobEnded:
 
 @frozen
 class Listener:
-    """What a run's owner wants to hear: ends of jobs; what a job says that it does (ordinal, -1 for a batch; text); a
-    checkpoint to be saved, and whether it was; how many Spark tasks of what runs are done, and how many there are.
+    """The callbacks of a run: ends of jobs; status (ordinal, -1 for a batch; text); checkpoints; Spark tasks.
+
+    ``on_progress`` saves a checkpoint and returns whether it was saved. ``on_tasks`` gets the numbers of completed and
+    of all Spark tasks of the running job.
     """
 
     on_events: Callable[[list[JobEnded]], None]
@@ -152,8 +161,11 @@ class Listener:
 
 @frozen
 class PlanResult:
-    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version; how many of the
-    partitions left their file list in the shared directory; and options of the table that its jobs need (Plan)."""
+    """A plan in the form for etcd: encoded chunks, number of partitions, and the table's version.
+
+    ``spilled``: the number of partitions whose file lists are in the shared directory. ``options``: table options that
+    the jobs need (Plan).
+    """
 
     chunks: list[bytes]
     count: int
@@ -161,13 +173,15 @@ class PlanResult:
     spilled: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
-    """The names of other tables that the jobs read."""
+    """The names of other tables that the jobs read, sorted."""
 
 
 @frozen
 class PlanPages:
-    """An operation's plan, for its completion: the table's version; whether the start named no partitions; and its
-    chunks. ``page(n)`` gives the partitions of one, as JSON texts, and the number of the next (None: that was all).
+    """An operation's plan for its completion: the table's version and the chunks.
+
+    ``whole``: the operation was started for all partitions. ``page(n)`` returns the partitions of chunk ``n`` as JSON
+    texts, and the number of the next chunk (None: no more).
     """
 
     version: str
@@ -178,8 +192,9 @@ class PlanPages:
 
 @frozen
 class CompleteResult:
-    """What complete_operation gave: its report; ``failure`` where it raised OperationFailed; the operations to
-    start next, each {type, table, arg, partitions}.
+    """The result of complete_operation: its report, and the operations to start next.
+
+    ``failure``: the text of OperationFailed, if it was raised. ``follow_ups``: each {type, table, arg, partitions}.
     """
 
     report: Any
@@ -189,19 +204,20 @@ class CompleteResult:
 
 @frozen
 class Verified:
-    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``, a word of
-    ``protocol.prepared_operations.Unanswered``.
-    """
+    """Whether a sender's transaction was completed; None: unknown, and ``why`` is a
+    ``protocol.prepared_operations.Unanswered``."""
 
     completed: bool | None
     why: str = ""
 
 
 class WorkerError(DistopError):
-    """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
-    that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``unavailable``:
-    the same, but only for the moment; ``crash``: the child died; ``late``: the child
-    stood still for longer than the session's deadline, and the call is sent again; ``transient``: anything else.
+    """Planning, completion or cleanup failed.
+
+    ``fatal``: must not be retried (a wrong argument, a behavior that is not installed); ``unable``: this node lacks
+    what it needs, another node may have it; ``unavailable``: the same, but only for the moment; ``crash``: the child
+    died; ``late``: the child was frozen until after the session's deadline, and the call is sent again; ``transient``:
+    all other errors.
     """
 
     def __init__(
@@ -215,22 +231,21 @@ _STOPPED = {
     "slow-start": "it did not start in time; see its log",
     "deadline": "the session was about to expire",
     "daemon-gone": "its daemon is gone",
-    "stubborn": "a job did not stop when it was told to",
+    "stubborn": "a cancelled job did not stop in time",
     "stopped": "the daemon is stopping",
-    "replaced": "another one takes its place",
+    "replaced": "another worker process replaces it",
 }
-"""Why a child was stopped, for people."""
+"""Reason of a stop → text for people."""
 
 
 @frozen
 class Death:
-    """The end of a child, after which none of its processes is left.
+    """The end of a child. All its processes are dead.
 
     ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
-    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``;
-    ``frozen`` (it did not answer its daemon for a minute); ``replaced`` (a job did not stop, and the
-    others have ended, or went on for too long); ``no-spark`` (its Spark session did not start),
-    ``spark-stalled`` (its Spark session completed no tasks).
+    ``daemon-gone``, ``stubborn`` (a cancelled job did not stop), ``stopped``, ``aborted``; ``frozen`` (it did not
+    answer its daemon for a minute); ``replaced`` (a job did not stop, and the other jobs ended or took too long);
+    ``no-spark`` (its Spark session did not start), ``spark-stalled`` (its Spark session completed no tasks).
     """
 
     reason: str
@@ -238,34 +253,34 @@ class Death:
     tail: str = ""
     """The end of its log."""
     runs: tuple[int, ...] = ()
-    """The runs that were in it."""
+    """The runs that it had."""
     calls: tuple[int, ...] = ()
 
     @property
     def crashed(self) -> bool:
-        """Something inside ended it: what was running is suspect."""
+        """Whether something inside ended it, so that its runs and calls are suspect."""
         return self.reason in ("exited", "guardian-died", "protocol-error", "frozen")
 
     @property
     def final(self) -> bool:
-        """It was stopped with all its jobs, which are not to be run again here."""
+        """Whether it was stopped together with its jobs, which must not run again here."""
         return self.reason in ("deadline", "stopped", "aborted", "daemon-gone")
 
     @property
-    def of_spark(self) -> bool:
+    def spark_unusable(self) -> bool:
         """Whether its Spark session was unusable.
 
-        No job is to blame for that, and another child may get a better session.
+        No job is to blame for that, and the session of another child may work.
         """
         return self.reason in ("no-spark", "spark-stalled")
 
     def __str__(self) -> str:
-        if self.of_spark:
+        if self.spark_unusable:
             return f"the worker process ended: {self.detail}"
         if not self.crashed:
             return f"the worker process was stopped: {_STOPPED.get(self.reason, self.reason)}"
-        return f"the worker process died ({self.detail}); what it wrote last is in the log of its executor"
+        return f"the worker process died ({self.detail}); the log of its executor has its last output"
 
     def with_log(self) -> str:
-        """For the daemon's own log alone: all tables share a child, and its log has lines of all of them."""
+        """The text with the end of the child's log, which has lines of all tables: for the daemon's log only."""
         return f"{self}; the end of its log:\n{self.tail}" if self.crashed and self.tail else str(self)

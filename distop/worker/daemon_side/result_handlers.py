@@ -1,4 +1,4 @@
-"""What the daemon keeps of a run or call that is in the child, and what it does with the child's frames."""
+"""The daemon's state of a run or call in the child, and the handlers of the child's frames."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.requests import JobItem, RunRequest
 
     Page = tuple[list[str], int | None]
-    """Outcomes, each as JSON, and the ordinal to go on from (None: that was all)."""
+    """Outcomes, each as JSON, and the ordinal of the next page (None: no more)."""
     Fetch = Callable[[int], Awaitable[Page]]
-    """The page of outcomes from an ordinal on; or that of a plan's partitions, by the number of their chunk."""
+    """Fetches the page of outcomes from an ordinal on, or the partitions of a plan's chunk by its number."""
     FindTable = Callable[[str], Awaitable[Mapping[str, Any] | None]]
-    """The record of a table by its name."""
+    """Finds the record of a table by its name."""
 
 
 class RunSink:
-    """One request: which of its jobs have not ended. It outlives the children that it is sent to."""
+    """The state of one run request. It outlives the children that it is sent to."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class RunSink:
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
         self.keep = False
-        """What was cancelled is only released: to go on from its checkpoints, here or elsewhere."""
+        """Cancelled jobs are only released, to resume from their checkpoints here or on another node."""
         self.progress: dict[int, Any] = {}
-        """Checkpoints saved since the request: a job that is run again goes on from them."""
+        """Checkpoints saved since the request: a job that runs again resumes from them."""
         self.sparks_lost = 0
-        """How many of its children had an unusable Spark session."""
+        """The number of its children with an unusable Spark session."""
         self.child: Child | None = None
         self.given_up = False
-        """The child gave it up, with what is still pending: that needs another child."""
+        """The child abandoned the run: its pending jobs need another child."""
         self.number = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.probed: asyncio.Future[bool] | None = None
@@ -87,37 +87,39 @@ class RunSink:
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
 
-    def goes_on(self, ordinal: int) -> bool:
-        """The job is one that can go on from a checkpoint, and has one."""
+    def can_resume(self, ordinal: int) -> bool:
+        """Whether a job is resumable and has a checkpoint."""
         return self.request.resumable and to_go_on_from(self.item(ordinal).progress) is not None
 
     def item(self, ordinal: int) -> JobItem:
-        """A job to be sent, with its last checkpoint."""
+        """A pending job with its last checkpoint."""
         item = self.pending[ordinal]
         return replace(item, progress=self.progress[ordinal]) if ordinal in self.progress else item
 
     def end(self, events: Iterable[JobEnded]) -> None:
-        """Tell of jobs that ended, each once."""
+        """Report jobs that ended, each once."""
         fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
         if fresh:
             try:
                 self._on_events(fresh)
             except Exception:
-                # Not the child's fault: its connection must live on.
-                self._log.exception("ends of jobs could not be taken in", extra=self.where)
+                # Not the child's fault: its connection must stay open.
+                self._log.exception("Unexpected error while handling the ends of jobs", extra=self.where)
 
     def end_rest(self, kind: child_messages.Kind, error: str, ordinals: Iterable[int] | None = None) -> None:
-        """End these jobs, or all that have not ended, for one reason."""
+        """End these jobs, or all pending ones, with the same kind and error."""
         self.end([JobEnded(p, kind, None, error) for p in list(self.pending if ordinals is None else ordinals)])
 
     def silence(self) -> None:
-        """Nobody wants to hear of it any more."""
+        """Stop calling the callbacks: the caller is gone."""
         self._on_events = lambda _: None
         self._on_status = self._on_progress = self._on_tasks = None
 
-    async def saved(self) -> None:
-        """Wait for the checkpoints that are being saved. A job that is run again under its claim goes on from the last
-        of them: an older one, saved by the new run after it, would undo it.
+    async def wait_for_checkpoints(self) -> None:
+        """Wait until pending checkpoints are saved.
+
+        A job that runs again under the same claim resumes from the last checkpoint. If the new run started from an
+        older one, its next checkpoint would undo the last one.
         """
         while self._saving:
             await asyncio.wait(set(self._saving))
@@ -129,7 +131,7 @@ class RunSink:
                 saved = await self._on_progress(message["partition"], message["value"])
             except Exception:
                 where = {**self.where, "partition": message["partition"]}
-                self._log.exception("a checkpoint could not be saved", extra=where)
+                self._log.exception("Cannot save a checkpoint", extra=where)
         if saved:
             self.progress[message["partition"]] = message["value"]
         child.send(child_messages.ReplyMessage(t="reply", seq=message["seq"], value=saved))
@@ -137,7 +139,7 @@ class RunSink:
 
 @frozen
 class Sources:
-    """What a call may ask the daemon for: pages of outcomes, pages of the plan, records of tables."""
+    """The data that a call may request from the daemon: pages of outcomes, pages of the plan, table records."""
 
     outcomes: Fetch | None = None
     plan: Fetch | None = None
@@ -145,7 +147,7 @@ class Sources:
 
 
 class CallSink:
-    """One call: its chunks, and the future of its result. ``sources``: what it may ask for."""
+    """The state of one call: its chunks, and the future of its result. ``sources``: the data it may request."""
 
     def __init__(self, number: int, child: Child, sources: Sources) -> None:
         self.number = number
@@ -169,7 +171,7 @@ class CallSink:
             task.add_done_callback(self._fetching.discard)
 
     def stop(self) -> None:
-        """Tell the child to stop it, and answer its questions with no from now on: it may wait for an answer."""
+        """Cancel the call in the child, and refuse its requests: it may wait for an answer."""
         self._sources = Sources()
         self.child.send(child_messages.CancelMessage(t="cancel", call=self.number))
         for task in self._fetching:
@@ -180,7 +182,7 @@ class CallSink:
         try:
             page = self._sources.plan if message.get("plan") else self._sources.outcomes
             if page is None:
-                raise RuntimeError("nobody gives any to this call")
+                raise RuntimeError("not available to this call")
             rows, following = await page(message["start"])
             for frame in child_messages.encode_paged(
                 child_messages.ReplyMessage(t="reply", seq=seq, value=following), rows
@@ -188,7 +190,7 @@ class CallSink:
                 self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
             what = "plan" if message.get("plan") else "outcomes"
-            text = f"the {what} could not be read: {describe(error)}"
+            text = f"cannot read the {what}: {describe(error)}"
             self.child.send(child_messages.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
     async def _find(self, message: dict[str, Any]) -> None:
@@ -196,13 +198,13 @@ class CallSink:
         try:
             find = self._sources.table
             if find is None:
-                raise RuntimeError("nobody gives any to this call")
+                raise RuntimeError("not available to this call")
             self.child.send(child_messages.ReplyMessage(t="reply", seq=seq, value=await find(message["name"])))
         except (Exception, asyncio.CancelledError) as error:
-            text = f"the record of the table {message['name']!r} could not be read: {describe(error)}"
+            text = f"cannot read the record of table {message['name']!r}: {describe(error)}"
             self.child.send(child_messages.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
 
-async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-    """Wait for the first of them, without consuming it."""
+async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Wait until one of the futures is done, without retrieving its result."""
     await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

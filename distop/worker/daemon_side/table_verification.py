@@ -1,4 +1,4 @@
-"""Compares an operation's copies of tables' records with the registered ones, before the child gets anything of it."""
+"""Compares an operation's copies of table records with the registered records, before the child gets them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ if TYPE_CHECKING:
     from distop.protocol.table_registry import Copy
     from distop.worker.daemon_side.requests import FindTables, RunRequest
 
-_OPENED = 1_000
-"""Operations of which it is kept what was found registered."""
+_CACHED = 1_000
+"""Maximum number of operations with cached results."""
 
 
-class Registered:
-    """``find`` gives the registered records; None: nothing is compared."""
+class TableRecordCheck:
+    """Checks copies of table records. ``find`` returns the registered records; None: no checks."""
 
     def __init__(self, find: FindTables | None) -> None:
         self._find = find
-        self._opened: OrderedDict[tuple[str, int], list[Copy]] = OrderedDict()
-        """By operation and its gate, the copies that were registered when it was opened here: its jobs have the same.
-        An operation that is written by hand under the same name has another gate.
+        self._checked: OrderedDict[tuple[str, int], list[Copy]] = OrderedDict()
+        """Operation and the revision of its gate → copies that were registered when it was opened: its jobs have these.
+
+        An operation written by hand under the same name has another gate.
         """
 
     async def check(self, op: str, table: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """For a call; ``rows`` of the plan. Raises WorkerError: ``fatal`` for a copy that is not registered."""
+        """Check a call; ``rows``: of the plan. Raises WorkerError, ``fatal`` for a copy that is not registered."""
         await self._check(op, OperationRef.parse(op).table, table, rows)
 
     async def check_page(self, op: str, rows: Sequence[str]) -> None:
-        """For rows of the plan as JSON texts, of which the tables beside count. Raises as :meth:`check` does."""
+        """Check the other tables in rows of the plan, JSON texts. Raises WorkerError like :meth:`check`."""
         if named := [loads(row) for row in rows if '"beside"' in row]:
             await self._check(op, CLUSTER_TABLE, None, named)
 
@@ -50,8 +51,11 @@ class Registered:
         if why := unregistered(op, found, await self._registered(found)):
             raise WorkerError("fatal", why)
 
-    async def why_not(self, requests: Sequence[RunRequest]) -> list[str]:
-        """Why the jobs of each may not run, a sentence, or "". Raises WorkerError where that cannot be told for now."""
+    async def refusals(self, requests: Sequence[RunRequest]) -> list[str]:
+        """For each request the reason why its jobs must not run, "" for none.
+
+        Raises WorkerError if the registered records cannot be read.
+        """
         if self._find is None:
             return [""] * len(requests)
         new: dict[str, list[Copy]] = {}
@@ -63,7 +67,7 @@ class Registered:
             except WorkerError as error:
                 reasons[one.op] = str(error)
                 continue
-            known = self._opened.get((one.op, one.opened), [])
+            known = self._checked.get((one.op, one.opened), [])
             new[one.op] = [copy for copy in found if copy not in known]
         registered = await self._registered([copy for found in new.values() for copy in found])
         opened = {one.op: one.opened for one in requests}
@@ -71,10 +75,10 @@ class Registered:
             reasons[op] = unregistered(op, found, registered)
             if found and not reasons[op] and opened[op]:
                 key = (op, opened[op])
-                self._opened[key] = self._opened.get(key, []) + found
-                self._opened.move_to_end(key)
-        while len(self._opened) > _OPENED:
-            self._opened.popitem(last=False)
+                self._checked[key] = self._checked.get(key, []) + found
+                self._checked.move_to_end(key)
+        while len(self._checked) > _CACHED:
+            self._checked.popitem(last=False)
         return [reasons[one.op] for one in requests]
 
     async def _registered(self, found: Sequence[Copy]) -> Mapping[str, TableRecord | None]:
@@ -83,12 +87,12 @@ class Registered:
         try:
             return await self._find(sorted({name for name, _ in found}))
         except DistopError as error:
-            raise WorkerError("transient", f"the records of its tables cannot be read: {describe(error)}") from error
+            raise WorkerError("transient", f"cannot read the records of its tables: {describe(error)}") from error
 
 
 def _copies(op: str, table: str, record: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]]) -> list[Copy]:
-    """As :func:`copies`. Raises WorkerError."""
+    """Like :func:`copies`, but raises WorkerError."""
     try:
         return copies(table, record, rows)
     except UNREADABLE as error:
-        raise WorkerError("fatal", f"the plan of {op} names tables beside in a form that is not known") from error
+        raise WorkerError("fatal", f"the plan of {op} has an invalid list of other tables") from error

@@ -24,7 +24,7 @@ from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, type_narrowing
 from distop_behaviors.apply.apply_report import Request, Staged
-from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, wanted
+from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
 from distop_behaviors.apply.file_rewrite import Stage
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
@@ -60,7 +60,7 @@ def certificate(*checks: dict[str, Any], **fields: Any) -> Certificate:
     return Certificate.issue(**told)
 
 
-def test_a_column_keeps_all_but_its_id_and_its_type() -> None:
+def test_a_narrowed_column_keeps_all_but_its_id_and_type() -> None:
     made = type_narrowing.new_schema(SCHEMA, [N], {2: 9}, [2, 4])
     assert made["fields"][1] == {"id": 9, "name": "n", "required": True, "type": "int", "doc": "how many"}
     assert (made["fields"][0], made["identifier-field-ids"]) == (SCHEMA["fields"][0], [1])
@@ -71,12 +71,12 @@ def test_a_column_keeps_all_but_its_id_and_its_type() -> None:
 
 def test_a_name_mapping_finds_the_new_column() -> None:
     mapping = json.dumps([{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["n", "m"]}])
-    made = json.loads(type_narrowing.mapped(mapping, {2: 9}) or "")
+    made = json.loads(type_narrowing.new_name_mapping(mapping, {2: 9}) or "")
     assert made == [{"field-id": 1, "names": ["id"]}, {"field-id": 9, "names": ["n", "m"]}]
-    assert type_narrowing.mapped(None, {2: 9}) is None
+    assert type_narrowing.new_name_mapping(None, {2: 9}) is None
 
 
-def test_a_scratch_table_writes_as_the_real_one_and_nowhere_else() -> None:
+def test_a_staging_table_writes_like_the_real_one_and_only_into_its_stage() -> None:
     properties = {
         "write.parquet.compression-codec": "zstd",
         "write.metadata.metrics.default": "full",
@@ -91,7 +91,7 @@ def test_a_scratch_table_writes_as_the_real_one_and_nowhere_else() -> None:
         "default-spec-id": 1,
         "properties": properties, "snapshots": [{"snapshot-id": 1}], "current-snapshot-id": 1, "refs": {"main": {}},
     }  # fmt: skip
-    made = type_narrowing.scratch(
+    made = type_narrowing.staging_metadata(
         metadata, type_narrowing.new_schema(SCHEMA, [N], {2: 9}), "file:///stage", "/t/data/distop-1"
     )
     assert made["properties"] == {
@@ -139,23 +139,23 @@ def test_hole_2_properties_of_a_table_choose_no_code_of_readers_and_writers() ->
     [("bigint", "long"), ("decimal(9,2)", "decimal(9, 2)"), ("timestamp", "timestamptz"), ("smallint", None),
      ("timestamp_ntz", "timestamp"), ("varchar(3)", None)],
 )  # fmt: skip
-def test_types_have_icebergs_names(spark: str, iceberg: str | None) -> None:
+def test_spark_types_map_to_iceberg_types(spark: str, iceberg: str | None) -> None:
     assert iceberg_type(spark) == iceberg
 
 
-def test_what_a_certificate_wants_narrowed() -> None:
+def test_fits_checks_become_narrowed_columns() -> None:
     fits = {"fits": {"column": "N", "type": "INTEGER"}}
-    (found,) = wanted(certificate(fits)).narrowed
+    (found,) = schema_changes(certificate(fits)).narrowed
     assert found == Narrowed("check0", "n", 2, "int", "int")
-    assert type_narrowing.needed([found], certificate(fits)) == [found]
+    assert type_narrowing.columns_to_narrow([found], certificate(fits)) == [found]
     same = certificate({"fits": {"column": "n", "type": "string"}})
-    assert type_narrowing.needed(wanted(same).narrowed, same) == []
+    assert type_narrowing.columns_to_narrow(schema_changes(same).narrowed, same) == []
     for other in ({"range": {"column": "n", "min": "5"}}, {"check": "`n` > id"}, {"length": {"column": "n", "max": 3}}):
-        with pytest.raises(InvalidArgument, match="check1 looks at 'n' as the text that it is"):
-            wanted(certificate(fits, other))
-    assert wanted(certificate(fits, {"not_null": "n"}, {"check": "id > 0"})).required == {"check1": "n"}
-    with pytest.raises(InvalidArgument, match="validate without where"):
-        wanted(certificate(fits, where="id > 0"))
+        with pytest.raises(InvalidArgument, match="check1 checks 'n' as text"):
+            schema_changes(certificate(fits, other))
+    assert schema_changes(certificate(fits, {"not_null": "n"}, {"check": "id > 0"})).required == {"check1": "n"}
+    with pytest.raises(InvalidArgument, match="validate without 'where'"):
+        schema_changes(certificate(fits, where="id > 0"))
 
 
 OPERATION = "t/apply/2"
@@ -197,7 +197,7 @@ def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> 
     assert [Path(stage.data.location).exists() for stage in stages] == [False, True, False]
 
 
-def test_a_stage_says_nothing_of_what_is_removed(layout: Layout) -> None:
+def test_the_content_of_a_stage_does_not_choose_what_is_removed(layout: Layout) -> None:
     """What stands in its metadata chose the folder that was removed."""
     foreign = layout.data / "distop-0"
     foreign.mkdir(parents=True)
@@ -209,7 +209,7 @@ def test_a_stage_says_nothing_of_what_is_removed(layout: Layout) -> None:
     assert not Path(stage.data.location).exists()
 
 
-def test_what_nothing_stages_any_more_may_be_the_tables(layout: Layout) -> None:
+def test_data_without_a_stage_is_not_removed(layout: Layout) -> None:
     """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
     stage = layout.write(layout.stage())
     shutil.rmtree(stage.place.location)
@@ -245,7 +245,7 @@ def test_only_files_of_a_stage_are_published(layout: Layout, tmp_path: Path) -> 
             stage.check_file(path)
 
 
-def test_a_result_says_nothing_of_where_its_files_lie() -> None:
+def test_the_result_of_a_job_does_not_choose_where_files_are_read() -> None:
     for field in ("folder", "metadata", "data"):
         with pytest.raises(ValidationError):
             Staged.model_validate({"files": 1, "rows": 1, "bytes": 1, field: "/etc"})
@@ -262,7 +262,7 @@ def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narro
     return Narrowing(request, table, target, ctx)
 
 
-def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """apply swept whatever lay beside the folder that a result named."""
     gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
     kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
@@ -275,13 +275,13 @@ def test_a_sweep_is_of_the_operation_and_of_those_before_it(layout: Layout, monk
         assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
 
 
-def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_completion_rewrites_what_no_executor_has_staged(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
     staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
     stage = layout.write(layout.stage()).place
     mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
-    made_for = file_rewrite.made_for(mine._certificate.digest, mine._narrowed)
+    made_for = file_rewrite.purpose_of(mine._certificate.digest, mine._narrowed)
     told = file_rewrite._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
     deletion.write(stage, file_rewrite._CONTENTS, json.dumps(told).encode())
     rows = [
@@ -299,16 +299,16 @@ def test_what_no_executor_has_staged_is_left_to_the_completion(layout: Layout, m
 
 
 @pytest.mark.parametrize("where", ["", "stage", "stage/t/apply/7/000000/1-inc"])
-def test_hole_2_a_stage_that_others_may_have_made_is_not_read(layout: Layout, where: str) -> None:
+def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: Layout, where: str) -> None:
     """Its name follows from an outcome, which a submitter may write."""
     stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
     told = file_rewrite._contents(["/t/0"], 1, 4, ids)
     told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
     deletion.write(stage.place, file_rewrite._CONTENTS, json.dumps(told).encode())
-    assert file_rewrite.written_in(stage, ["/t/0"], 1, 4, ids, "it") is not None
+    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
     others = Path(layout.shared.location) / where
     others.chmod(0o777)
-    assert file_rewrite.written_in(stage, ["/t/0"], 1, 4, ids, "it") is None
+    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is None
     with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
         stage.metadata()
 
@@ -320,7 +320,7 @@ def test_hole_2_a_stage_that_others_may_have_made_is_not_read(layout: Layout, wh
 def test_a_bracket_closes_behind_the_comment_of_a_condition(end: str, null_is: str) -> None:
     """A comment ends with its line. A backslash at the line's end makes the next line part of it."""
     made = certificate({"check": f"n > 0{end}"}, where=f"id > 0{end}", null_is=null_is)
-    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    sql = json.loads(schema_changes(made).properties[f"{PREFIX}check0"])["sql"]
     code = re.sub(r"--(?:\\\n|[^\n])*|/\*.*?\*/", "", re.sub(r"'[^']*'", "''", sql))
     assert code.count("(") == code.count(")") >= 3, sql
     assert code.index("IS NOT TRUE") > code.index(")"), sql
@@ -328,18 +328,20 @@ def test_a_bracket_closes_behind_the_comment_of_a_condition(end: str, null_is: s
     assert f"n > 0{end}" in sql
 
 
-def test_a_condition_is_closed_where_it_stands_alone() -> None:
-    (sql,) = (json.loads(text)["sql"] for text in wanted(certificate({"check": "n > 0 -- why"})).properties.values())
+def test_a_condition_that_ends_in_a_comment_is_bracketed() -> None:
+    (sql,) = (
+        json.loads(text)["sql"] for text in schema_changes(certificate({"check": "n > 0 -- why"})).properties.values()
+    )
     assert sql == "(n > 0 -- why\n\n)"
 
 
 def test_a_condition_without_a_comment_keeps_its_line() -> None:
     made = certificate({"check": "n > 0"}, where="id > 0", null_is="fail")
-    sql = json.loads(wanted(made).properties[f"{PREFIX}check0"])["sql"]
+    sql = json.loads(schema_changes(made).properties[f"{PREFIX}check0"])["sql"]
     assert sql == "((id > 0) IS NOT TRUE) OR ((n > 0) IS TRUE)"
 
 
-def test_hole_1_no_rows_of_a_file_that_became_a_link_are_written_anew(tmp_path: Path) -> None:
+def test_hole_1_no_rows_of_a_file_that_became_a_link_are_rewritten(tmp_path: Path) -> None:
     """What nobody has validated is written by the completion, by a plan that may have been kept."""
     table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
     table.append(pa.table({"k": [1, 2]}))
@@ -351,11 +353,11 @@ def test_hole_1_no_rows_of_a_file_that_became_a_link_are_written_anew(tmp_path: 
         file_rewrite.stage(None, table.metadata_location, files, [], {}, None, "")  # type: ignore[arg-type]
 
 
-def test_hole_1_what_is_taken_back_is_what_an_apply_has_set() -> None:
+def test_hole_1_a_revert_changes_only_properties_that_apply_sets() -> None:
     """A forged mark names any property; pyiceberg runs code by some of them."""
     applying = object.__new__(Narrowing)
     applying._wanted = SimpleNamespace(properties={f"{PREFIX}c": "{}"})  # type: ignore[assignment]
     forged = {"write.py-location-provider.impl": "runpy.run_path", "write.metadata.path": "/x", f"{PREFIX}c": {"a": 1}}
-    assert applying._former({"properties": forged}) == {}
+    assert applying._old_properties({"properties": forged}) == {}
     honest = {f"{PREFIX}c": None, "schema.name-mapping.default": "[]"}
-    assert applying._former({"properties": honest}) == honest
+    assert applying._old_properties({"properties": honest}) == honest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distop.tables.reading import parquet_footers
 from distop.tables.reading.file_facts import Chunk, FileFacts, Leaf
-from distop_behaviors.validate.disjoint_files import components, ranges, spread
+from distop_behaviors.validate.disjoint_files import disjoint_bins, disjoint_groups, value_ranges
 
 A, B = ("a",), ("b",)
 
@@ -42,7 +42,7 @@ def test_no_key_is_in_two_groups(files: list[list[tuple[int | None, int | None]]
             bounds = (min(held) - below, max(held) + above) if held else (None, None)
             columns[column] = ("int", [Chunk(len(rows), len(rows) - len(held), *bounds)])
         made.append(facts(str(n), **columns))
-    groups = components(made, [ranges(made, A), ranges(made, B)])
+    groups = disjoint_groups(made, [value_ranges(made, A), value_ranges(made, B)])
     assert sorted(f.path for group in groups for f in group) == sorted(f.path for f in made)
     seen: dict[tuple[int, int], int] = {}
     for number, group in enumerate(groups):
@@ -54,7 +54,7 @@ def test_no_key_is_in_two_groups(files: list[list[tuple[int | None, int | None]]
 
 def test_ranges_that_touch_may_share_a_key() -> None:
     files = [facts("x", a=("int", of(0, 5))), facts("y", a=("int", of(5, 9))), facts("z", a=("int", of(10, 11)))]
-    found = components(files, [ranges(files, A)])
+    found = disjoint_groups(files, [value_ranges(files, A)])
     assert [[f.path for f in group] for group in found] == [["x", "y"], ["z"]]
 
 
@@ -70,29 +70,29 @@ def test_ranges_that_touch_may_share_a_key() -> None:
         FileFacts("u", 10, {"a": "int"}),
     ],
 )
-def test_a_file_whose_values_may_be_anywhere_goes_with_all_others(unclear: FileFacts) -> None:
+def test_a_file_with_unknown_range_is_grouped_with_all_others(unclear: FileFacts) -> None:
     files = [facts("x", a=("int", of(0, 5))), facts("y", a=("int", of(10, 11))), unclear]
-    assert len(components(files, [ranges(files, A)])) == 1
+    assert len(disjoint_groups(files, [value_ranges(files, A)])) == 1
 
 
-def test_floats_without_nan_are_told_apart_and_zeros_of_both_signs_are_not() -> None:
+def test_floats_without_nan_are_grouped_by_range_and_both_zeros_are_equal() -> None:
     files = [facts("x", a=("float", of(-1.0, -0.0, nans=0))), facts("y", a=("float", of(0.0, 2.0, nans=0)))]
-    assert len(components(files, [ranges(files, A)])) == 1
+    assert len(disjoint_groups(files, [value_ranges(files, A)])) == 1
     files = [facts("x", a=("float", of(-1.0, -0.5, nans=0))), facts("y", a=("float", of(0.0, 2.0, nans=0)))]
-    assert len(components(files, [ranges(files, A)])) == 2
+    assert len(disjoint_groups(files, [value_ranges(files, A)])) == 2
 
 
-def test_row_groups_of_nulls_alone_say_nothing() -> None:
+def test_row_groups_of_nulls_only_do_not_affect_a_range() -> None:
     files = [facts("x", a=("int", [*of(0, 5), *of(None, None, nulls=10)])), facts("y", a=("int", of(6, 9)))]
-    assert len(components(files, [ranges(files, A)])) == 2
+    assert len(disjoint_groups(files, [value_ranges(files, A)])) == 2
 
 
-def test_the_same_column_in_other_units_is_not_compared() -> None:
+def test_ranges_of_different_units_are_not_compared() -> None:
     files = [facts("x", a=("int", of(0, 5))), facts("y", a=("decimal", of(600, 900)))]
-    assert ranges(files, A) == [None, None]
+    assert value_ranges(files, A) == [None, None]
 
 
-def test_texts_whose_bounds_are_cut_to_the_same_bytes_go_together(tmp_path: Any) -> None:
+def test_texts_with_equal_truncated_bounds_are_in_one_group(tmp_path: Any) -> None:
     wanted = frozenset({"a"})
     paths = []
     for n, text in enumerate(["p", "q"]):
@@ -102,17 +102,17 @@ def test_texts_whose_bounds_are_cut_to_the_same_bytes_go_together(tmp_path: Any)
     found = parquet_footers.read_all(paths, wanted)
     assert all(isinstance(one, FileFacts) for one in found)
     files = [one for one in found if isinstance(one, FileFacts)]
-    for one, text in zip(ranges(files, A), "pq", strict=True):
+    for one, text in zip(value_ranges(files, A), "pq", strict=True):
         assert one is None or one[0] <= ("seventeen-same-bytes-" + text * 2_000).encode() <= one[1]
 
 
-def test_parts_are_even_or_there_are_none() -> None:
+def test_bins_are_even_or_there_are_none() -> None:
     files = [facts(str(n), a=("int", of(10 * n, 10 * n + 5))) for n in range(12)]
-    columns = [ranges(files, A)]
-    parts = spread(files, columns, lambda _: 10, 4, 1_000)
+    columns = [value_ranges(files, A)]
+    parts = disjoint_bins(files, columns, lambda _: 10, 4, 1_000)
     assert sorted(len(part) for part in parts) == [3, 3, 3, 3]
     assert sorted(f.path for part in parts for f in part) == sorted(f.path for f in files)
-    assert spread(files, columns, lambda f: 1_000 if f.path == "0" else 10, 4, 10_000) == []
-    assert spread(files, columns, lambda _: 10, 4, 20) == []
-    assert spread(files, columns, lambda _: 10, 13, 1_000) == []
-    assert spread(files, [[None] * 12], lambda _: 10, 4, 1_000) == []
+    assert disjoint_bins(files, columns, lambda f: 1_000 if f.path == "0" else 10, 4, 10_000) == []
+    assert disjoint_bins(files, columns, lambda _: 10, 4, 20) == []
+    assert disjoint_bins(files, columns, lambda _: 10, 13, 1_000) == []
+    assert disjoint_bins(files, [[None] * 12], lambda _: 10, 4, 1_000) == []

@@ -94,7 +94,7 @@ def test_twice_is_once(kind: str, indexes: Indexes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
-def test_a_refresh_indexes_what_is_new_and_lets_go_of_what_is_gone(kind: str, indexes: Indexes) -> None:
+def test_a_refresh_adds_new_files_and_drops_removed_ones(kind: str, indexes: Indexes) -> None:
     indexes.build(kind=kind, columns=["k"])
     table = Path(indexes.record.location)
     (table / "0.parquet").unlink()
@@ -128,10 +128,10 @@ def test_many_refreshes_keep_few_runs(indexes: Indexes, monkeypatch: pytest.Monk
     holds(indexes, files=("6", "7", "8", "9"))
 
 
-def test_settings_that_differ_are_not_mixed(indexes: Indexes) -> None:
+def test_a_refresh_with_other_settings_is_refused(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     for arg in ({"columns": ["t"]}, {"columns": ["k"], "kind": "skip"}):
-        with pytest.raises(InvalidArgument, match="drop it, or say refresh: full"):
+        with pytest.raises(InvalidArgument, match="drop it, or use 'refresh': 'full'"):
             indexes.plan(**arg)
     holds(indexes)
     assert indexes.build(columns=["t"], refresh="full").columns == ["t"]
@@ -154,7 +154,9 @@ POINTS = [
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
-def test_killed_at_each_commit_point(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_killed_at_any_commit_point_is_repeated(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refresh of which a process dies at each moment in turn; another one goes on with what its checkpoints and
     outcomes say, until it is done. All is found at every moment; in the end each row is there once, and no garbage.
     """
@@ -192,7 +194,7 @@ def test_killed_at_each_commit_point(kind: str, tmp_path: Path, monkeypatch: pyt
     assert at > 20, "so many moments were met"
 
 
-def test_a_drop_killed_at_each_commit_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drop of which a process dies at each moment in turn, each file that is removed among them. The index is whole
     and found, or it is gone; another attempt ends it, gives back all space, and says that there was one; and an index
     can be built again.
@@ -236,7 +238,7 @@ def test_a_drop_killed_at_each_commit_point(tmp_path: Path, monkeypatch: pytest.
     assert at > 20, "so many moments were met"
 
 
-def test_an_attempt_goes_on_from_what_another_has_checkpointed(
+def test_an_attempt_continues_from_the_checkpoint_of_another(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the former attempt is cleaned up after meanwhile, or what it left is damaged."""
@@ -281,7 +283,7 @@ def attempted(operation: Any, partition: Any, reader: str) -> Any:
 
 
 @pytest.mark.parametrize("reader", ["completion", "next attempt"])
-def test_hole_3_a_stage_that_others_may_have_made_is_not_read(
+def test_hole_3_a_stage_that_another_user_may_have_written_is_not_read(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     """Its name follows from an outcome or a checkpoint, which a submitter may write."""
@@ -306,7 +308,7 @@ CHANGES = [{"columns": ["t"]}, {"kind": "skip"}, {"kind": "skip", "distinct": 1}
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("reader", ["completion", "next attempt"])
-def test_hole_8_what_was_made_for_another_argument_is_no_part_of_an_index(
+def test_hole_8_segments_of_another_argument_are_not_published(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, change: dict[str, Any]
 ) -> None:
     """A submitter may overwrite the argument while jobs run: keys of one column stood for those of another."""
@@ -316,7 +318,7 @@ def test_hole_8_what_was_made_for_another_argument_is_no_part_of_an_index(
     (partition,) = operation.planned.partitions
     attempted(operation, partition, reader)
     operation.arg = operation.arg.model_copy(update=change)
-    with pytest.raises(InvalidArgument, match="the argument was changed meanwhile; start the operation again"):
+    with pytest.raises(InvalidArgument, match="the argument was changed after planning; start a new operation"):
         if reader == "completion":
             operation.complete()
         else:
@@ -324,15 +326,15 @@ def test_hole_8_what_was_made_for_another_argument_is_no_part_of_an_index(
     assert one.folder().newest() is None
 
 
-def test_hole_8_an_argument_names_no_other_index_than_the_operation(indexes: Indexes) -> None:
+def test_hole_8_an_argument_cannot_name_another_index_than_the_operation(indexes: Indexes) -> None:
     operation = indexes.plan(columns=["k"])
     operation.arg = operation.arg.model_copy(update={"name": "other"})
     for run in (operation.run_all, operation.complete):
-        with pytest.raises(InvalidArgument, match="is not one on the index 'other'"):
+        with pytest.raises(InvalidArgument, match="belongs to the index 'i', but its argument names 'other'"):
             run()
 
 
-def test_two_attempts_at_once_leave_one(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_simultaneous_attempts_one_result_remains(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A former holder of a job goes on beside the present one, and ends later; the outcome names what counts."""
     operation = indexes.plan(columns=["k"])
     partition, *others = operation.planned.partitions
@@ -369,7 +371,7 @@ def during_publish(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], obje
     monkeypatch.setattr(Folder, "publish", publish)
 
 
-def test_two_completions_publish_once(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_completions_publish_once(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = indexes.plan(columns=["k"]).run_all()
     reports: list[Any] = []
     during_publish(monkeypatch, lambda: reports.append(operation.complete()))
@@ -381,7 +383,7 @@ def test_two_completions_publish_once(indexes: Indexes, monkeypatch: pytest.Monk
     clean(indexes)
 
 
-def test_who_comes_late_undoes_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_attempt_changes_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that stood still before it published goes on after its successor has, after a later refresh, and
     after a drop.
     """
@@ -410,7 +412,9 @@ def test_who_comes_late_undoes_nothing(indexes: Indexes, monkeypatch: pytest.Mon
     clean(indexes)
 
 
-def test_what_is_written_meanwhile_is_caught_up_with_or_read(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_added_during_a_build_are_indexed_or_read_by_lookups(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer adds a file after the plan, another when the index is about to be published, and replaces one while it
     is read: at no moment is a row missed.
     """
@@ -437,11 +441,11 @@ def test_what_is_written_meanwhile_is_caught_up_with_or_read(indexes: Indexes, m
     full = indexes.plan(columns=["k"], refresh="full")
     add(table, 5)
     report = full.run_all().complete()
-    assert [(f.file, f.why) for f in report.not_indexed] == [("5.parquet", "it came while the index was built")]
+    assert [(f.file, f.why) for f in report.not_indexed] == [("5.parquet", "it was added while the index was built")]
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [-1]).uncovered] == ["5"]
 
 
-def test_segments_that_are_lost_are_made_again(indexes: Indexes) -> None:
+def test_lost_segments_are_written_again(indexes: Indexes) -> None:
     """A machine that lost its power may have lost what it wrote without a trace in etcd."""
     operation = indexes.plan(columns=["k"]).run_all()
     parquet = [path for path in indexes.staged() if path.suffix == ".parquet"]
@@ -474,7 +478,7 @@ def test_a_cancel_leaves_the_index_as_it_was_and_nothing_else(indexes: Indexes) 
     clean(indexes)
 
 
-def test_a_drop_removes_all_and_twice_is_once(indexes: Indexes) -> None:
+def test_a_drop_removes_the_index_and_is_idempotent(indexes: Indexes) -> None:
     indexes.build("other", columns=["t"])
     assert not indexes.drop()
     indexes.build(columns=["k"])
@@ -493,7 +497,9 @@ def test_a_drop_removes_all_and_twice_is_once(indexes: Indexes) -> None:
     holds(indexes)
 
 
-def test_a_reader_of_a_former_generation_is_given_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_superseded_generation_are_kept_for_readers(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     indexes.build(columns=["k"])
     former = indexes.folder().current()
     assert former is not None
@@ -516,7 +522,7 @@ def test_a_reader_of_a_former_generation_is_given_time(indexes: Indexes, monkeyp
 # ------------------------------------------------------------------ bad days
 
 
-def test_no_space_costs_nothing_but_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_the_attempt_and_leaves_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes fail for real, by the limit on the size of a process's files: in a job, then in the completion."""
     indexes.build(columns=["k"])
     table = Path(indexes.record.location)
@@ -548,14 +554,16 @@ def test_no_space_costs_nothing_but_time(indexes: Indexes, monkeypatch: pytest.M
     clean(indexes)
 
 
-def test_where_nothing_can_be_written_the_plan_says_so(indexes: Indexes) -> None:
+def test_planning_refuses_a_folder_that_cannot_be_written(indexes: Indexes) -> None:
     """What is in the way is a file: to who may do anything, no folder is read-only."""
     (Path(indexes.record.location) / "_distop").write_text("")
-    with pytest.raises(InvalidArgument, match=r"/_distop/index/i cannot be written .*: an index lies beside its table"):
+    with pytest.raises(
+        InvalidArgument, match=r"cannot write into .*/_distop/index/i .*: an index is stored beside its table"
+    ):
         indexes.plan(columns=["k"])
 
 
-def test_a_folder_that_takes_nothing_any_more_costs_nothing_but_time(
+def test_a_folder_that_becomes_read_only_fails_the_attempt_and_leaves_nothing(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a build has begun: in the stage of a job, then beside the table. (To who may do anything, as a test may run,
@@ -616,7 +624,7 @@ def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: 
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [7]).uncovered] == ["2"]
 
 
-def test_an_index_that_is_damaged_is_read_past_and_made_anew(indexes: Indexes) -> None:
+def test_a_damaged_index_is_ignored_by_lookups_and_rebuilt(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     for pattern in ("*-00.parquet", "*-files-*.parquet"):
         (path,) = [p for p in indexes.folder().data.glob(pattern) if ("files" in p.name) == ("files" in pattern)]
@@ -649,7 +657,7 @@ def test_a_file_whose_name_is_not_utf8_is_named_and_left_to_lookups(indexes: Ind
     assert (report.files, report.not_indexed_files) == (4, 2), "also of what came while the index was built"
 
 
-def test_an_operation_of_the_same_name_elsewhere_is_another_one(indexes: Indexes) -> None:
+def test_operations_of_the_same_name_in_other_namespaces_are_distinguished(indexes: Indexes) -> None:
     """Instances begin at 1 again with a new etcd, or in another namespace."""
     table = Path(indexes.record.location)
     assert indexes.build(columns=["k"]).generation == 1
@@ -676,7 +684,7 @@ def test_a_drop_whose_outcome_was_lost_says_that_there_was_an_index(indexes: Ind
 
 
 @pytest.mark.parametrize("moment", ["publish", "_numbers", "_empty"])
-def test_a_drop_that_comes_late_undoes_nothing_of_the_next_build(
+def test_a_late_drop_does_not_touch_a_newer_build(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """It stands still before it publishes, before it removes generations, or before it removes files; another attempt
@@ -714,7 +722,7 @@ def test_a_drop_that_comes_late_undoes_nothing_of_the_next_build(
     holds(indexes, files=("0", "1", "2", "7"))
 
 
-def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
+def test_a_build_on_a_dropped_table_raises_table_unavailable(indexes: Indexes) -> None:
     operation = indexes.plan(columns=["k"])
     partition, other, _ = operation.planned.partitions
     operation.run(partition)
@@ -733,9 +741,12 @@ def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        (["nowhere"], r"the table has no column 'nowhere' \(it has: k, s, l, at\)"),
-        (["s"], "the column 's' cannot be indexed: an index is of columns of single values, not of struct<`x`:bigint>"),
-        (["l"], "not of array<bigint>"),
+        (["nowhere"], r"the table has no column 'nowhere' \(columns: k, s, l, at\)"),
+        (
+            ["s"],
+            "the column 's' cannot be indexed: only columns of single values can be indexed, not struct<`x`:bigint>",
+        ),
+        (["l"], "not array<bigint>"),
         (["at"], "the column 'at' cannot be indexed: Spark does not read times in microseconds"),
         (["p"], "the column 'p' is a partition column"),
     ],
@@ -796,7 +807,7 @@ def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path)
         update.delete_column("k")
     report = operation.complete()
     assert (report.files, report.not_indexed_files) == (0, 1)
-    with pytest.raises(InvalidArgument, match="has no column 'k' of single values any more"):
+    with pytest.raises(InvalidArgument, match="no longer has a column 'k' of single values"):
         read(1)
     with table.update_schema() as update:
         update.add_column("k", LongType())

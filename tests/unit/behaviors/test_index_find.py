@@ -37,7 +37,7 @@ def having(rows: list[dict[str, Any]], columns: list[str], keys: list[tuple[Any,
     return any(all(same(row.get(c), k) for c, k in zip(columns, key, strict=True)) for key in keys for row in rows)
 
 
-def test_lookup_is_loaded_on_first_use_and_is_the_function() -> None:
+def test_lookup_is_imported_on_first_use() -> None:
     from distop_behaviors import index
 
     assert index.lookup is key_lookup.lookup
@@ -54,7 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", with_further(range(8), 3))
-def test_every_file_that_has_a_key_is_named(seed: int, tmp_path: Path) -> None:
+def test_an_index_names_every_file_with_a_key(seed: int, tmp_path: Path) -> None:
     """Before and after some files were removed, replaced and added, and again once the index was refreshed."""
     rng = random.Random(seed)
     directory = tmp_path / "t"
@@ -94,7 +94,7 @@ def test_every_file_that_has_a_key_is_named(seed: int, tmp_path: Path) -> None:
                 assert named == have - {f[0] for f in found.uncovered}, (step, name, columns, keys)
 
 
-def test_a_skip_index_is_asked_by_some_of_its_columns(tmp_path: Path) -> None:
+def test_a_skip_index_accepts_keys_of_some_of_its_columns(tmp_path: Path) -> None:
     table = tmp_path / "t"
     table.mkdir()
     for n in range(4):
@@ -112,7 +112,7 @@ def test_a_skip_index_is_asked_by_some_of_its_columns(tmp_path: Path) -> None:
     assert named({"b": "1-77", "a": 2}) == [], "no file has both"
     assert named((2, "2-5")) == ["2.parquet"]
     assert named({"b": "nowhere"}) == []
-    with pytest.raises(InvalidArgument, match="must have the columns a, and no others"):
+    with pytest.raises(InvalidArgument, match="must have exactly the columns a"):
         named({"a": 1}, {"b": "x"})
     summary = pq.ParquetFile(next((indexes.folder("s").data).glob("*-files-*.parquet"))).read().to_pylist()[0]
     assert (summary["a.min"], summary["a.max"], summary["a.values"], summary["b.nulls"]) == (0, 0, [0], 0)
@@ -150,7 +150,7 @@ PRICE = pa.array([Decimal("1.50")], pa.decimal128(9, 2))
         ("binary", pa.array([b"a"]), [b"a"], [b"b"], ["a"]),
     ],
 )
-def test_keys_are_values_of_their_column(
+def test_keys_must_be_values_of_their_column(
     kind: str, array: Any, good: list[Any], nowhere: list[Any], bad: list[Any], tmp_path: Path
 ) -> None:
     table = tmp_path / "t"
@@ -160,7 +160,7 @@ def test_keys_are_values_of_their_column(
     assert [len(find(str(table), "i", [key]).named) for key in good] == [1] * len(good), kind
     assert [len(find(str(table), "i", [key]).named) for key in nowhere] == [0] * len(nowhere), kind
     for key in bad:
-        with pytest.raises(InvalidArgument, match="is no value of the column 'c'"):
+        with pytest.raises(InvalidArgument, match="is not a value of the column 'c'"):
             find(str(table), "i", [key])
 
 
@@ -176,7 +176,7 @@ def test_types_that_widen_later_do_not_hide_a_row(tmp_path: Path) -> None:
     assert [f[0][-9:] for f in find(str(table), "i", [7.0]).files] == ["0.parquet", "1.parquet", "2.parquet"]
     assert [f[0][-9:] for f in find(str(table), "i", [1.5]).files] == ["2.parquet"]
     report = indexes.build(columns=["c"])
-    assert report.not_indexed[0].why == "its columns are float where those of the index are int"
+    assert report.not_indexed[0].why == "its columns are float, but the columns of the index are int"
     assert [f[0][-9:] for f in find(str(table), "i", [1.5]).uncovered] == ["2.parquet"]
 
 
@@ -190,15 +190,15 @@ def test_ancient_days_are_left_to_spark(tmp_path: Path) -> None:
     assert [f[0][-9:] for f in find(str(table), "i", [date(1500, 1, 1)]).files] == ["0.parquet"]
 
 
-def test_what_is_in_a_filter_is_found_and_little_else_is() -> None:
-    numbers = key_values.spread(key_values.numbers(pa.array(range(5_000)), "int"))
-    made = file_summaries.made(numbers)
+def test_a_bloom_filter_finds_its_values_and_few_others() -> None:
+    numbers = key_values.hash_numbers(key_values.numbers(pa.array(range(5_000)), "int"))
+    made = file_summaries.build_filter(numbers)
     assert all(file_summaries.may_hold(made, int(n)) for n in numbers)
-    others = key_values.spread(key_values.numbers(pa.array(range(10_000, 20_000)), "int"))
+    others = key_values.hash_numbers(key_values.numbers(pa.array(range(10_000, 20_000)), "int"))
     assert sum(file_summaries.may_hold(made, int(n)) for n in others) < 300
 
 
-def test_texts_that_are_cut_or_no_utf8_hide_nothing(tmp_path: Path) -> None:
+def test_truncated_or_invalid_texts_exclude_no_file(tmp_path: Path) -> None:
     """Of a text that is cut whole characters are the lower bound; one with bytes that are none bounds nothing."""
     table = tmp_path / "t"
     table.mkdir()
@@ -221,7 +221,7 @@ def test_texts_that_are_cut_or_no_utf8_hide_nothing(tmp_path: Path) -> None:
     assert low["exact.parquet"] == "\u00e9" * 128
 
 
-def test_no_index_and_no_table(tmp_path: Path) -> None:
+def test_a_lookup_without_index_or_table_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "t"
     table.mkdir()
     pq.write_table(pa.table({"c": [1]}), table / "0.parquet")

@@ -18,29 +18,31 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("arg", "sentence"),
     [
-        ({"jobs": 3, "fail": ["0"]}, "an operation on @cluster has one job: leave out jobs (3 here)"),
-        ({"jobs": 0}, "an operation on @cluster has one job: leave out jobs (0 here)"),
-        ({"fail": ["all", "0"]}, "@cluster has one partition, 'all': fail names '0'"),
+        ({"jobs": 3, "fail": ["0"]}, "jobs is 3, but an operation on @cluster has one job: leave jobs out"),
+        ({"jobs": 0}, "jobs is 0, but an operation on @cluster has one job: leave jobs out"),
+        ({"fail": ["all", "0"]}, "fail names '0', but @cluster has only the partition 'all'"),
     ],
 )
-def test_what_cluster_does_not_have_is_refused(tmp_path: Path, arg: Any, sentence: str, *, batch: bool) -> None:
+def test_noop_on_cluster_refuses_several_jobs_and_unknown_partitions(
+    tmp_path: Path, arg: Any, sentence: str, *, batch: bool
+) -> None:
     end = Child(Noop(), tmp_path, arg).ends(["all"], batch=batch)["all"]
     assert (end.kind, end.error) == ("fatal", sentence)
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_what_it_has_is_done(tmp_path: Path, *, batch: bool) -> None:
+def test_noop_on_cluster_runs_its_one_job(tmp_path: Path, *, batch: bool) -> None:
     assert Child(Noop(), tmp_path, {}).ends(["all"], batch=batch)["all"].kind == "success"
     failed = Child(Noop(), tmp_path, {"fail": ["all"]}).ends(["all"], batch=batch)["all"]
-    assert (failed.kind, failed.error) == ("verdict", "partition all was told to fail")
+    assert (failed.kind, failed.error) == ("verdict", "partition all fails as the argument demands")
 
 
 @pytest.mark.parametrize("seconds", [3_601, 1e9, float("inf")])
-def test_a_job_sleeps_an_hour_at_most(seconds: float) -> None:
+def test_a_noop_job_sleeps_at_most_an_hour(seconds: float) -> None:
     with pytest.raises(ValidationError, match="less than or equal to 3600"):
         NoopArg(sleep=seconds)
 
 
-def test_it_offers_nothing_that_harms_a_node() -> None:
+def test_noop_has_no_argument_that_harms_a_node() -> None:
     """Everybody who may start operations may start this one, on every executor."""
     assert set(NoopArg.model_fields) == {"jobs", "sleep", "fail"}

@@ -103,7 +103,7 @@ def test_default_names_are_made_different() -> None:
         ("tailnum", "$.checks[0]: 'tailnum'"),
     ],
 )
-def test_what_does_not_fit_is_named(check: Any, words: str) -> None:
+def test_a_wrong_check_is_named(check: Any, words: str) -> None:
     assert words in refusal({"checks": [check]})
     with pytest.raises(ValidationError):
         Argument.model_validate({"checks": [check]})
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_named(check: Any, words: str) -> None:
         ({"checks": [{"not_null": "a"}], "max_violations": 0}, "$.max_violations: 0"),
     ],
 )
-def test_options_that_do_not_fit_are_named(arg: Any, words: str) -> None:
+def test_a_wrong_option_is_named(arg: Any, words: str) -> None:
     assert words in refusal(arg)
     with pytest.raises(ValidationError):
         Argument.model_validate(arg)
@@ -134,7 +134,7 @@ def test_options_that_do_not_fit_are_named(arg: Any, words: str) -> None:
         *["decimal(39,2)", "decimal(0)", "numeric(5,05)", "dec(38,39)", "decimal(9,2", "int(3)"],
     ],
 )
-def test_fits_wants_a_type_of_single_values(kind: str) -> None:
+def test_fits_needs_a_type_of_single_values(kind: str) -> None:
     arg = {"checks": [{"fits": {"column": "a", "type": kind}}]}
     assert refusal(arg).startswith(f"$.checks[0].fits.type: {kind!r} does not match")
     with pytest.raises(ValidationError, match="is not a Spark SQL type of a single value, such as smallint"):
@@ -220,7 +220,7 @@ def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() ->
         ),
     ],
 )
-def test_what_is_taken_when_it_is_submitted_is_taken_by_the_jobs(change: dict[str, Any], *, fits: bool) -> None:
+def test_arguments_accepted_at_submission_are_accepted_by_the_jobs(change: dict[str, Any], *, fits: bool) -> None:
     """JSON knows one kind of number: 2.0 is a whole one."""
     arg = {"checks": [{"not_null": "a"}], **change}
     refused = []

@@ -22,7 +22,7 @@ _LOST = (
         "Job aborted due to stage failure: Total size of serialized results of 9 tasks is bigger than ...",
     ],
 )
-def test_tasks_that_ended_by_no_fault_of_the_data(text: str) -> None:
+def test_errors_of_lost_tasks_are_unexpected(text: str) -> None:
     assert _GONE_TASK.match(text)
 
 
@@ -34,7 +34,7 @@ def test_tasks_that_ended_by_no_fault_of_the_data(text: str) -> None:
         "[CAST_INVALID_INPUT] The value 'cancelled' cannot be cast",
     ],
 )
-def test_words_that_are_quoted_prove_nothing(text: str) -> None:
+def test_quoted_words_do_not_classify_an_error(text: str) -> None:
     assert not _GONE_TASK.match(text)
     assert not _STOPPED.match(text)
 
@@ -47,15 +47,15 @@ def test_words_that_are_quoted_prove_nothing(text: str) -> None:
         "SparkContext has been shut down",
     ],
 )
-def test_a_stopped_context(text: str) -> None:
+def test_errors_of_a_stopped_context_are_unexpected(text: str) -> None:
     assert _STOPPED.match(text)
 
 
-def test_an_exception_of_a_task_is_told_without_the_task() -> None:
+def test_the_message_of_a_task_is_reported_without_the_task() -> None:
     """The number of a task says nothing, and differs from one partition to the next."""
     thrown = "java.lang.IllegalArgumentException: Malformed pattern"
     text = f"{_LOST}1.0 (TID 7) (192.0.2.2 executor driver): {thrown}\n\tat java.base/java.text.DecimalFormat"
-    assert spark_errors.sentence_of(Exception(text)) == thrown
+    assert spark_errors.message_of(Exception(text)) == thrown
 
 
 _FILE = (
@@ -75,7 +75,7 @@ _FILE = (
                 ),
                 ("java.net.URISyntaxException", "Relative path in absolute URI: .a:b.parquet.crc"),
             ],
-            "its name has a ':', which Hadoop cannot read in a file name: rename it",
+            "its name contains ':', which Hadoop does not allow: rename it",
         ),
         (
             [("x.BadConfigurationException", "Class org.apache.hadoop.io.compress.BrotliCodec was not found")],
@@ -83,7 +83,7 @@ _FILE = (
         ),
         (
             [("org.apache.spark.SparkUnsupportedOperationException", "Unsupported encoding: BYTE_STREAM_SPLIT")],
-            "Spark does not read the encoding BYTE_STREAM_SPLIT",
+            "Spark cannot read the encoding BYTE_STREAM_SPLIT",
         ),
         (
             [("org.apache.parquet.crypto.ParquetCryptoRuntimeException", "Null File Decryptor\nmore")],
@@ -91,11 +91,11 @@ _FILE = (
         ),
         (
             [("org.apache.spark.sql.AnalysisException", "Invalid Spark read type: expected a map\n  of things")],
-            "Spark does not read its schema: Invalid Spark read type: expected a map",
+            "Spark cannot read its schema: Invalid Spark read type: expected a map",
         ),
         (
             [("x.AnalysisException", "Invalid Spark read type: expected group v (VARIANT(1)) {\n  required binary")],
-            "Spark does not read its schema: Invalid Spark read type: expected group v (VARIANT(1))",
+            "Spark cannot read its schema: Invalid Spark read type: expected group v (VARIANT(1))",
         ),
         (
             [("x.InvalidRecordException", "c not found in message schema {\n  optional int32 b")],
@@ -117,13 +117,13 @@ _FILE = (
     ],
 )
 def test_why_a_file_cannot_be_read(causes: list[tuple[str, str]], why: str) -> None:
-    assert spark_errors.explained([_FILE, *causes]) == why
+    assert spark_errors.explain_causes([_FILE, *causes]) == why
 
 
 def test_hole_9_a_value_that_spark_quotes_costs_no_executor_its_time() -> None:
     """Spark's message has the value as a whole: a search that took quadratic time held all threads of a child."""
     text = f"[CAST_INVALID_INPUT] The value 'y{' ' * 5_000_000}' of the type \"STRING\" cannot be cast. SQLSTATE: 22018"
-    found = spark_errors.sentence_of(Exception(text))
+    found = spark_errors.message_of(Exception(text))
     assert found.startswith("[CAST_INVALID_INPUT] The value 'y")
     assert len(found) <= spark_errors.MAX_SENTENCE
-    assert spark_errors.sentence_of(Exception("[A.B] it is wrong.   SQLSTATE: 22018")) == "[A.B] it is wrong."
+    assert spark_errors.message_of(Exception("[A.B] it is wrong.   SQLSTATE: 22018")) == "[A.B] it is wrong."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distop_behaviors.validate.key_queries import common
+from distop_behaviors.validate.key_queries import common_type
 from distop_behaviors.validate.typed_bounds import Unfit
 
 
@@ -20,8 +20,8 @@ from distop_behaviors.validate.typed_bounds import Unfit
         (("array", "int"), ("array", "int"), ("array", "int")),
     ],
 )
-def test_numbers_meet_in_a_type_that_holds_both(mine: Any, theirs: Any, both: Any) -> None:
-    assert common("a", mine, "b", theirs) == common("b", theirs, "a", mine) == both
+def test_numbers_are_compared_in_a_type_that_holds_both(mine: Any, theirs: Any, both: Any) -> None:
+    assert common_type("a", mine, "b", theirs) == common_type("b", theirs, "a", mine) == both
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,6 @@ def test_numbers_meet_in_a_type_that_holds_both(mine: Any, theirs: Any, both: An
         (("struct", (("a", "int"),)), ("struct", (("a", "bigint"),))),
     ],
 )
-def test_what_a_cast_would_change_does_not_compare(mine: Any, theirs: Any) -> None:
-    with pytest.raises(Unfit, match="does not compare"):
-        common("a", mine, "b", theirs)
+def test_types_without_a_lossless_common_type_are_refused(mine: Any, theirs: Any) -> None:
+    with pytest.raises(Unfit, match="cannot be compared"):
+        common_type("a", mine, "b", theirs)

@@ -15,7 +15,7 @@ def result(*checks: CheckResult, rows: int | None = 10) -> Result:
     return Result(verdict="valid", rows=rows, checks=list(checks))
 
 
-def test_the_report_adds_up() -> None:
+def test_the_report_sums_up_all_partitions() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "x"}], "sample": 2})
     sample = Sample(partition="p", file="f", row_index=1, values={"x": None})
     bad = CheckResult(verdict="violated", violations=3, samples=[sample] * 3, files_statistics=1)
@@ -40,21 +40,21 @@ def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
     without = [("a", result(CheckResult(missing=["x"]))), ("b", result(CheckResult(missing=["y"])))]
     assert combine(argument, without, complete=True).verdict == "valid"
     nowhere = [*without[:1], ("b", result(CheckResult(missing=["y", "x"])))]
-    assert combine(argument, nowhere, complete=True).checks[0].error == "the column 'x' is in none of the table's files"
+    assert combine(argument, nowhere, complete=True).checks[0].error == "none of the table's files has the column 'x'"
 
 
-def test_of_no_partition_nothing_is_valid() -> None:
+def test_without_partitions_each_check_is_an_error() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "never"}, {"check": "x > 1"}], "where": "y > 0"})
     report = combine(argument, [], complete=True)
     assert (report.verdict, report.rows) == ("error", 0)
-    said = "there was no partition to check"
+    said = "the table has no partition, so there is nothing to check"
     assert [(c.verdict, c.error, c.exact) for c in report.checks] == [("error", said, False)] * 2
     assert sentence(argument.names(), report.checks) == f"never_not_null, check: error: {said}"
     cut = combine(argument, [], complete=False)
     assert (cut.verdict, [c.error for c in cut.checks]) == ("unknown", [None, None])
 
 
-def test_what_one_job_says_of_the_whole_table_is_kept_apart() -> None:
+def test_checks_of_the_whole_table_are_reported_separately() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "x"}, {"unique": "x"}]})
     part = result(CheckResult(files_scanned=1), CheckResult())
     wide = result(CheckResult(), CheckResult(verdict="violated", violations=2, files_scanned=3, scope="table"), rows=20)
@@ -67,7 +67,7 @@ def test_what_one_job_says_of_the_whole_table_is_kept_apart() -> None:
     without = combine(argument, [("a", part)], complete=True)
     assert [(c.verdict, c.error) for c in without.checks] == [
         ("valid", None),
-        ("error", "no job looked at the table as a whole"),
+        ("error", "no job has checked the whole table"),
     ]
     assert combine(argument, [("a", part)], complete=False).checks[1].verdict == "unknown"
     crashed = combine(argument, [("a", part), ("@table", "it crashed")], complete=True)
@@ -110,7 +110,7 @@ def test_the_longest_texts_are_cut_first() -> None:
     assert bounded([], 0) == []
 
 
-def test_a_shared_reason_is_said_once() -> None:
+def test_an_error_shared_by_checks_is_reported_once() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": f"c{n}"} for n in range(8)]})
     gone = CheckResult(verdict="error", error="the file /x is gone")
     report = combine(argument, [("a", result(*[gone] * 7, CheckResult(verdict="error", error="else")))], complete=True)
@@ -118,7 +118,7 @@ def test_a_shared_reason_is_said_once() -> None:
     assert sentence(argument.names(), report.checks) == f"{said}; c7_not_null: error: else"
 
 
-def test_of_several_errors_the_first_is_told_and_how_many_more_there_are() -> None:
+def test_the_first_error_is_reported_with_the_number_of_others() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "x"}]})
 
     def told(*errors: str) -> str | None:

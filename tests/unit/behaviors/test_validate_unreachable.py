@@ -42,7 +42,7 @@ def run(
     return [result for _, result in behavior.run_batch(behavior.Arg.model_validate(arg), plans, ctx)]
 
 
-def test_a_file_that_is_gone_is_a_verdict_on_its_partition(table: TableRecord, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_of_its_partition(table: TableRecord, tmp_path: Path) -> None:
     plans = plan_table(table).partitions
     (tmp_path / "mounted/p=0/a.parquet").unlink()
     gone, there = run(table, plans, tmp_path)
@@ -51,7 +51,7 @@ def test_a_file_that_is_gone_is_a_verdict_on_its_partition(table: TableRecord, t
 
 
 @pytest.mark.parametrize("left", [None, ".", "_distop"])
-def test_a_table_that_is_not_there_at_all_is_no_verdict(table: TableRecord, tmp_path: Path, left: str | None) -> None:
+def test_an_unreachable_table_gives_no_verdict(table: TableRecord, tmp_path: Path, left: str | None) -> None:
     """The node has lost its disk: another one may have it."""
     plans = plan_table(table).partitions
     shutil.rmtree(tmp_path / "mounted")
@@ -61,12 +61,12 @@ def test_a_table_that_is_not_there_at_all_is_no_verdict(table: TableRecord, tmp_
         run(table, plans, tmp_path)
 
 
-def test_reading_footers_stops_where_it_is_told_to(table: TableRecord, tmp_path: Path) -> None:
+def test_reading_footers_stops_when_the_job_is_cancelled(table: TableRecord, tmp_path: Path) -> None:
     with pytest.raises(JobCancelled):
         run(table, plan_table(table).partitions, tmp_path, stopped=True)
 
 
-def test_a_time_that_does_not_tell_files_apart_is_not_relied_on(table: TableRecord, tmp_path: Path) -> None:
+def test_a_modification_time_that_is_too_coarse_is_not_trusted(table: TableRecord, tmp_path: Path) -> None:
     """A PASS must not rest on a file that was replaced within the second, by one of the same size."""
     file = tmp_path / "mounted/p=0/a.parquet"
     arg = {"checks": [{"range": {"column": "a", "min": 0}}], "statistics": "only"}

@@ -47,7 +47,7 @@ def test_global_options_stand_anywhere(argv: list[str]) -> None:
     assert context.given == {"etcd": "a:1"}
 
 
-def test_what_follows_two_dashes_is_left_alone() -> None:
+def test_arguments_after_two_dashes_are_not_global_options() -> None:
     context, rest = take_globals(["ls", "--debug", "--", "--json", "--etcd"])
     assert rest == ["ls", "--", "--json", "--etcd"]
     assert context.debug
@@ -63,8 +63,8 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["start", "validate"], "Missing argument 'TABLE'"),
         (["ls", "--bogus"], "No such option: --bogus (see `distop ls --help`)"),
         (["start", "--graph", "/no/such/file", *CLOSED], "the graph in /no/such/file cannot be read: No such file"),
-        (["start", "noop", "t", "--graph", "/f", *CLOSED], "beside --graph stand --request-id, --wait and --timeout"),
-        (["start", "--graph", "/f", "--label", "a=b", *CLOSED], "beside --graph stand --request-id, --wait and"),
+        (["start", "noop", "t", "--graph", "/f", *CLOSED], "--graph can only be combined with --request-id, --wait"),
+        (["start", "--graph", "/f", "--label", "a=b", *CLOSED], "--graph can only be combined with --request-id,"),
         (["start", "--graph", "/f", "--timeout", "5", *CLOSED], "--timeout needs --wait"),
         (["start", "validate", "t", "--arg", "{", *CLOSED], "--arg is not valid JSON: Expecting property name"),
         (["start", "validate", "t", "--arg", "[1,\n x]", *CLOSED], "at line 2, column 2"),
@@ -99,8 +99,8 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
             ["show", "t/noop/1", "--html", "no/page.html", *CLOSED],
             "no/page.html cannot be written: there is no folder no",
         ),
-        (["show", "t/noop/1", "--html", "/", *CLOSED], "--html is to be followed by a file's name (-: to stdout)"),
-        (["show", "t/noop/1", "--html", "", *CLOSED], "and '' is none"),
+        (["show", "t/noop/1", "--html", "/", *CLOSED], "--html needs the name of a file (-: stdout)"),
+        (["show", "t/noop/1", "--html", "", *CLOSED], "--html needs the name of a file (-: stdout), not ''"),
         (["show", "t/noop/1", "--html", "x" * 300, *CLOSED], "cannot be written: File name too long"),
         (["show", "noop/1", "--html", "-", *CLOSED], "'noop/1' is not an operation"),
         (["start", "no type", "t", *CLOSED], "'no type'"),
@@ -110,13 +110,13 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["ls", "", *CLOSED], "a name must not be empty"),
         (["executor", "--slots", "0"], "--slots must be a whole number greater than 0"),
         (["ls", "--json=1", *CLOSED], "--json takes no value"),
-        (["start", "noop", "t", "--arg", "@", *CLOSED], "--arg @ is to be followed by a file's name"),
+        (["start", "noop", "t", "--arg", "@", *CLOSED], "--arg @ needs the name of a file"),
         (["dev", "--slots", "x"], "--slots must be a whole number greater than 0, not 'x'"),
         (["dev", "--ttl", "1"], "--ttl must be at least 2 seconds"),
         (["dev", "--port", "99999"], "--port must be a number from 1 to 65535"),
     ],
 )
-def test_wrong_use_is_one_sentence_and_code_2(
+def test_a_usage_error_is_one_sentence_with_exit_code_2(
     argv: list[str],
     words: str,
     distop_command: Callable[..., Ran],
@@ -146,23 +146,25 @@ def test_wrong_use_is_one_sentence_and_code_2(
         ["table", "rm", "t"],
     ],
 )
-def test_no_etcd_is_one_sentence_and_code_3(argv: list[str], distop_command: Callable[..., Ran]) -> None:
+def test_an_unreachable_etcd_is_one_sentence_with_exit_code_3(
+    argv: list[str], distop_command: Callable[..., Ran]
+) -> None:
     ran = distop_command(*argv, *CLOSED, "--json")
     assert "etcd could not be reached within 0.2 s at 127.0.0.1:1" in ran.sentence
     assert ran.code == 3
 
 
-def test_a_host_name_that_is_not_known_is_told_from_a_port_where_nothing_answers(
+def test_an_unknown_host_name_and_a_closed_port_have_different_errors(
     distop_command: Callable[..., Ran],
 ) -> None:
     """`.invalid` is no name anywhere (RFC 2606)."""
     unknown = distop_command("ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.2")
     assert (unknown.code, "nothing answers" in unknown.sentence) == (3, False)
-    assert "nohost.invalid:2379 (the " in unknown.sentence, unknown.sentence
-    assert "127.0.0.1:1 (nothing answers there)" in distop_command("ls", *CLOSED).sentence
+    assert "nohost.invalid:2379 (unknown host name" in unknown.sentence, unknown.sentence
+    assert "127.0.0.1:1 (connection refused or timed out)" in distop_command("ls", *CLOSED).sentence
 
 
-def test_doctor_tells_of_the_machine_even_without_etcd(distop_command: Callable[..., Ran]) -> None:
+def test_doctor_checks_the_machine_even_without_etcd(distop_command: Callable[..., Ran]) -> None:
     ran = distop_command("doctor", *CLOSED, "--json")
     assert ran.code == 3
     assert not ran.json["ok"]
@@ -214,7 +216,7 @@ def test_an_interrupt_is_code_130(tmp_path: Path) -> None:
         ('{"type": "no type", "table": "t"}', "'no type' is not an operation type"),
     ],
 )
-def test_a_graph_that_is_none_is_one_sentence_and_code_2(
+def test_an_invalid_graph_is_one_sentence_with_exit_code_2(
     text: str, words: str, distop_command: Callable[..., Ran], tmp_path: Path
 ) -> None:
     file = tmp_path / "graph.json"
@@ -243,7 +245,7 @@ COMMANDS = (
 )
 
 
-def test_help_says_of_each_command_in_one_line_what_it_does(distop_command: Callable[..., Ran]) -> None:
+def test_help_describes_each_command_in_one_line(distop_command: Callable[..., Ran]) -> None:
     """Each stands in one line, whole; in the usage, names stand as in the documents."""
     listed = distop_command("--help").out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     assert sorted(line.split()[0] for line in listed) == sorted({name.split()[0] for name in COMMANDS})
@@ -257,7 +259,7 @@ def test_help_says_of_each_command_in_one_line_what_it_does(distop_command: Call
         assert "<int>" not in shown.out
 
 
-def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
+def test_help_shows_an_optional_argument_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
     for name, usage in (("ls", "[TABLE]"), ("history", "[TABLE]"), ("audit", "[OP]"), ("behaviors", "[TYPE]")):
         shown = distop_command(name, "--help").out
         assert f" {usage}\n" in shown
@@ -297,14 +299,14 @@ def test_small_parts() -> None:
     assert json.loads(json.dumps(duration(None))) == ""
 
 
-def test_a_name_cannot_end_a_line_nor_order_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_a_name_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     console.cache_clear()
     table(("name",), [("a\nb\x1b[2J é 订",)], "")
     console.cache_clear()
     assert capsys.readouterr().out == "NAME\na\\nb\\x1b[2J é 订\n"
 
 
-def test_columns_stand_under_each_other_in_any_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_are_aligned_in_any_script(capsys: pytest.CaptureFixture[str]) -> None:
     console.cache_clear()
     table(("name", "n", "end"), [("订单 🛒", 7, "|"), ("orders", 12_345, "|"), ("e\u0301t\u00e9", 1, "|")], "", ("n",))
     console.cache_clear()

@@ -23,7 +23,7 @@ def read(value: Any, **descriptor: Any) -> Any:
     return one.process_value(None, value)
 
 
-def test_texts_and_what_has_a_parser_are_read_without_typer() -> None:
+def test_texts_and_values_with_a_parser_are_read_without_typer() -> None:
     plain, by_length = SimpleNamespace(parser=None), SimpleNamespace(parser=len)
     assert read("a", annotation=str, parameter_info=plain) == "a"
     assert read(["a", "b"], annotation=list[str], parameter_info=plain) == ["a", "b"]
@@ -31,12 +31,12 @@ def test_texts_and_what_has_a_parser_are_read_without_typer() -> None:
     assert read("", annotation=float, parameter_info=plain) == "", "what was not given stays the default"
 
 
-def test_all_else_is_read_by_typer() -> None:
+def test_other_values_are_read_by_typer() -> None:
     assert read("1.5", annotation=float, parameter_info=SimpleNamespace(parser=None)) == "as typer reads it"
 
 
 @pytest.mark.parametrize("descriptor", [{}, {"annotation": str}, {"annotation": str, "parameter_info": object()}])
-def test_a_release_of_typer_that_keeps_it_elsewhere_reads_by_itself(descriptor: dict[str, Any]) -> None:
+def test_a_release_of_typer_without_descriptors_reads_the_values_itself(descriptor: dict[str, Any]) -> None:
     assert read("a", **descriptor) == "as typer reads it"
     older = Parameter(default="")
     _read_plainly([older])

@@ -42,5 +42,5 @@ def test_an_interrupt_that_another_thread_received_wakes_the_loop() -> None:
     assert done.stdout == "interrupted\n"
 
 
-def test_nothing_of_it_is_left_behind_and_other_threads_may_use_it() -> None:
+def test_the_loop_restores_the_wakeup_descriptor_and_runs_in_other_threads() -> None:
     subprocess.run([sys.executable, "-c", ENDS], check=True, timeout=60)

@@ -84,7 +84,7 @@ def run(argv: list[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_odd_command_line_is_taken_or_refused_in_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_command_line_is_accepted_or_refused_in_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     beginning, known = COMMANDS[name]
 
     @settings(deadline=None, suppress_health_check=list(HealthCheck))

@@ -87,7 +87,7 @@ def parsed(record: History | None, told: Account, snapshot: Snapshot | None = No
         (history(State.FAILED, 365, 3), "Failed: 3 of 365 jobs failed."),
         (
             history(State.FAILED, 365, 3, done=10),
-            "Failed: 3 of 365 jobs failed; 352 jobs had no end, because others had failed.",
+            "Failed: 3 of 365 jobs failed; 352 jobs did not end, because others failed.",
         ),
         (history(State.FAILED, 2, errors=({"partition": None, "text": "no\nat x"},)), "Failed: no."),
         (
@@ -101,7 +101,7 @@ def parsed(record: History | None, told: Account, snapshot: Snapshot | None = No
         ),
         (
             history(State.SUCCESS, 1, report={**REPORT, "checks": REPORT["checks"][3:]}),  # type: ignore[index]
-            "The check holds in every row (336,776 rows were looked at).",
+            "The check holds in every row (336,776 rows were checked).",
         ),
         (  # it failed for another reason
             history(State.FAILED, 9, 2, report={**REPORT, "checks": REPORT["checks"][3:]}),  # type: ignore[index]
@@ -116,7 +116,7 @@ def test_the_verdict_is_one_sentence(record: History, sentence: str) -> None:
 # ------------------------------------------------------------------ the whole page
 
 
-def test_a_failed_validation_tells_all_of_it() -> None:
+def test_the_page_of_a_failed_validation_has_all_its_parts() -> None:
     tried = (Tried(1, "bob", "disk full"), Tried(2, "ann", "bad file"))
     partitions = (well(0), bad(1, "bad file\nat line 1", tried=tried), replace(well(2, seconds=50.0), executor="bob"))
     errors = (
@@ -127,9 +127,9 @@ def test_a_failed_validation_tells_all_of_it() -> None:
     found = parsed(history(State.FAILED, 3, 1, report=REPORT, errors=errors), account(*partitions))
     for words in (
         "nyc.flights/validate/7", "validate: Checks rows.", "/data/flights (parquet)", "eve@desk", "r-1",
-        "336,776 rows were to be checked", "not_null: tailnum", "range: column d, min 0", "2,512", "at least 9",
+        "336,776 rows in all", "not_null: tailnum", "range: column d, min 0", "2,512", "at least 9",
         "no column 'd'", "day=1/a.parquet", "attempt 1 on bob: disk full", "at line 1", "65 s",
-        "1970-01-12 13:46:40 UTC", "The slowest partitions", "host-a", "gone by now", "no completion",
+        "1970-01-12 13:46:40 UTC", "The slowest partitions", "host-a", "not alive", "no completion",
     ):  # fmt: skip
         assert words in found.text, words
     assert "/data/flights/day=1" not in found.text, "a file is named below the table's location"
@@ -143,7 +143,7 @@ def test_a_failed_validation_tells_all_of_it() -> None:
     ]
 
 
-def test_what_goes_on_says_that_it_is_a_moment() -> None:
+def test_the_page_of_an_open_operation_is_called_a_snapshot() -> None:
     claims = {1: Claim("ann", "i1", 2, 1, error="disk full"), 2: Claim("bob", "gone", 1, 0)}
     open_ = Snapshot(REF, State.RUNNING, None, SPEC, Plan(5, "", "", 1), success=1, claims=claims)
     partitions = (
@@ -160,27 +160,27 @@ def test_what_goes_on_says_that_it_is_a_moment() -> None:
     ]  # fmt: skip
     found = Parsed(render(made))
     assert "A snapshot of 1970-01-12 13:48:20 UTC. The operation goes on" in found.text
-    for words in ("disk full", "no memory", "held by an executor that is gone", "day=4", "not begun"):
+    for words in ("disk full", "no memory", "claimed by a lost executor", "day=4", "not started"):
         assert words in found.text
 
 
-def test_before_the_plan() -> None:
+def test_a_page_before_the_plan() -> None:
     snapshot = Snapshot(REF, State.RUNNING, None, SPEC)
     found = parsed(None, Account(False, 5, SPEC, None, True), snapshot)
-    assert "it was not planned yet; it waited for planning" in found.text
-    assert "It is not planned yet" in found.text
+    assert "it had no plan yet; it waited for planning" in found.text
+    assert "The operation has no plan yet" in found.text
 
 
-def test_once_only_the_record_is_left_the_page_says_so() -> None:
+def test_the_page_says_that_the_states_of_partitions_are_gone() -> None:
     gone = Account(True, 5, gone=True)
     found = parsed(history(State.SUCCESS, 365), gone)
-    assert "What became of each partition is gone" in found.text
-    assert "It is not kept any more" in found.text
+    assert "The states of the partitions are gone" in found.text
+    assert "The argument is not kept any more" in found.text
     assert "365 succeeded" in found.text
     assert found.all("li", title="") == []
     kept = Account(True, 5, SPEC, {"a": 1}, True, gone=True, failed=("day=1",), unfinished=("day=8", "day=9"))
     found = parsed(history(State.FAILED, 4, 1, done=1), kept)
-    for words in ("1 failed", "day=1", "2 without an end", "day=8", "eve@desk"):
+    for words in ("1 failed", "day=1", "2 not ended", "day=8", "eve@desk"):
         assert words in found.text
 
 
@@ -190,18 +190,18 @@ def test_an_operation_of_no_table_has_no_partitions() -> None:
     spec = replace(SPEC, table=None)
     made = page(OperationRef("@cluster", "noop", "", 1), seen, account(well(0, "all"), spec=spec), NODES, None, NOW)
     found = Parsed(render(made))
-    assert "none: it belongs to no table" in found.text
+    assert "table none" in found.text
     assert "one job for each partition" not in found.text
 
 
 def test_jobs_that_were_only_counted_are_not_called_successful() -> None:
     many = Snapshot(REF, State.RUNNING, None, SPEC, Plan(200_000, "", "", 1), success=5, exact=False)
     made = of(None, Account(False, 5, SPEC, None, True, planned=True), many)
-    assert [(kind.text, count) for kind, count in made.counts] == [("ended", 5), ("not begun", 199_995)]
+    assert [(kind.text, count) for kind, count in made.counts] == [("ended", 5), ("not started", 199_995)]
     assert "There are more than 100,000 partitions" in made.jobs_missing
 
 
-def test_jobs_without_an_end_are_told_by_name() -> None:
+def test_jobs_that_did_not_end_are_listed_by_name() -> None:
     record = history(State.CANCELLED, 3, 0, done=1, cancel=Cancel("user"))
     partitions = (well(0), Partition(1, "day=1", "open"), Partition(2, "day=2", "waiting", 1, "ann", error="x"))
     made = of(record, account(*partitions))
@@ -276,7 +276,7 @@ def test_folders_are_rows_of_the_map() -> None:
     assert [group.name for group in jobs_of(alone, NODES, ended=True).groups] == [""], "a row for each says nothing"
 
 
-def test_of_very_many_that_failed_all_are_named() -> None:
+def test_all_failed_partitions_are_named_even_if_they_are_many() -> None:
     jobs = jobs_of([bad(n, "bad file") for n in range(ROWS + 500)], NODES, ended=True)
     (told,) = jobs.told
     assert (len(told.rows), len(told.names), told.count) == (ROWS, 500, ROWS + 500)
@@ -289,7 +289,7 @@ def test_times() -> None:
     assert [row.name for row in jobs.slowest] == [f"day={n}" for n in range(99, 89, -1)]
     assert (jobs.first, jobs.last) == (BEGAN, BEGAN + 99 + 100)
     alike = jobs_of([well(n, seconds=68.0) for n in range(9)], NODES, ended=True)
-    assert (alike.typical, alike.slowest) == ("All jobs took about as long, 68 s.", ())
+    assert (alike.typical, alike.slowest) == ("All jobs took about 68 s.", ())
     backwards = jobs_of([replace(well(0), finished=BEGAN - 5)], NODES, ended=True)
     assert backwards.slowest == (), "a clock that was set back tells no duration"
 
@@ -321,7 +321,7 @@ def hostile_page() -> str:
     return render(page(ref, seen, told, nodes, Declaration("validate", description=x), NOW))
 
 
-def test_whatever_data_says_stays_text() -> None:
+def test_data_is_escaped_in_the_page() -> None:
     html = hostile_page()
     found = Parsed(html)
     assert {tag for tag, _ in found.tags} & {"script", "img", "iframe", "object", "a", "link", "form"} == set()
@@ -336,7 +336,7 @@ def test_a_text_that_is_no_unicode_can_be_written() -> None:
     assert b"bad \\udcff file" in render(made).encode()
 
 
-def test_the_page_needs_nothing_else() -> None:
+def test_the_page_loads_no_other_files() -> None:
     html = hostile_page() + render(of(history(State.SUCCESS, 1), account(well(0))))
     named = {name for _, attributes in Parsed(html).tags for name in attributes}
     assert named & {"src", "srcset", "href", "action", "data", "poster", "background"} == set()
@@ -375,7 +375,7 @@ def test_every_text_has_the_contrast_that_wcag_asks_for(scheme: str) -> None:
         assert (light + 0.05) / (dark + 0.05) >= 4.5, pair
 
 
-def test_no_state_is_told_by_colour_alone() -> None:
+def test_no_state_is_shown_by_colour_alone() -> None:
     made = of(history(State.FAILED, 1, 1), account(bad(0, "x")))
     marks = [kind.mark for kind in rendering_kinds()]
     assert len(set(marks)) == len(marks)
@@ -389,10 +389,10 @@ def rendering_kinds() -> list[Any]:
     return [*KINDS.values(), ENDED]
 
 
-def test_limits_of_retries_are_told() -> None:
+def test_the_page_shows_the_limit_of_attempts() -> None:
     never = replace(SPEC, rules=replace(Rules(), retry=Retry(1)), partitions=tuple(f"p{n}" for n in range(120)))
     asked = dict(of(history(State.SUCCESS, 1), replace(account(well(0)), spec=never)).asked)
-    assert asked["each job"] == "up to 1 try"
+    assert asked["attempts of a job"] == "up to 1"
     assert asked["partitions"].endswith("p99 and 20 more")
 
 

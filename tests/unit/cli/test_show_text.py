@@ -20,29 +20,37 @@ def going_on(**fields: Any) -> OperationStatus:
     return OperationStatus("t/noop/1", "running", "open", jobs, rfc3339(0), **fields)
 
 
-def test_how_many_failed_stands_beside_how_many_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_failed_jobs_is_shown_beside_the_ended_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """It read "10/40, 2 failed ended"."""
     show_status(going_on())
-    assert "jobs       10/40 ended (2 failed), 4 running, 1 to run again\n" in capsys.readouterr().out
+    assert "jobs       10/40 ended (2 failed), 4 running, 1 waiting for a retry\n" in capsys.readouterr().out
     show_status(going_on(jobs={"failed": 0}))
-    assert "jobs       8/40 ended, 4 running, 1 to run again\n" in capsys.readouterr().out
+    assert "jobs       8/40 ended, 4 running, 1 waiting for a retry\n" in capsys.readouterr().out
 
 
-def test_before_the_plan_no_jobs_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_job_counts_are_shown_before_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """It read "- ended, 0 running, 0 to retry"."""
     show_status(going_on(jobs={"total": None}))
     assert "jobs" not in capsys.readouterr().out
 
 
-def test_it_is_said_what_the_numbers_of_failed_jobs_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_partitions_are_counted_with_the_command_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """It listed places in the plan, "1-4,6-33,35-71,…", which name nothing."""
+    command = "`distop show t/noop/1 --failed`"
     show_status(going_on(failed="3,7"))
-    assert "failed jobs  3,7 (places in the plan, from 0)\n" in capsys.readouterr().out
-    history = History("t/noop/1", State.FAILED, "", "", 9, 5, 4, failed_ranges="3,7", failed_truncated=True)
+    assert f"failed     2 of 40 partitions (list them: {command})\n" in capsys.readouterr().out
+    show_status(going_on(jobs={"failed": 0}))
+    assert "--failed" not in capsys.readouterr().out
+    history = History("t/noop/1", State.FAILED, "", "", 365, 49, 316, failed_ranges="1-4,6-33")
     show_result(OperationResult.of(history))
-    assert "failed jobs  3,7 and more (places in the plan, from 0)\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"failed     316 of 365 partitions (list them: {command})\n" in told
+    assert "1-4" not in told
+    show_result(OperationResult.of(History("t/noop/1", State.FAILED, "", "", 1, 0, 1, failed_ranges="0")))
+    assert f"1 of 1 partition (list it: {command})\n" in capsys.readouterr().out
 
 
-def test_what_was_applied_and_what_is_certified_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_and_certificates_are_shown_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     made = [
         {"check": "c_not_null", "column": "c", "property": None, "before": "other"},
         {"check": "small", "column": None, "property": "distop.constraint.small", "before": "same"},
@@ -69,7 +77,7 @@ def harmless(told: str, lines: int) -> bool:
     return told.count("\n") == lines and not any(c in told for c in "\x1b\x07\r\x9b\x7f\u202e") and "x" in told
 
 
-def test_hole_9_no_text_from_etcd_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hole_9_control_characters_from_etcd_are_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     check = {"name": HOSTILE, "verdict": HOSTILE, "violations": 1, "error": HOSTILE}
     sample = {"partition": HOSTILE, "file": HOSTILE, "row_index": 1, "values": {HOSTILE: HOSTILE}}
     errors = (
@@ -90,21 +98,21 @@ def test_hole_9_no_text_from_etcd_reaches_the_terminal_as_it_is(capsys: pytest.C
             lambda: show_status(
                 going_on(waiting_for=HOSTILE, id=HOSTILE, doing=({"executor": HOSTILE, "text": HOSTILE},))
             ),
-            8,
+            9,
         ),
-        (lambda: show_result(OperationResult.of(history)), 11),
+        (lambda: show_result(OperationResult.of(history)), 12),
     ):
         show()
         captured = capsys.readouterr()
         assert harmless(captured.out + captured.err, lines), captured
 
 
-def test_hole_9_a_json_document_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hole_9_escapes_in_a_json_document_keep_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     output.write_json({HOSTILE: "é\u2028\udcff"})
     assert json.loads(capsys.readouterr().out) == {HOSTILE: "é\u2028\udcff"}
 
 
-def test_hole_9_an_error_s_further_lines_are_told_apart(
+def test_hole_9_further_lines_of_an_error_are_indented(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distop.cli.operation_text.current", SimpleNamespace(debug=True))

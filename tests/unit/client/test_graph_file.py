@@ -103,7 +103,7 @@ for _ in range(3_000):
         (op(after=[{"op": "a", "on": "whim"}]), "in after stand names and operations"),
         (op(after=[{"of": "a"}]), "in after stand names and operations"),
         (op(every={"times": 3}), "every is a number of seconds, or has the fields seconds"),
-        (op(every={"seconds": 3, "hours": 3}), "every is a number of seconds, or has the fields seconds"),
+        (op(every={"seconds": 3, "hours": 3}), "every has no field 'hours' .its fields: seconds"),
         (DEEP, "nested too deeply"),
     ],
 )

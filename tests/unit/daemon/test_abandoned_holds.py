@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from distop.protocol.revisioned import Seen
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import ENVELOPE_BYTES, MAX_REQUEST_BYTES, Put, Txn, request_bytes
 from distop.runtime import logs
+from distop.services.submission.graph_start import in_one
 from distop.services.submission.start_batches import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop
 
@@ -64,7 +64,7 @@ class Daemon:
     def at(self, now: float) -> list[tuple[str, int]]:
         """What it begins until then."""
         self.now, self.begun = now, []
-        self.keeper._see_to_prepared()
+        self.keeper._verify_due()
         return self.begun
 
 
@@ -148,7 +148,7 @@ def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeyp
     run(monkeypatch, work, e1=NodeState.DRAINED, e2=other)
 
 
-def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_denied_holds_cost_one_read_of_pending_operations_per_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them was looked for in all that waits, with each poll, as long as something named it."""
 
     class Keeping(Etcd):
@@ -163,8 +163,8 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
         denied = Hold("graph", HoldState.DENIED, "given up")
         etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
-        wanted = replace(requests([noop()], None)[0][0], hold="used")
-        await etcd.client._starts.start(wanted)
+        held = await in_one(etcd, KEYS, requests([noop()], None)[0], (), "used")  # type: ignore[arg-type]
+        await etcd.commit(held.txn)
         for _ in range(20):
             await etcd.client.start_operation("noop", TABLE, {}, delay=100.0)
         for id_ in ["used", *(f"gone-{n}" for n in range(10))]:
@@ -188,7 +188,7 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
     asyncio.run(main())
 
 
-def test_a_graph_is_given_up_once_nothing_was_seen_of_its_caller_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_graph_is_denied_after_a_minute_without_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller refreshes its hold while it inserts the graph."""
 
     async def main() -> None:
@@ -231,7 +231,7 @@ def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
     asyncio.run(main())
 
 
-def test_a_hold_that_etcd_rejects_is_told_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """One raised at each look: no other hold was seen to, and nothing of what follows in a poll."""
 
     async def main() -> None:

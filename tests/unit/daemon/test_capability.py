@@ -43,7 +43,7 @@ class Cluster:
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_another_offers_is_left_to_it() -> None:
+def test_a_type_that_another_node_offers_is_left_to_that_node() -> None:
     cluster = Cluster(other=ABLE)
     assert cluster.mine.serves("validate")
     assert cluster.mine.cannot("validate", WHY)
@@ -55,7 +55,7 @@ def test_what_another_offers_is_left_to_it() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_where_nobody_else_can_it_fails_at_once() -> None:
+def test_a_job_that_no_other_node_can_run_fails_at_once() -> None:
     assert not Cluster().mine.cannot("validate", WHY)
     assert not Cluster(other=UNABLE).mine.cannot("validate", WHY)
     # A drained node can, once it is drained no longer.
@@ -73,7 +73,7 @@ def test_two_that_find_out_at_once_do_not_wait_for_each_other() -> None:
     assert not cluster.mine.cannot("validate", WHY)
 
 
-def test_a_capable_node_that_vanished_may_come_back(clock: StandingClock) -> None:
+def test_a_recently_gone_capable_node_still_counts(clock: StandingClock) -> None:
     cluster = Cluster(other=ABLE)
     cluster.becomes("other", None)
     assert cluster.mine.cannot("validate", WHY)
@@ -138,7 +138,7 @@ def test_two_failing_nodes_do_not_hand_work_to_each_other_for_ever(clock: Standi
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_type_is_left_only_to_those_that_would_take_the_work() -> None:
+def test_a_job_is_released_only_to_nodes_that_would_take_it() -> None:
     where = {"zone": "a"}
     assert not Cluster(other=ABLE).mine.cannot_now("validate", WHY, where)
     assert Cluster(other=replace(ABLE, labels={"zone": "a", "rack": "7"})).mine.cannot_now("validate", WHY, where)

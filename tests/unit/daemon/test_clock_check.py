@@ -45,7 +45,7 @@ class Etcd:
 
     async def read(self, config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
         if self.ahead is None:
-            raise server_clock.Untold(WHY)
+            raise server_clock.ClockUnreadable(WHY)
         return self.ahead
 
 

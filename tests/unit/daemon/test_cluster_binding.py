@@ -41,7 +41,7 @@ async def test_it_outlives_the_process(tmp_path: Path) -> None:
     with pytest.raises(ClusterChanged):
         answer(same, 0xAB, 8)
     other = Binding.load(BindingFile(tmp_path), "")
-    with pytest.raises(ClusterChanged, match=r"another cluster than before \(id cd, it was ab\).*--work-dir"):
+    with pytest.raises(ClusterChanged, match=r"another cluster than before \(id cd, before: ab\).*--work-dir"):
         answer(other, 0xCD, 9)
     await other.save()
     assert Binding.load(BindingFile(tmp_path), "").identity.cluster_id == 0xAB, "what it found does not bind it"
@@ -55,7 +55,7 @@ async def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 async def test_another_namespace(tmp_path: Path) -> None:
     await bound(tmp_path, 1, 1, "prod")
-    with pytest.raises(NotAllowed, match="belongs to the namespace 'prod', and this executor is told to serve no name"):
+    with pytest.raises(NotAllowed, match="belongs to the namespace 'prod', but this executor serves no name"):
         Binding.load(BindingFile(tmp_path), "")
     assert Binding.load(BindingFile(tmp_path), "prod").identity.cluster_id == 1
 
@@ -63,9 +63,9 @@ async def test_another_namespace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'{"v":1}', b'{"v":1,"namespace":"","cluster_id":7,"revision":1}', b"\xff"]
 )
-def test_what_cannot_be_read_is_not_forgotten(tmp_path: Path, data: bytes) -> None:
+def test_an_unreadable_binding_is_not_overwritten(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "cluster.json").write_bytes(data)
-    with pytest.raises(InvalidArgument, match=r"cluster.json .* cannot be read .* move the directory away"):
+    with pytest.raises(InvalidArgument, match=r"cannot read .*cluster.json.* move the directory away"):
         Binding.load(BindingFile(tmp_path), "")
 
 
@@ -84,7 +84,7 @@ class Counted(BindingFile):
         super().write(data)
 
 
-async def test_it_is_written_only_for_news_and_once_more_at_the_end(
+async def test_the_binding_is_saved_only_on_changes_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "EVERY", 0.0)
@@ -108,7 +108,7 @@ async def test_it_is_written_only_for_news_and_once_more_at_the_end(
     assert Binding.load(BindingFile(tmp_path), "").identity.revision == 9
 
 
-def test_how_far_etcd_has_come_is_written_within_a_minute_and_not_all_the_time(tmp_path: Path) -> None:
+def test_the_revision_is_saved_regularly_but_not_on_each_change(tmp_path: Path) -> None:
     """What a process that is killed has not written down goes unnoticed in a restored etcd."""
 
     async def main() -> None:

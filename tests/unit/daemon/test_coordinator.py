@@ -131,10 +131,7 @@ def test_run_ops_is_read_while_the_only_job_runs(run: Any) -> None:
         return PlanResult(chunked([PartitionPlan(0, "p=0")]), 1, "")
 
     async def work(one: Coordinating) -> None:
-        async def opened(ref: Any, make: Any, txn: Txn, state_mod: int) -> TxnResult:
-            return await one.ctx.commit(txn)
-
-        one.ctx.worker, one.ctx.open = SimpleNamespace(plan=plan), opened  # type: ignore[assignment, method-assign]
+        one.ctx.worker = SimpleNamespace(plan=plan)  # type: ignore[assignment]
         await one.role.start()
         ref = one.world.next_ref()
         spec = replace(one.world.spec(ref), table=TableRecord(TABLE, "parquet", "/data"))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def test_an_executor_runs_on_linux_only() -> None:
     check_system("linux")
-    with pytest.raises(UsageError, match=r"^an executor runs on Linux only, and this is darwin"):
+    with pytest.raises(UsageError, match=r"^an executor needs Linux, but this is darwin"):
         check_system("darwin")
 
 
-def test_an_id_is_made_once_and_kept(tmp_path: Path) -> None:
+def test_the_executor_id_is_created_once_and_saved(tmp_path: Path) -> None:
     made = stable_id(tmp_path, None)
     assert re.fullmatch(r"[A-Za-z0-9_-]+-[0-9a-f]{4}", made)
     assert stable_id(tmp_path, None) == made

@@ -139,7 +139,7 @@ def test_an_election_is_sought_again_after_etcd_could_not_be_reached(run: Any) -
 # -------------------------------------------------------------------- giving up
 
 
-def test_an_election_is_not_handed_over_again_within_a_minute(run: Any) -> None:
+def test_a_node_resigns_for_failed_calls_at_most_once_a_minute(run: Any) -> None:
     """What fails on every node would wander among them for ever."""
 
     async def work(one: Cluster) -> None:
@@ -161,7 +161,7 @@ def test_an_election_is_not_handed_over_again_within_a_minute(run: Any) -> None:
 
 
 @pytest.mark.parametrize("polls", [False, True])
-def test_whoever_passes_an_election_on_lets_all_others_go_first(run: Any, polls: bool) -> None:
+def test_a_node_that_resigned_for_other_labels_lets_all_others_try_first(run: Any, polls: bool) -> None:
     async def work(one: Cluster) -> None:
         one.join("other")
         await asyncio.sleep(0.1)
@@ -179,7 +179,7 @@ def test_whoever_passes_an_election_on_lets_all_others_go_first(run: Any, polls:
     run(work)
 
 
-def test_an_election_that_was_given_up_is_not_taken_for_one_that_is_held(run: Any) -> None:
+def test_a_resigned_election_is_not_taken_for_a_held_one(run: Any) -> None:
     """The view shows it for a while, and nothing could be written under it."""
 
     async def work(one: Cluster) -> None:
@@ -202,7 +202,7 @@ def test_an_election_that_was_given_up_is_not_taken_for_one_that_is_held(run: An
 # -------------------------------------------------- types that nobody has code of
 
 
-def test_what_is_abandoned_is_ended_by_any_daemon(run: Any) -> None:
+def test_any_daemon_ends_abandoned_operations(run: Any) -> None:
     async def work(one: Cluster) -> None:
         await one.until_elected(one.pending("t", "gone", Phase.CANCELLING), within=180.0)
 
@@ -223,7 +223,7 @@ def test_the_pending_key_of_no_operation_is_deleted_without_an_election(run: Any
     run(work)
 
 
-def test_of_many_abandoned_types_each_has_its_turn_and_time_to_end(run: Any) -> None:
+def test_each_of_many_abandoned_types_gets_a_turn(run: Any) -> None:
     async def work(one: Cluster) -> None:
         subjects = [one.pending("t", f"gone-{n}", Phase.CANCELLING) for n in range(3 * ABANDONED_AT_ONCE)]
         held, longest = Counter[Subject](), Counter[Subject]()

@@ -50,7 +50,7 @@ class Daemon(Incarnation):
         self.worker: Any = SimpleNamespace(trouble="")
         self.lost = asyncio.get_running_loop().create_future()
         self.executor, self.elections = Executor(self), Elections(self)
-        self._said, self._caught_up = self._to_say(), True
+        self._published, self._caught_up = self._current_node(), True
         self._families = [families for _, _, families in self._watched()]
         self.looked_at: Counter[str] = Counter()
         """Tables for which it was asked whether this node coordinates them."""
@@ -172,14 +172,16 @@ async def test_operations_of_one_job_are_divided_anew_where_nodes_changed(daemon
     assert daemon.capable >= TABLES
 
 
-async def test_a_hold_has_no_election_looked_at(daemon: Daemon) -> None:
+async def test_a_changed_hold_causes_no_check_of_elections(daemon: Daemon) -> None:
     daemon.see(daemon.keys.hold("graph-1"), Hold("graph", HoldState.HELD, "", {}).encode())
     daemon.see(daemon.keys.hold("graph-1"), None)
     assert not daemon.looked_at
     assert not daemon.informed
 
 
-async def test_what_ends_on_a_table_is_told_to_all_types_on_it(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_an_operation_notifies_all_roles_of_its_table(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have excluded their operations."""
     told: list[Coordinator] = []
     monkeypatch.setattr(Coordinator, "table_changed", lambda role: told.append(role))

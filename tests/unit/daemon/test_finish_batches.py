@@ -73,8 +73,7 @@ def run(count: int, work: Callable[[Coordinator], Awaitable[Any]], **more: Any) 
     async def main() -> None:
         one = Coordinator(count, **more)
         await work(one)
-        assert one.finishes._busy is False
-        assert not one.finishes._waiting
+        assert not one.finishes._commits.busy
         assert not check(one.world.keys, one.client.store.history)
 
     asyncio.run(main())

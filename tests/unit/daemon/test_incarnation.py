@@ -12,7 +12,7 @@ import pytest
 
 from distop.daemon import incarnation as module
 from distop.daemon.executor.executor_role import Executor
-from distop.daemon.incarnation import Incarnation, together
+from distop.daemon.incarnation import Incarnation, run_all
 from distop.errors import PermissionDenied
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -49,7 +49,7 @@ async def test_the_first_part_that_fails_ends_all_others() -> None:
         raise PermissionDenied("no")
 
     with pytest.raises(PermissionDenied):
-        await together(goes_on(), fails(), goes_on())
+        await run_all(goes_on(), fails(), goes_on())
     assert ended == ["goes on", "goes on"]
 
 
@@ -64,7 +64,7 @@ class Record:
         await asyncio.sleep(0)
         if self.refusals:
             self.refusals -= 1
-            raise PermissionDenied("etcd does not permit us the node update")
+            raise PermissionDenied("etcd denies us permission for the node update")
         self.said.append(Node.decode(value))
 
 
@@ -78,11 +78,11 @@ def incarnation(folder: Path, record: Record) -> Any:
 
 async def said(one: Any) -> None:
     """What is being said is said, or refused."""
-    if one._saying is not None:
-        await one._saying
+    if one._publishing is not None:
+        await one._publishing
 
 
-async def test_what_was_refused_is_said_at_the_next_poll(tmp_path: Path) -> None:
+async def test_a_rejected_node_update_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
     record = Record(refusals=1)
     one = incarnation(tmp_path, record)
     one.cluster.drains.add("ann")
@@ -93,10 +93,10 @@ async def test_what_was_refused_is_said_at_the_next_poll(tmp_path: Path) -> None
     await said(one)
     assert [node.state for node in record.said] == [NodeState.DRAINED]
     one.activity_changed()
-    assert one._saying is None, "it is said once"
+    assert one._publishing is None, "it is said once"
 
 
-async def test_a_count_of_releases_that_was_refused_is_said_at_the_next_poll(tmp_path: Path) -> None:
+async def test_a_rejected_count_of_releases_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
     record = Record(refusals=2)
     one = incarnation(tmp_path, record)
     with pytest.raises(PermissionDenied):
@@ -107,7 +107,7 @@ async def test_a_count_of_releases_that_was_refused_is_said_at_the_next_poll(tmp
     assert [(node.released, node.state) for node in record.said] == [(1, NodeState.ACTIVE)]
 
 
-async def test_a_count_of_releases_does_not_undo_what_was_said(tmp_path: Path) -> None:
+async def test_a_count_of_releases_keeps_other_fields_of_the_node_record(tmp_path: Path) -> None:
     record = Record(refusals=0)
     one = incarnation(tmp_path, record)
     one.cluster.drains.add("ann")
@@ -144,7 +144,7 @@ def test_an_executor_reports_that_it_is_drained_when_its_last_job_ends(tmp_path:
         one.executor = executor = Executor(one)
         over = asyncio.Event()
         executor._jobs.run = lambda *_: over.wait()  # type: ignore[assignment, method-assign]
-        executor._start(SimpleNamespace(ref=OperationRef("t", "noop", "", 1)), [0])  # type: ignore[arg-type]
+        executor._start([(SimpleNamespace(ref=OperationRef("t", "noop", "", 1), plan=SimpleNamespace(count=2)), [0])])  # type: ignore[list-item]
         one.cluster.drains.add("ann")
         running = asyncio.ensure_future(executor.run())
         await asyncio.sleep(1.0)
@@ -168,7 +168,7 @@ async def test_a_late_publication_does_not_overwrite_a_newer_declaration(tmp_pat
         return client.store.apply(txn)
 
     client.fates.append(late)
-    await one._publish([Declaration("noop")])
+    await one._publish_declarations([Declaration("noop")])
     kv = client.store.get(key)
     assert kv is not None
     assert kv.value == newer
@@ -201,14 +201,14 @@ def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("refused", ["holds", "claims"])
-def test_a_step_of_a_poll_that_is_refused_holds_up_no_other(tmp_path: Path, refused: str) -> None:
+def test_a_rejected_step_of_a_poll_does_not_block_other_steps(tmp_path: Path, refused: str) -> None:
     looked: Counter[str] = Counter()
 
     def look(what: str) -> Any:
         async def asked() -> None:
             looked.update([what])
             if what == refused:
-                raise PermissionDenied("etcd does not permit it")
+                raise PermissionDenied("etcd denies permission")
 
         return asked
 
@@ -217,7 +217,7 @@ def test_a_step_of_a_poll_that_is_refused_holds_up_no_other(tmp_path: Path, refu
         one.elections = SimpleNamespace(busy=False, poll=lambda: None)
         one.executor = SimpleNamespace(busy=False, cluster_changed=lambda **_: looked.update(["executor"]))
         one._reconciler = SimpleNamespace(look_soon=lambda: None)
-        one._holds, one._settle_claims = SimpleNamespace(look=look("holds")), look("claims")
+        one._holds, one._release_unknown_claims = SimpleNamespace(look=look("holds")), look("claims")
         one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
         polling = asyncio.ensure_future(one._poll())
         await asyncio.sleep(2.5 * one.config.poll)

@@ -61,6 +61,16 @@ async def test_what_runs_for_a_while_is_told_until_it_is_over(monkeypatch: pytes
     assert timers.told[2:] == [{}]
 
 
+async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that has started Spark, and had no status of its own before."""
+    timers = Timers(monkeypatch)
+    timers.doing.says(FIRST, "starting Spark")
+    timers.come()
+    timers.doing.says(FIRST, "")
+    timers.come()
+    assert timers.told == [{"t/sample/1": "starting Spark"}, {}]
+
+
 async def test_what_is_over_soon_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
     timers.doing.says(FIRST, "reading footers")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.capability import Capability
-from distop.daemon.executor.circuit_breaker import Suspicion
 from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.incarnation_context import Context
 from distop.daemon.job_progress import Doing
@@ -98,6 +97,29 @@ class Child:
         self.cleans()
 
 
+class Told:
+    """Schedules nothing."""
+
+    def __init__(self) -> None:
+        self.stops = False
+        self.ended: list[int] = []
+        """Jobs that ended here."""
+        self.released: list[int] = []
+        """Jobs that are held no longer, and have not ended."""
+
+    def stopping(self, op: OpenOperation) -> bool:
+        return self.stops
+
+    def settled(self, op: OpenOperation, partition: int, *, ended: bool) -> None:
+        (self.ended if ended else self.released).append(partition)
+
+    def broke(self, ref: OperationRef) -> None: ...
+
+    def succeeded(self, ref: OperationRef) -> None: ...
+
+    def hint_released(self) -> None: ...
+
+
 class Here(Context):
     """An executor that holds the first jobs of an operation."""
 
@@ -123,7 +145,8 @@ class Here(Context):
         self.local = LocalJobs(files, "me")
         chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
         self.op = OpenOperation(REF, 1, Spec("request", "", "", rules), {}, Plan(4, "", "", len(chunks)), chunks, [0])
-        self.jobs = Jobs(self, Suspicion(self), lambda _: False, lambda _: None, lambda: None)
+        self.scheduler = Told()
+        self.jobs = Jobs(self, self.scheduler)
         claim = Claim("ex-me", "me", attempt, failures)
         for p in range(4):
             written = self.etcd.store.apply(Txn((), (Put(self.keys.claim(REF, p), claim.encode()),)))
@@ -161,7 +184,7 @@ async def test_a_report_that_won_before_its_answer_was_lost_counts(
         await here.jobs.run(here.op, [0, 1])
         await here.jobs.drain()
     assert [here.state(p) for p in (0, 1)] == ["success", "success"]
-    assert (here.op.done, sorted(here.op.held)) == (2, [2, 3])
+    assert (here.scheduler.ended, sorted(here.op.held)) == ([0, 1], [2, 3])
     assert here.local.former == [], "nothing of them is left here"
     assert list((tmp_path / "runs").iterdir()) == []
     assert caplog.records == []
@@ -182,7 +205,7 @@ async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplo
         await here.jobs.drain()
     assert [here.state(p) for p in (0, 1, 2)] == ["", "failed", "success"]
     assert (here.claim(0), here.outcome(1).executor) == (other, "ex-other")
-    assert here.op.done == 1
+    assert here.scheduler.ended == [2]
     assert sum("is dropped" in record.getMessage() for record in caplog.records) == 2
 
 
@@ -306,7 +329,7 @@ def test_jobs_that_wait_for_their_turn_in_a_slot_are_left_to_others_after_a_mome
 
         here.child.run_in_turn = run_in_turn  # type: ignore[attr-defined]
         here.child.pause = lambda op: told.append((op, now()))  # type: ignore[attr-defined]
-        await here.jobs.run_in_turn([here.op, second], lambda: told.append(("slow", now())))
+        await here.jobs.run_in_turn([(here.op, [0]), (second, [0])], lambda: told.append(("slow", now())))
 
     in_virtual_time(main)
     assert [what for what, _ in told] == ["slow", "t/noop/1", "t/noop/2"]
@@ -405,14 +428,14 @@ async def test_fatal_errors_speak_neither_for_nor_against_a_node(can_fail: bool,
     here = Here(tmp_path, Rules(can_fail=can_fail, cleans=False))
     told: list[str] = []
 
-    class Noted(Suspicion):
+    class Noted(Told):
         def broke(self, ref: OperationRef) -> None:
             told.append("broke")
 
-        def ended(self, ref: OperationRef) -> None:
+        def succeeded(self, ref: OperationRef) -> None:
             told.append("ended")
 
-    here.jobs = Jobs(here, Noted(here), lambda _: False, lambda _: None, lambda: None)
+    here.jobs = Jobs(here, Noted())
     ends = [
         JobEnded(0, "fatal", None, "no"),
         JobEnded(1, "error", None, "x"),

@@ -45,7 +45,7 @@ def test_L27_retries_losses_reports_and_restarts_are_counted_through_all_session
     assert value(metrics, "distop_slots") == 0, "there is no session"
 
 
-def test_its_registry_is_its_own() -> None:
+def test_the_metrics_have_a_separate_registry() -> None:
     before = list(prometheus_client.REGISTRY.collect())
     Metrics("e1")
     Metrics("e2")
@@ -53,7 +53,7 @@ def test_its_registry_is_its_own() -> None:
     assert not [f.name for f in prometheus_client.REGISTRY.collect() if f.name.startswith("distop")]
 
 
-async def test_a_scrape_waits_for_no_loop_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_does_not_wait_for_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told what the loop said last; and the loop is not held up by any scrape."""
     monkeypatch.setattr(module, "ASK", 0.05)
     metrics = Metrics("e1")
@@ -68,7 +68,8 @@ async def test_a_scrape_waits_for_no_loop_that_is_busy(monkeypatch: pytest.Monke
 
         assert "distop_slots 4.0" in await asyncio.to_thread(scrape)
         assert "distop_slots 4.0" in scrape(), "the loop is here, and answers nothing"
-        with pytest.raises(InvalidArgument, match=rf"cannot be served at 127.0.0.1:{port} \(Address already in use\)"):
+        taken = rf"cannot serve metrics at 127.0.0.1:{port} \(Address already in use\)"
+        with pytest.raises(InvalidArgument, match=taken):
             Metrics("e2").serve("127.0.0.1", port)
     finally:
         await asyncio.to_thread(metrics.close)
@@ -100,7 +101,7 @@ def test_where_metrics_are_served(text: str, place: tuple[str, int], tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "host:", "host:65536", "host:-1", "host:x", ""])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_place_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--metrics must be HOST:PORT"):
         Settings({"metrics": text}, env={}).get("metrics")
 

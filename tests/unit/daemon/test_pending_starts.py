@@ -275,7 +275,7 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
 
         def picky(txn: Txn) -> TxnResult:
             if refused[0] and any(getattr(op, "key", "") == KEYS.of(bad, "state") for op in txn.success):
-                raise MalformedRequest("the write was refused by etcd: request is too large")
+                raise MalformedRequest("etcd rejected the write: request is too large")
             return etcd.store.apply(txn)
 
         etcd.usual = picky
@@ -283,7 +283,7 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
         await coordinator.until(lambda: [etcd.value(KEYS.of(ref, "state")) for ref in refs[1:]] == [wanted] * 11)
         assert etcd.value(KEYS.of(bad, "state")) == b"pending"
         await coordinator.until(lambda: str(bad) in refusals.told)
-        assert refusals.told[str(bad)] == "begin or end: the write was refused by etcd: request is too large"
+        assert refusals.told[str(bad)] == "begin or end: etcd rejected the write: request is too large"
         refused[0] = False
         await coordinator.until(lambda: etcd.value(KEYS.of(bad, "state")) == wanted)
         await coordinator.until(lambda: not refusals.told)
@@ -509,7 +509,7 @@ def test_rejected_begins_do_not_block_joins_and_rejected_joins_do_not_block_begi
 
         def picky(txn: Txn) -> TxnResult:
             if txn.label == refused:
-                raise PermissionDenied("etcd does not permit it")
+                raise PermissionDenied("etcd denies permission")
             return apply(txn)  # type: ignore[no-any-return]
 
         etcd.usual = picky

@@ -21,11 +21,10 @@ from distop.protocol.operation_options import Options
 from distop.protocol.state_tables import JobStage
 from distop.protocol.txn import Put, Txn
 from distop.runtime import logs
-from distop.services.open_operation import OpenOperation
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from tests.support.modelclient import ModelClient
-from tests.support.world import TYPE, World, planned
+from tests.support.world import TYPE, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +48,7 @@ class Here(Context):
         self.worker: Any = SimpleNamespace(stuck=())
         self.log = logs.get("distop.test")
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
-        self.caught_up_at = self.gates_at = 0
+        self.caught_up_at = 0
         self.lost = asyncio.get_running_loop().create_future()
         self.config = ExecutorConfig(EtcdConfig(), Path("nowhere"), slots=slots)
 
@@ -57,13 +56,13 @@ class Here(Context):
 class Running:
     """An executor that claims, and runs nothing. ``poisoned``: keys that etcd takes in no put."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, slots: int = 400) -> None:
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, clock: StandingClock, slots: int = 400) -> None:
+        self.clock = clock
         self.world, self.client = world, ModelClient()
         self.client.store, self.client.usual = world.store, self._applied
         self.poisoned: set[str] = set()
-        self.slots = slots
         self.executor = Executor(Here(world, self.client, slots))
-        monkeypatch.setattr(self.executor, "_start", lambda op, block: None)
+        monkeypatch.setattr(self.executor, "_start", lambda jobs: None)
         monkeypatch.setattr(self.executor, "_track", lambda work: None)
 
     def _applied(self, txn: Txn) -> TxnResult:
@@ -80,10 +79,15 @@ class Running:
         self.executor.cluster_changed(hint=True)
 
     async def serve(self, ref: OperationRef) -> list[int]:
-        """What it holds after one more round."""
-        self.executor._free_slots = self.slots
-        await self.executor._serve(ref, 0)
+        """What it holds after one more round of all that may be served, long after the last one."""
+        self.clock.now += 1_000.0
+        self.sees()
+        self.executor._assign()
+        await asyncio.gather(*self.executor._rounds)
         return self.held(ref)
+
+    def wait(self, ref: OperationRef) -> float:
+        return self.executor._backlog.wait(ref, self.clock.now)
 
     def held(self, ref: OperationRef) -> list[int]:
         claims = sorted(self.world.op(ref).claims.items())
@@ -121,7 +125,7 @@ def lost(world: World, ref: OperationRef, partitions: int, attempt: int = 1) -> 
 
 @pytest.mark.parametrize("scattered", [False, True])
 async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
-    scattered: bool, monkeypatch: pytest.MonkeyPatch
+    scattered: bool, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     """Neighbours, which are claimed as runs, and single jobs."""
     world, ref = open_operation(200)
@@ -129,90 +133,70 @@ async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
     for p in ended:
         world.do(world.claim(ref, "a", [p]))
         world.do(world.report(ref, p, JobState.SUCCESS))
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == [p for p in range(200) if p not in ended]
     assert running.told == {}
-    assert running.executor._wait(ref) <= 0
+    assert running.wait(ref) <= 0
 
 
 async def test_a_claim_that_is_rejected_alone_is_told_and_the_others_are_won(
     monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, ref = open_operation(100)
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     running.poisoned = {world.keys.claim(ref, 7)}
     others = [p for p in range(100) if p != 7]
     pauses = []
     for _ in range(4):
         assert await running.serve(ref) == others
         assert running.told == {str(ref): "claims: etcdserver: request is too large"}
-        pauses.append(running.executor._wait(ref))
-        running.executor._troubles.ran(ref)
-        assert running.executor._wait(ref) == pauses[-1], "an end of another job tells nothing of it"
+        pauses.append(running.wait(ref))
+        running.executor._backlog.ran(ref)
+        assert running.wait(ref) == pauses[-1], "an end of another job tells nothing of it"
         clock.now += pauses[-1]
     assert PAUSE[0] / 2 <= pauses[0] < pauses[-1]
     running.poisoned.clear()
     assert await running.serve(ref) == list(range(100))
     assert running.told == {}
-    assert ref not in running.executor._troubles
+    assert running.wait(ref) <= 0
 
 
-async def test_an_operation_whose_claims_are_rejected_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operation_whose_claims_are_rejected_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+) -> None:
     world, ref = open_operation(3)
     other = world.next_ref()
     world.do(world.start(other))
     world.do(world.plan(other, 2))
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
-    running.executor._small.general = dict.fromkeys((ref, other))
-    running.executor._assign_general()
-    assert list(running.executor._serving) == [other]
-    await running.executor._serving[other]
     assert (running.held(ref), running.held(other)) == ([], [0, 1])
     assert list(running.told) == [str(ref)]
 
 
 @pytest.mark.parametrize("poisoned", [False, True])
 async def test_what_was_to_be_claimed_unread_is_claimed_as_usual(
-    poisoned: bool, monkeypatch: pytest.MonkeyPatch
+    poisoned: bool, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     """An operation that has just opened, and a limit below what it has jobs."""
     world, ref = open_operation(30)
-    running = Running(world, monkeypatch, slots=30)
+    running = Running(world, monkeypatch, clock, slots=30)
     running.poisoned = {world.keys.claim(ref, 29)} if poisoned else set()
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == list(range(29 if poisoned else 30))
     assert list(running.told) == ([str(ref)] if poisoned else [])
 
 
-async def test_a_plan_is_written_alone_where_it_is_rejected_with_the_first_claims(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world, _ = open_operation(2)
-    new = world.next_ref()
-    world.do(world.start(new))
-    running = Running(world, monkeypatch, slots=30)
-    monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
-    plan, chunks = planned(30)
-
-    def make() -> OpenOperation:
-        return OpenOperation.planned(new, world.spec(new), {}, plan, chunks)
-
-    written = await running.executor.open(new, make, world.plan(new, 30), world.mod(new, "state"))
-    assert written.succeeded
-    assert running.executor._free_slots == 30
-    running.sees()
-    assert await running.serve(new) == list(range(30))
-
-
 @pytest.mark.parametrize("attempt", [1, 3])
-async def test_takeovers_and_ends_of_lost_jobs_are_divided(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_takeovers_and_ends_of_lost_jobs_are_divided(
+    attempt: int, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+) -> None:
     """Of jobs that are tried again, and of those that were lost once too often."""
     world, ref = open_operation(60)
     lost(world, ref, 40, attempt)
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     running.sees()
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     key = world.keys.claim(ref, 7) if attempt == 1 else world.keys.job(ref, 7, "outcome")
@@ -230,11 +214,11 @@ async def test_takeovers_and_ends_of_lost_jobs_are_divided(attempt: int, monkeyp
 
 
 async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, ref = open_operation(60, max_jobs=40)
     lost(world, ref, 40)
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     ctx = running.executor._ctx
     ctx.limits = replace(ctx.limits, gone=0)
     running.sees()
@@ -251,7 +235,7 @@ async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
 
 
 async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_claimed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, first = open_operation(1)
     refs = [first]
@@ -259,24 +243,25 @@ async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_cla
         refs.append(world.next_ref())
         world.do(world.start(refs[-1]))
         world.do(world.plan(refs[-1], 1))
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock, slots=4)
     running.poisoned = {world.keys.claim(refs[2], 0)}
-    running.sees()
-    for ref in refs:
-        running.executor._small._mine.pop(ref, None)
-        running.executor._small.taken[ref] = None
-    await running.executor._serve_small(refs)
-    assert set(running.executor._small.general) == set(refs), "served one by one"
-    for ref in refs:
-        await running.serve(ref)
+    for _ in range(9):
+        running.executor._backlog.ran_together(TYPE, [0.0])
+    await running.serve(first)
+    assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 0, 1, 1], "etcd takes no group with it"
+    await running.serve(first)
+    running.executor._assign()  # the one that is rejected waits
+    await asyncio.gather(*running.executor._rounds)
     assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 1, 1, 1]
     assert list(running.told) == [str(refs[2])]
 
 
 @pytest.mark.parametrize("how", ["gone", "drained"])
-async def test_nothing_is_told_of_what_is_claimed_no_more(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_told_of_what_is_claimed_no_more(
+    how: str, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+) -> None:
     world, ref = open_operation(3)
-    running = Running(world, monkeypatch)
+    running = Running(world, monkeypatch, clock)
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
     assert list(running.told) == [str(ref)]

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
-
-import pytest
-
-from distop.daemon.executor.circuit_breaker import PAUSE, REMEMBERED, Suspicion
-from distop.daemon.incarnation_context import Context
-from distop.decide.executor import FROM_ONE, IN_A_ROW, Suspected, suspected
-from distop.decide.view import ClusterView
-from distop.protocol.keys import Keys
-from distop.protocol.records import Node, OperationRef
-from distop.runtime import logs
-
-if TYPE_CHECKING:
-    from tests.support.clock import StandingClock
+from distop.decide.executor import FROM_ONE, IN_A_ROW, PAUSE, REMEMBERED, Suspected, Suspicion, suspected
+from distop.protocol.records import OperationRef
 
 A, B, C = (OperationRef("t", name, "", 1) for name in "abc")
 
 
-class Here(Context):
+def node(*offered: str) -> Suspicion:
     """A node in a cluster whose other nodes offer these types."""
+    return Suspicion(lambda ref: ref.type in offered)
 
-    def __init__(self, *offered: str) -> None:
-        self.cluster = ClusterView(Keys())
-        self.cluster.nodes["me"] = Node("ex-me", "host", 4, ("a", "b", "c"))
-        self.cluster.nodes["other"] = Node("ex-other", "host", 4, offered)
-        self.incarnation = "me"
-        self.log = logs.get("distop.test")
+
+def waits(mine: Suspicion, *refs: OperationRef, now: float = 0.0) -> list[float]:
+    return [mine.wait(ref, now) for ref in refs]
 
 
 def test_what_is_suspected() -> None:
@@ -41,67 +26,58 @@ def test_what_is_suspected() -> None:
     assert suspected({OperationRef("t", "a", "", n): 2 for n in range(IN_A_ROW // 2)}, 2) is Suspected.NODE
 
 
-def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on(
-    clock: StandingClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    mine = Suspicion(Here("a", "b"))
-    with caplog.at_level(logging.INFO, "distop"):
-        for _ in range(IN_A_ROW):
-            assert mine.wait(A) == 0
-            mine.ended(B)
-            mine.broke(A)
-    assert (mine.wait(A), mine.wait(B)) == (PAUSE, 0)
-    (record,) = caplog.records
-    assert "leaves it to others" in record.getMessage()
-    clock.now = PAUSE
-    assert mine.wait(A) == 0
+def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on() -> None:
+    mine, told = node("a", "b"), []
+    for _ in range(IN_A_ROW):
+        assert waits(mine, A) == [0]
+        mine.ended(B)
+        told.append(mine.broke(A, 0.0))
+    assert waits(mine, A, B) == [PAUSE, 0]
+    assert [one for one in told if one[0] is not None] == [(Suspected.OPERATION, IN_A_ROW, 1)]
+    assert mine.wait(A, PAUSE) == 0
 
 
-def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing(
-    clock: StandingClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    mine = Suspicion(Here("a", "b"))
-    with caplog.at_level(logging.INFO, "distop"):
-        for _ in range(IN_A_ROW // 2):
-            assert mine.wait(A) == 0
-            mine.broke(A)
-            mine.broke(B)
-    assert [mine.wait(ref) for ref in (A, B)] == [PAUSE, PAUSE]
-    assert mine.wait(C) == 0, "nobody else could run those"
-    (record,) = caplog.records
-    assert "this node claims nothing" in record.getMessage()
+def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing() -> None:
+    mine, told = node("a", "b"), []
+    for _ in range(IN_A_ROW // 2):
+        assert waits(mine, A) == [0]
+        told += [mine.broke(A, 0.0), mine.broke(B, 0.0)]
+    assert waits(mine, A, B) == [PAUSE, PAUSE]
+    assert waits(mine, C) == [0], "nobody else could run those"
+    assert [one for one in told if one[0] is not None] == [(Suspected.NODE, IN_A_ROW, 2)]
 
 
-def test_any_job_that_ends_speaks_for_the_node_and_its_operation(clock: StandingClock) -> None:
-    mine = Suspicion(Here("a", "b"))
+def test_any_job_that_ends_speaks_for_the_node_and_its_operation() -> None:
+    mine = node("a", "b")
     for _ in range(IN_A_ROW):
         for ref in (A, B):
             for _ in range(IN_A_ROW // 2 - 1):
-                mine.broke(ref)
+                mine.broke(ref, 0.0)
             mine.ended(ref)
-    assert (mine.wait(A), mine.wait(B)) == (0, 0)
+    assert waits(mine, A, B) == [0, 0]
 
 
-def test_where_nobody_else_lives_nothing_is_held_back(clock: StandingClock) -> None:
-    ctx = Here()
-    mine = Suspicion(ctx)
+def test_where_nobody_else_lives_nothing_is_held_back() -> None:
+    offered: set[str] = set()
+    mine = Suspicion(lambda ref: ref.type in offered)
     for _ in range(3 * IN_A_ROW):
-        mine.broke(A)
-        mine.broke(B)
-    assert (mine.wait(A), mine.wait(B)) == (0, 0)
-    ctx.cluster.nodes["other"] = Node("ex-other", "host", 4, ("a", "b"))
-    assert (mine.wait(A), mine.wait(B)) == (0, 0), "what broke before tells nothing of this node alone"
+        mine.broke(A, 0.0)
+        mine.broke(B, 0.0)
+    assert waits(mine, A, B) == [0, 0]
+    offered |= {"a", "b"}
+    assert waits(mine, A, B) == [0, 0], "what broke before tells nothing of this node alone"
     for _ in range(IN_A_ROW):
-        mine.broke(A)
-    assert mine.wait(A) == PAUSE
-    del ctx.cluster.nodes["other"]
-    assert mine.wait(A) == 0, "the others are gone"
+        mine.broke(A, 0.0)
+    assert waits(mine, A) == [PAUSE]
+    offered.clear()
+    assert waits(mine, A) == [0], "the others are gone"
 
 
-def test_what_is_remembered_is_bounded(clock: StandingClock) -> None:
-    mine = Suspicion(Here("a"))
+def test_what_is_remembered_is_bounded() -> None:
+    mine = node("a")
     for number in range(1, 10 * REMEMBERED):
-        mine.broke(OperationRef("t", "a", "", number))
-        mine.keep(())
+        ref = OperationRef("t", "a", "", number)
+        mine.broke(ref, 0.0)
+        mine.forget(ref)
     assert len(mine._broke) <= REMEMBERED
     assert mine._of_one == mine._until == {}

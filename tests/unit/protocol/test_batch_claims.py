@@ -33,9 +33,10 @@ def opened(count: int) -> tuple[World, list[OperationRef]]:
     return world, refs
 
 
-def seen(world: World, refs: list[OperationRef]) -> list[g.Opened]:
+def seen(world: World, refs: list[OperationRef]) -> list[g.Untouched]:
     keys = world.keys
-    return [g.Opened(ref, world.store.mod(keys.gate(ref)), OpenOperation.records(keys, ref)) for ref in refs]
+    mods = {ref: world.store.mod(keys.gate(ref)) for ref in refs}
+    return [g.Untouched(ref, mods[ref], ((0, 1),), OpenOperation.records(keys, ref)) for ref in refs]
 
 
 def together(world: World, refs: list[OperationRef]) -> TxnResult:
@@ -47,7 +48,7 @@ def test_several_are_claimed_and_read_in_one_revision() -> None:
     before, asked = world.store.revision, seen(world, refs)
     result = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))
     granted = g.granted_together(result, asked)
-    assert [one.fence for one in granted] == [before + 1] * 3
+    assert [one.fences for one in granted] == [{0: before + 1}] * 3
     for ref, one in zip(refs, granted, strict=True):
         assert world.claim_of(ref, 0) == MINE
         spec, arg, plan, chunk = one.records
@@ -86,7 +87,7 @@ def test_one_that_is_not_as_it_was_seen_is_refused_and_the_others_are_claimed_ap
     assert not world.store.apply(g.claim_together(world.keys, "a", asked, MINE)).succeeded
     assert world.store.listing() == listing, "all or none"
     result = world.store.apply(g.claim_apart(world.keys, "a", asked, MINE))
-    assert [one is not None for one in g.granted_apart(result, MINE)] == [True, False, True]
+    assert [one is not None for one in g.granted_apart(result, asked, MINE)] == [True, False, True]
     assert [world.claim_of(ref, 0) == MINE for ref in refs] == [True, False, True]
     assert not check(world.keys, world.store.history)
 
@@ -98,8 +99,8 @@ def test_what_an_earlier_copy_has_won_is_known_by_the_claim_also_behind_a_gate_t
     world.do(world.cancel(refs[2]))
     assert not world.store.apply(g.claim_together(world.keys, "a", asked, MINE)).succeeded
     revision = world.store.revision
-    found = g.granted_apart(world.store.apply(g.claim_apart(world.keys, "a", asked, MINE)), MINE)
-    assert [one.fence for one in found if one is not None] == [first.revision] * 3
+    found = g.granted_apart(world.store.apply(g.claim_apart(world.keys, "a", asked, MINE)), asked, MINE)
+    assert [one.fences for one in found if one is not None] == [{0: first.revision}] * 3
     assert world.store.revision == revision, "nothing was written again"
 
 
@@ -110,6 +111,24 @@ def test_a_session_that_is_over_claims_nothing() -> None:
     for txn in (g.claim_together(world.keys, "a", asked, MINE), g.claim_apart(world.keys, "a", asked, MINE)):
         assert not world.store.apply(txn).succeeded
     assert [world.claim_of(ref, 0) for ref in refs] == [None, None]
+
+
+def test_several_jobs_of_several_operations_are_claimed_in_one_transaction() -> None:
+    world, refs = opened(2)
+    large = world.next_ref()
+    world.do(world.start(large))
+    world.do(world.plan(large, 6))
+    keys = world.keys
+    some = g.Untouched(large, world.store.mod(keys.gate(large)), ((0, 2), (4, 5)), OpenOperation.records(keys, large))
+    asked = [*seen(world, refs), some]
+    first = world.store.apply(g.claim_together(keys, "a", asked, MINE))
+    granted = g.granted_together(first, asked)
+    assert [one.fences for one in granted] == [{0: first.revision}] * 2 + [dict.fromkeys((0, 1, 4), first.revision)]
+    assert [len(one.records) for one in granted] == [4, 4, 4]
+    world.do(world.claim(large, "b", [3]))
+    again = g.granted_apart(world.store.apply(g.claim_apart(keys, "a", asked, MINE)), asked, MINE)
+    assert [one.fences for one in again if one is not None] == [one.fences for one in granted]
+    assert not check(keys, world.store.history)
 
 
 @pytest.mark.parametrize("guard", [0, 1, 2])

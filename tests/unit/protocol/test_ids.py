@@ -172,14 +172,17 @@ def test_P10_what_makes_the_id_and_the_rules_is_published() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"id_fields": "path"}, "id_fields is a list of fields"),
-        ({"id_fields": ("colour",)}, "id_fields names 'colour', which is no field"),
-        ({"id_fields": ("other",)}, "id_fields names 'other', which is no field"),
-        ({"id_fields": ("files",)}, "whose default a function makes"),
-        ({"combine": {"colour": "union"}}, "combine names 'colour', which is no field"),
-        ({"combine": {"path": "last"}}, "combine names 'path', by which operations are told apart"),
-        ({"combine": {"files": "merge"}}, "combine has the rule 'merge' for 'files', it must be one of union, concat"),
-        ({"combine": ["files"]}, "combine has a rule for each"),
+        ({"id_fields": "path"}, "id_fields must be a list of fields"),
+        ({"id_fields": ("colour",)}, "id_fields names 'colour', which is not a field"),
+        ({"id_fields": ("other",)}, "id_fields names 'other', which is not a field"),
+        ({"id_fields": ("files",)}, "which has a default_factory"),
+        ({"combine": {"colour": "union"}}, "combine names 'colour', which is not a field"),
+        ({"combine": {"path": "last"}}, "combine names 'path', which is in id_fields"),
+        (
+            {"combine": {"files": "merge"}},
+            "combine has the rule 'merge' for 'files', but it must be one of union, concat",
+        ),
+        ({"combine": ["files"]}, "combine must map fields to rules"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(fields: dict[str, Any], words: str) -> None:

@@ -14,16 +14,16 @@ from distop.protocol import actor_claims, job_transitions, prepared_operations
 from distop.protocol import operation_transitions as t
 from distop.protocol import pending_operations as w
 from distop.protocol.dependencies import GRAPH, Hold, HoldState
-from distop.protocol.group_commit import merged
 from distop.protocol.jobs import Claim
 from distop.protocol.operation_options import Options
-from distop.protocol.records import OperationRef, State
+from distop.protocol.records import State
 from distop.protocol.state_tables import JobStage
+from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.protocol.user_actions import Actions
-from distop.services.submission import insertion
+from distop.services.submission import graph_start
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
-from tests.support.world import TIME, World, planned
+from tests.support.world import TIME, planned
 from tests.unit.protocol.test_operation_transitions import JOBS, ready, waiting, waiting_for_another
 from tests.unit.services.test_graph_start import WHY, end_for_good, spec_of
 
@@ -91,21 +91,14 @@ def test_a_late_copy_of_a_chunk_does_not_replace_the_one_that_was_planned_since(
     assert not world.store.apply(late).succeeded
 
 
-@pytest.mark.parametrize("claims", [False, True])
-def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote(claims: bool) -> None:
-    """The digest of the plan would not fit the chunks. ``claims``: the plan brings the first claims."""
+def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote() -> None:
+    """The digest of the plan would not fit the chunks."""
     world, ref = ready(planned_first=False)
     plan, _ = planned(JOBS)
     written = world.do(world.chunk(ref, 0, b"[]")).revision
     world.do(world.chunk(ref, 0, b'["of another planning"]'))
     late = t.write_plan(world.keys, ref, world.election, plan, [written])
-    assert not world.store.apply(with_first_claims(world, ref, late) if claims else late).succeeded
-
-
-def with_first_claims(world: World, ref: OperationRef, plan: Txn) -> Txn:
-    """The plan, together with claims of all jobs by the executor of the coordinator's daemon."""
-    wants = [job_transitions.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(JOBS)]
-    return job_transitions.with_first(world.keys, ref, plan, world.mod(ref, "state"), "a", wants)
+    assert not world.store.apply(late).succeeded
 
 
 def test_a_second_plan_of_the_same_chunks_takes_no_job_from_its_holder() -> None:
@@ -113,7 +106,7 @@ def test_a_second_plan_of_the_same_chunks_takes_no_job_from_its_holder() -> None
     plan, chunks = planned(JOBS)
     written = [world.do(world.chunk(ref, n, chunk)).revision for n, chunk in enumerate(chunks)]
     first = t.write_plan(world.keys, ref, world.election, plan, written)
-    second = with_first_claims(world, ref, first)
+    second = t.write_plan(world.keys, ref, world.election, plan, written)
     world.do(first)
     world.do(world.claim(ref, "b", [0]))
     fence = world.fence(ref, 0)
@@ -121,11 +114,11 @@ def test_a_second_plan_of_the_same_chunks_takes_no_job_from_its_holder() -> None
     assert world.fence(ref, 0) == fence
 
 
-@pytest.mark.parametrize("what", ["plan_and_claim", "chunk"])
+@pytest.mark.parametrize("what", ["plan", "chunk"])
 def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
     """Its node still exists."""
     world, ref = ready(planned_first=False)
-    late = world.plan_and_claim(ref, "a", [0]) if what == "plan_and_claim" else world.chunk(ref, 0, b"[]")
+    late = world.plan(ref) if what == "plan" else world.chunk(ref, 0, b"[]")
     world.do(world.resign())
     world.do(world.elect("b"))
     assert not world.store.apply(late).succeeded
@@ -268,7 +261,7 @@ def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow caller: it refreshes its hold with each page."""
-    monkeypatch.setattr(insertion, "HOLD_EVERY", -1.0)
+    monkeypatch.setattr(graph_start, "HOLD_EVERY", -1.0)
 
 
 def hold_keys(etcd: Etcd) -> list[Hold]:

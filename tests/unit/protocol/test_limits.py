@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distop.daemon.executor.claimer import Claimer
-from distop.daemon.executor.priority_queue import Turns
 from distop.decide import next_steps
 from distop.errors import InvalidArgument
 from distop.invariants.checker import check
@@ -28,10 +27,10 @@ from distop.protocol.state_tables import JobStage
 from distop.protocol.txn import MAX_OPERATIONS, Put, operations
 from distop.services.claims.claim_candidates import takings
 from distop.services.inspection.status import Snapshot, judge
-from distop.services.open_operation import OpenOperation
-from distop.services.submission.option_checks import changes, selector
+from distop.services.submission.option_values import selector
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
-from tests.support.world import World, planned
+from tests.support.world import World, opened_here, planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,7 +227,7 @@ def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int
     world.do(world.alter(ref, Options()))
     world.die("b")
     plan, chunks = planned(6)
-    op = OpenOperation.planned(ref, world.own_spec(ref), {}, plan, chunks)
+    op = opened_here(ref, world.own_spec(ref), plan, chunks)
     op.reopened(world.store.mod(world.keys.gate(ref)), world.gate(ref))
     lost = Seen(world.claim_of(ref, 0), world.fence(ref, 0))
     op.again = {0: (lost, True)}
@@ -319,7 +318,7 @@ def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() ->
     """Else nothing would be claimed: the permit is that job's, and the others have none."""
     world, ref = limited(1)
     plan, chunks = planned(6)
-    op = OpenOperation.planned(ref, world.spec(ref), {}, plan, chunks, world.gate(ref))
+    op = opened_here(ref, world.spec(ref), plan, chunks, world.gate(ref))
     op.permits = permits(1, [Claim("ex-b", "gone", 1, 0, permit=0)], {0: (b"4", 7)}, {"a"})
     op.again = {2: (Seen(Claim("ex-b", "", 1, 1), 5), False), 4: (Seen(Claim("ex-b", "gone", 1, 0, permit=0), 6), True)}
     assert (op.room, op.crowded, op.unknown) == (1, False, False)
@@ -340,7 +339,7 @@ def test_a_claim_looks_once_over_the_free_permits() -> None:
 
     world, ref = limited(500, 500)
     plan, chunks = planned(500)
-    op = OpenOperation.planned(ref, world.spec(ref), {}, plan, chunks, world.gate(ref))
+    op = opened_here(ref, world.spec(ref), plan, chunks, world.gate(ref))
     free = Counted.fromkeys(reversed(range(500)), 7)
     op.permits = Permits(free, 500)
     wants = [job_transitions.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(400)]
@@ -356,45 +355,6 @@ def test_L35_aging_lets_the_least_urgent_come_before_the_most_urgent_in_the_end(
     assert rank(0, 0.0) > rank(-1, AGING - 1)
     assert rank(9, 0.0) > rank(0, 8 * AGING)
     assert rank(-MOST_URGENT, 2 * MOST_URGENT * AGING + AGING) > rank(MOST_URGENT, 0.0)
-
-
-def test_L35_an_executor_serves_the_more_urgent_first_and_waits_for_its_round() -> None:
-    world, low = limited(0)
-    high = world.next_ref()
-    turns = Turns()
-    assert turns.rank(high, 5, 100.0, held=False) > turns.rank(low, 0, 100.0, held=False)
-    assert turns.rank(low, 0, 100.0 + 6 * AGING, held=False) > turns.rank(high, 5, 100.0 + AGING, held=True)
-    turns.begins(high, 5, 200.0)
-    first, pause = turns.under_way({low: 0, high: 5}, 200.5)
-    assert first == 5
-    assert 0 < pause < 2
-    assert turns.under_way({low: 0, high: 5}, 203.0)[0] is None, "a round that lasts holds nobody up"
-    turns.served(low, 160.0, won=True)
-    assert turns.rank(low, 0, 161.0, held=False) == 0, "who was served waits anew"
-
-
-def test_an_operation_of_which_no_more_jobs_may_run_is_looked_at_again_soon_and_then_less_often() -> None:
-    _, ref = limited(1)
-    turns = Turns()
-    pauses = [turns.full(ref, 30.0) for _ in range(10)]
-    assert 0.1 < pauses[0] < 2.0
-    assert 10.0 < pauses[-1] <= 30.0
-    turns.served(ref, 100.0, won=True)
-    assert turns.full(ref, 30.0) < 2.0, "one has ended: others may soon"
-
-
-def test_who_went_and_came_back_waits_anew_whether_it_is_named_or_all_are_looked_at() -> None:
-    for refs in (lambda ref: [ref], lambda ref: None):
-        world, low = limited(0)
-        other = world.next_ref()
-        turns = Turns()
-        for ref in (low, other):
-            assert turns.rank(ref, 0, 100.0, held=False) == 0
-        turns.keep({other}, refs(low))
-        assert turns.rank(low, 0, 100.0 + 3 * AGING, held=False) == 0, "it was forgotten"
-        assert turns.rank(other, 0, 100.0 + 3 * AGING, held=False) > 0
-        turns.keep({low, other}, refs(other))
-        assert turns.rank(other, 0, 100.0 + 3 * AGING, held=False) > 0
 
 
 # --------------------------------------------------------------- failure budget
@@ -471,12 +431,12 @@ def test_status_says_that_no_executor_has_the_labels() -> None:
         *({"max_failed": "\u0663"}, {"max_failed": True}),
     ],
 )
-def test_bad_options_are_refused_in_one_sentence(wrong: dict[str, object]) -> None:
+def test_bad_options_are_refused_in_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        changes(**wrong)
+        StartOptions.of(wrong, "alter").checked()
     assert "\n" not in str(refused.value)
     with pytest.raises(InvalidArgument):
-        request("noop", "t", b"{}", None, None, None, None, "me", **wrong)
+        request("noop", "t", b"{}", StartOptions(**wrong), "me")
 
 
 @pytest.mark.parametrize(
@@ -498,8 +458,8 @@ def test_bad_selectors_are_refused_in_one_sentence(wrong: object) -> None:
 
 
 def test_what_is_given_is_what_is_changed() -> None:
-    assert changes() == {}
-    given = changes(priority=-3, max_jobs=0, max_failed=" 2 %")
+    assert StartOptions().checked() == {}
+    given = StartOptions(priority=-3, max_jobs=0, max_failed=" 2 %").checked()
     assert given == {"priority": -3, "max_jobs": 0, "max_failed": "2%"}
     former = Options(max_jobs=4, max_jobs_per_executor=2)
     assert former.altered(given) == Options(-3, 0, 2, "2%")

@@ -10,6 +10,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.operation_labels import MAX_KEY, MAX_LABELS, MAX_VALUE, has, labels
 from distop.protocol.records import History, Spec, State
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
 
 
@@ -45,7 +46,7 @@ def test_what_is_none_is_refused_in_one_sentence(value: Any, says: str) -> None:
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     with pytest.raises(InvalidArgument, match="label"):
-        request("noop", "t", b"{}", None, None, None, None, "me", value)
+        request("noop", "t", b"{}", StartOptions(labels=value), "me")
 
 
 def test_all_that_are_wanted_must_be_there() -> None:

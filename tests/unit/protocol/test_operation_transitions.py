@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from distop.decide import next_steps
 from distop.invariants.checker import check
-from distop.protocol import actor_claims, job_transitions, state_tables
+from distop.protocol import actor_claims, batch_claims, job_transitions, state_tables
 from distop.protocol import operation_finish as f
 from distop.protocol import operation_transitions as t
 from distop.protocol import pending_operations as w
 from distop.protocol.dependencies import Hold
-from distop.protocol.group_commit import merged
 from distop.protocol.identity import Takes
 from distop.protocol.jobs import Claim, JobState
 from distop.protocol.keys import UNIQUE
+from distop.protocol.operation_options import Options
 from distop.protocol.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.protocol.records import Decision, Spec, State
 from distop.protocol.state_tables import Event, JobEvent, JobStage, Stage
+from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import MAX_OPERATIONS, Put, Txn, operations
 from distop.services.open_operation import OpenOperation
 from tests.support.lives import build, random_event, random_life
@@ -295,6 +296,20 @@ def test_the_tables_name_every_stage() -> None:
     assert {e for events in state_tables.JOB_TABLE.values() for e in events} == set(JobEvent)
 
 
+def test_transactions_look_up_where_an_event_leads_and_where_it_comes() -> None:
+    world, ref = ready()
+    assert state_tables.leads_to(Event.RESUME, Stage.OPEN) is Stage.OPEN
+    with pytest.raises(ValueError, match="resume leads to open, planning"):
+        state_tables.leads_to(Event.RESUME)
+    with pytest.raises(ValueError, match="cancel leads to none"):
+        state_tables.leads_to(Event.CANCEL, Stage.OPEN)
+    with pytest.raises(ValueError, match="pause does not happen to .* while it is paused"):
+        t.pause(world.keys, ref, 1, seen=State.PAUSED)
+    with pytest.raises(ValueError, match="alter does not happen to .* while it is cancelling"):
+        t.alter(world.keys, ref, State.CANCELLING, 1, Options(), None)
+    assert state_tables.job_ends(JobEvent.FAIL_LOST) is state_tables.job_ends(JobEvent.REPORT_FAILED) is JobState.FAILED
+
+
 @pytest.mark.parametrize(("stage", "event", "place"), PAIRS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = place()
@@ -521,16 +536,20 @@ def test_runs_that_nobody_touched_are_claimed_together_or_not_at_all() -> None:
     world.do(world.plan(ref, 6))
     gate = world.store.mod(world.keys.gate(ref))
     claim = Claim("ex-a", "a", 1, 0)
-    whole = job_transitions.claim_runs(world.keys, ref, gate, "a", [(0, 2), (3, 5)], claim)
+
+    def claims(incarnation: str, *runs: tuple[int, int], gate: int = gate) -> Txn:
+        return batch_claims.claim_together(world.keys, incarnation, [batch_claims.Untouched(ref, gate, runs)], claim)
+
+    whole = claims("a", (0, 2), (3, 5))
     assert world.store.apply(whole).succeeded
     assert [p for p in range(6) if world.claim_of(ref, p) == claim] == [0, 1, 3, 4]
     before = world.store.revision
     assert not world.store.apply(whole).succeeded, "sent again"
-    assert not world.store.apply(job_transitions.claim_runs(world.keys, ref, gate, "b", [(1, 3)], claim)).succeeded
+    assert not world.store.apply(claims("b", (1, 3))).succeeded
     world.do(world.report(ref, 0, JobState.SUCCESS))
     ended = world.store.revision
-    assert not world.store.apply(job_transitions.claim_runs(world.keys, ref, gate, "b", [(0, 1)], claim)).succeeded
-    assert not world.store.apply(job_transitions.claim_runs(world.keys, ref, gate + 1, "b", [(2, 3)], claim)).succeeded
+    assert not world.store.apply(claims("b", (0, 1))).succeeded
+    assert not world.store.apply(claims("b", (2, 3), gate=gate + 1)).succeeded
     assert world.store.revision == ended > before
 
 
@@ -540,7 +559,8 @@ def test_a_small_operation_is_claimed_and_read_at_once() -> None:
     gate = world.store.get(world.keys.gate(ref))
     assert Gate.decode(gate.value).count == 2
     first, records = Claim("ex-a", "a", 1, 0), OpenOperation.records(world.keys, ref)
-    txn = job_transitions.claim_unread(world.keys, ref, gate.mod_revision, "a", [(0, 2)], first, records)
+    asked = [batch_claims.Untouched(ref, gate.mod_revision, ((0, 2),), records)]
+    txn = batch_claims.claim_together(world.keys, "a", asked, first)
     done = world.store.apply(txn)
     assert done.succeeded
     assert [world.claim_of(ref, p) for p in range(2)] == [first, first]
@@ -549,25 +569,6 @@ def test_a_small_operation_is_claimed_and_read_at_once() -> None:
     assert arg.kv.key == world.keys.of(ref, "arg")
     assert [p.partition for p in decode_chunk(chunk.kvs[0].value)] == [0, 1]
     assert not world.store.apply(txn).succeeded, "sent again"
-
-
-def test_a_plan_brings_the_first_claims_of_its_coordinators_executor() -> None:
-    world, ref = ready(planned_first=False)
-    first = Claim("ex-a", "a", 1, 0)
-    txn = world.plan_and_claim(ref, "a", [0, 2], 3)
-    assert not world.store.apply(world.plan_and_claim(ref, "nobody", [0, 2], 3)).succeeded, "its node key is absent"
-    world.do(world.pause(ref))
-    world.do(world.resume(ref))
-    assert not world.store.apply(txn).succeeded, "the state is another one, though it says the same"
-    txn = world.plan_and_claim(ref, "a", [0, 2], 3)
-    world.do(txn)
-    assert world.claim_of(ref, 0) == world.claim_of(ref, 2) == first
-    gate, claim = world.keys.gate(ref), world.keys.claim(ref, 0)
-    assert world.store.mod(gate) == world.store.mod(claim) == world.store.revision
-    assert not world.store.apply(txn).succeeded, "sent again"
-    world.do(world.claim(ref, "b", [1]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    assert not world.store.apply(txn).succeeded, "whatever has come of it"
 
 
 @pytest.mark.parametrize(
@@ -659,9 +660,9 @@ def test_a_late_chunk_and_a_late_plan_are_refused() -> None:
 def test_an_opened_gate_has_the_current_options() -> None:
     """A gate built before the options change is refused: it has the former options."""
     world, ref = ready(planned_first=False)
-    plan, first = world.plan(ref, JOBS), world.plan_and_claim(ref, "a", [0])
+    plan = world.plan(ref, JOBS)
     world.do(world.alter(ref))
-    assert [world.store.apply(txn).succeeded for txn in (plan, first)] == [False, False]
+    assert not world.store.apply(plan).succeeded
     world.do(world.plan(ref, JOBS))
     world.do(world.pause(ref))
     resume = world.resume(ref)
@@ -674,9 +675,9 @@ def test_an_opened_gate_has_the_current_options() -> None:
     assert world.do(world.begin(ref, JOBS)).succeeded
 
 
-def test_no_gate_opens_with_claims_after_the_planning_was_given_up() -> None:
+def test_no_gate_opens_after_the_planning_was_given_up() -> None:
     world, ref = ready(planned_first=False)
-    late = world.plan_and_claim(ref, "a", [0])
+    late = world.plan(ref, JOBS)
     world.do(world.give_up(ref))
     assert not world.store.apply(late).succeeded
 
@@ -739,11 +740,10 @@ def test_a_write_refused_by_a_pause_stays_refused(what: str) -> None:
 
 
 def test_a_plan_deletes_the_record_of_planning_attempts() -> None:
-    for first in (False, True):
-        world, ref = ready(planned_first=False)
-        world.do(world.plan_attempt(ref))
-        world.do(world.plan_and_claim(ref, "a", [0]) if first else world.plan(ref, JOBS))
-        assert world.store.get(world.keys.of(ref, "planning")) is None
+    world, ref = ready(planned_first=False)
+    world.do(world.plan_attempt(ref))
+    world.do(world.plan(ref, JOBS))
+    assert world.store.get(world.keys.of(ref, "planning")) is None
 
 
 def test_an_actor_takes_all_jobs_that_it_asks_for() -> None:
@@ -829,6 +829,8 @@ def test_the_largest_transactions_fit() -> None:
         for p in range(job_transitions.REPORTS_PER_TXN)
     ]
     lost = [(p, 7, outcome(p, claim)) for p in range(job_transitions.REPORTS_PER_TXN)]
+    scattered = tuple((2 * n, 2 * n + 1) for n in range(job_transitions.RUNS_PER_CLAIM))
+    most_runs = (scattered, ((0, job_transitions.CLAIMS_PER_TXN),))
     held = [(p, 7, replace(claim, incarnation=f"gone-{p}", permit=p)) for p in range(job_transitions.CLAIMS_PER_REAP)]
     plan = Plan(1, "", "", t.CHUNKS_PER_PLAN)
     mods = [1] * t.CHUNKS_PER_PLAN
@@ -849,10 +851,7 @@ def test_the_largest_transactions_fit() -> None:
         ),
         job_transitions.claim(keys, ref, 1, "a", wants),
         job_transitions.claim(keys, ref, 1, "a", wants, dead),
-        job_transitions.claim_runs(
-            keys, ref, 1, "a", [(2 * n, 2 * n + 1) for n in range(job_transitions.RUNS_PER_CLAIM)], claim
-        ),
-        job_transitions.claim_runs(keys, ref, 1, "a", [(0, job_transitions.CLAIMS_PER_TXN)], claim),
+        *(batch_claims.claim_together(keys, "a", [batch_claims.Untouched(ref, 1, runs)], claim) for runs in most_runs),
         job_transitions.group(reports),
         job_transitions.one_by_one(reports),
         job_transitions.fail_lost(keys, ref, 1, "a", "b", lost),

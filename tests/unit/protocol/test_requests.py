@@ -18,6 +18,7 @@ from distop.protocol.keys import MAX_COMPONENT_BYTES, Keys
 from distop.protocol.records import Cancel, Node, OperationRef, Spec, State
 from distop.protocol.txn import MAX_OPERATIONS, Delete, Get, Txn, TxnResult, operations
 from distop.services.submission.idempotency import find_earlier
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import submit
 from distop.testing import ModelStore
@@ -28,7 +29,7 @@ LONG = "é" * 200
 
 
 def asked(request_id: str | None, arg: bytes = b"{}") -> Request:
-    return request("noop", TABLE, arg, None, request_id, None, None, "me", delay=3_600.0)
+    return request("noop", TABLE, arg, StartOptions(request_id=request_id, delay=3_600.0), "me")
 
 
 async def end(etcd: Etcd, ref: OperationRef, *, void: bool = False) -> None:

@@ -10,7 +10,9 @@ from distop.errors import InvalidArgument
 from distop.protocol.json_codec import from_rfc3339, rfc3339
 from distop.protocol.records import State
 from distop.protocol.schedule import Series, following
-from distop.services.submission.start_request import Every, request
+from distop.services.submission.option_values import Every
+from distop.services.submission.start_options import StartOptions
+from distop.services.submission.start_request import request
 
 NOW = 1_700_000_000.0
 
@@ -82,7 +84,7 @@ def test_it_reads_back() -> None:
 )
 def test_what_is_no_series_is_refused(every: object, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
-        request("noop", "t", b"{}", None, None, None, None, "me", every=every)  # type: ignore[arg-type]
+        request("noop", "t", b"{}", StartOptions(every=every), "me")  # type: ignore[arg-type]
 
 
 def test_what_was_missed_before_the_last_time_is_done_and_nothing_begins_after_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.protocol.group_commit import GROUP_BYTES, fitting_count, independent_count, merged
+from distop.protocol.transaction_groups import GROUP_BYTES, fitting_count, independent_count, merged
 from distop.protocol.txn import (
     ENVELOPE_BYTES,
     MAX_OPERATIONS,

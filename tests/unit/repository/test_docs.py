@@ -134,7 +134,7 @@ def test_each_figure_of_the_readme_stands_in_the_benchmarks() -> None:
 
 
 def test_the_runbook_has_each_check_of_doctor() -> None:
-    source = (ROOT / "distop/cli/doctor.py").read_text()
+    source = "".join((ROOT / f"distop/{part}/doctor.py").read_text() for part in ("cli", "services"))
     names = set(re.findall(r"""(?:Finding|_wrong)\(\s*"([a-z ]+)",""", source))
     assert len(names) == 12
     runbook = (DOCS / "operations/runbook.md").read_text()

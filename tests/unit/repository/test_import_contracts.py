@@ -20,8 +20,8 @@ PACKAGE = ROOT / "distop"
 # Modules without I/O, clock, chance or loop. `datetime` is here for its arithmetic; its clock is refused below.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "marshal", "math", "operator", "re", "string",
-    "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "difflib", "enum", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "marshal", "math", "operator",
+    "re", "string", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
 HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
@@ -163,3 +163,16 @@ def test_time_and_chance_come_from_one_module(path: Path) -> None:
     if path.name == "clock.py":
         return
     assert {"random", "secrets", "time", "uuid"} & set(imported(ast.parse(path.read_text()))) == set()
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE / "cli"), ids=name_of)
+def test_the_command_line_asks_use_cases_and_not_etcd(path: Path) -> None:
+    """It hands the client of the store on. That use cases import nothing that prints is a contract of pyproject.toml,
+    and that nothing but the command line prints is a rule of the linter (T20).
+    """
+    asked = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "etcd"
+    ]
+    assert asked == []

@@ -46,7 +46,7 @@ def test_messages_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_message_begins_small_and_ends_without_a_full_stop(path: Path) -> None:
+def test_a_message_starts_with_a_small_letter_and_has_no_full_stop_at_its_end(path: Path) -> None:
     wrong = [
         f"{line}: {first[:40]!r} … {last[-20:]!r}"
         for line, first, last in texts(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.runtime.gc_tuning import YOUNG, begin, settle
+from distop.runtime.gc_tuning import YOUNG, freeze_loaded, tune_for_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,51 +29,54 @@ class Circle:
         self.itself = self
 
 
-def test_what_is_there_is_looked_at_no_more() -> None:
+def test_frozen_objects_are_not_examined_again() -> None:
     there = Circle()
-    settle()
+    freeze_loaded()
     assert gc.get_freeze_count() > 0
     assert not any(one is there for one in gc.get_objects())
     assert gc.get_threshold()[0] == YOUNG
 
 
-def test_garbage_from_before_is_not_kept_for_ever() -> None:
+def test_garbage_is_collected_before_objects_are_frozen() -> None:
     gone = weakref.ref(Circle())
-    settle()
+    freeze_loaded()
     assert gone() is None
 
 
-def test_a_process_that_begins_does_not_look_before_it_has_loaded() -> None:
-    begin()
+def test_no_collection_during_the_start_of_a_process() -> None:
+    tune_for_start()
     before = [generation["collections"] for generation in gc.get_stats()]
     loaded = [Circle() for _ in range(20 * YOUNG // 10)]
     gone = weakref.ref(Circle())
-    settle(look=False)
+    freeze_loaded(collect=False)
     assert [generation["collections"] for generation in gc.get_stats()] == before
     assert gc.get_freeze_count() > len(loaded)
     assert gone() is not None
     assert gc.get_threshold()[0] == YOUNG
 
 
-def test_garbage_of_later_is_found() -> None:
-    settle()
+def test_later_garbage_is_collected() -> None:
+    freeze_loaded()
     gone = weakref.ref(Circle())
     gc.collect()
     assert gone() is None
 
 
-def test_it_may_be_called_again() -> None:
-    settle()
+def test_freeze_loaded_can_be_called_again() -> None:
+    freeze_loaded()
     before = gc.get_freeze_count()
     later = [Circle() for _ in range(100)]
-    settle()
+    freeze_loaded()
     assert gc.get_freeze_count() >= before + len(later)
 
 
-def test_a_process_of_somebody_else_is_left_as_it_is() -> None:
+def test_another_programs_collector_is_not_changed() -> None:
     """Such as one in which an author tests a behavior."""
     shown = "print(gc.get_freeze_count(), gc.get_threshold())"
-    programs = (f"import gc; {shown}", f"import gc; from distop.runtime.gc_tuning import settle; settle(); {shown}")
+    programs = (
+        f"import gc; {shown}",
+        f"import gc; from distop.runtime.gc_tuning import freeze_loaded; freeze_loaded(); {shown}",
+    )
     untouched, settled = (
         subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
         for program in programs

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from distop.errors import JobCancelled
-from distop.runtime.lru_cache import Kept
+from distop.runtime.lru_cache import LruCache
 from distop.tables.iceberg import manifest_facts
 from tests.support.lake import Folder
 
@@ -24,9 +24,9 @@ LIMIT = 30
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 
-def test_the_one_not_asked_for_for_longest_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted() -> None:
     made: list[str] = []
-    kept: Kept[str | None] = Kept(2)
+    kept: LruCache[str | None] = LruCache(2)
 
     def ask(name: str, *, keep: bool = True) -> None:
         kept.get((name,), lambda: made.append(name), keep=keep)
@@ -42,8 +42,8 @@ def test_the_one_not_asked_for_for_longest_goes_first() -> None:
     assert made == ["a", "b", "c", "b", "d", "d"], "what is not to be kept pushes nothing out"
 
 
-def test_what_cannot_be_made_is_tried_again() -> None:
-    kept: Kept[float] = Kept(2)
+def test_a_failed_computation_is_not_cached() -> None:
+    kept: LruCache[float] = LruCache(2)
     with pytest.raises(ZeroDivisionError):
         kept.get(("a",), lambda: 1 / 0)
     assert kept.get(("a",), lambda: 1.0) == 1.0
@@ -51,7 +51,7 @@ def test_what_cannot_be_made_is_tried_again() -> None:
 
 def test_batches_ask_at_once() -> None:
     """Making a value pushes others out, also the one that another thread is about to take."""
-    kept: Kept[int] = Kept(1)
+    kept: LruCache[int] = LruCache(1)
 
     def ask(number: int) -> bool:
         return all(kept.get((n,), lambda n=n: n * n) == n * n for n in range(number, number + 200))  # type: ignore[misc]
@@ -80,8 +80,8 @@ def ended(thread: threading.Thread) -> None:
     assert not thread.is_alive()
 
 
-def test_one_thread_makes_what_several_ask_for() -> None:
-    kept: Kept[str] = Kept(4)
+def test_one_thread_computes_a_value_that_several_request() -> None:
+    kept: LruCache[str] = LruCache(4)
     begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
     made: list[str] = []
 
@@ -102,8 +102,8 @@ def test_one_thread_makes_what_several_ask_for() -> None:
     assert (one, two, made) == (["x"], ["x"], ["x"])
 
 
-def test_where_making_fails_the_next_tries() -> None:
-    kept: Kept[str] = Kept(4)
+def test_after_a_failed_computation_the_next_thread_computes() -> None:
+    kept: LruCache[str] = LruCache(4)
     begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
 
     def fail() -> str:

@@ -28,7 +28,7 @@ from distop.daemon.rejected_writes import RejectedWrites
 from distop.errors import FatalError, InvalidArgument, MalformedRequest, TableUnavailable
 from distop.runtime import logs, secret_settings
 from distop.store import transport
-from distop.store.connection_settings import EtcdConfig, password_in_plain
+from distop.store.connection_settings import EtcdConfig, plaintext_password_warning
 from distop.worker import child_messages, spark_settings
 from distop.worker.child_side import redacted_output, spark_submit
 from distop.worker.child_side.outbox import Outbox
@@ -220,15 +220,15 @@ async def test_hole_9_a_password_that_crosses_a_network_without_tls_is_warned_of
     endpoints: tuple[str, ...], options: dict[str, None], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = EtcdConfig(endpoints, **{"username": "me", "password": "wasp", **options})  # type: ignore[arg-type]
-    transport._warn_of.cache_clear()
+    transport._warn_once.cache_clear()
     for _ in range(2):
         opened = transport.Transport(config)
         opened.open()
         await opened.close()
     said = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.getMessage() for record in said] == ([password_in_plain(config)] if warned else [])
-    assert bool(password_in_plain(config)) is warned
-    assert "wasp" not in password_in_plain(config)
+    assert [record.getMessage() for record in said] == ([plaintext_password_warning(config)] if warned else [])
+    assert bool(plaintext_password_warning(config)) is warned
+    assert "wasp" not in plaintext_password_warning(config)
 
 
 def test_programs_started_here_get_no_credentials() -> None:
@@ -281,7 +281,7 @@ def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytes
     monkeypatch.setattr(gateway, "Popen", popen)
     with spark_submit._started_by(Path("/var/spark.properties")):
         gateway.Popen(["spark-submit", "pyspark-shell"], env={"DISTOP_SPARK_CONF": "b", "HOME": "/"})
-        with pytest.raises(spark_submit.OtherFile, match="give these settings to distop as spark-conf"):
+        with pytest.raises(spark_submit.PropertiesFileConflict, match="give these settings to distop as spark-conf"):
             gateway.Popen(["spark-submit", "--properties-file", "other", "pyspark-shell"], env={})
     words = ["spark-submit", "--properties-file", "/var/spark.properties", "--load-spark-defaults", "pyspark-shell"]
     assert started == [(words, {"HOME": "/"})]
@@ -363,9 +363,9 @@ def test_hole_6_no_part_of_a_secret_remains_of_an_error_of_spark(offset: int) ->
     secret_settings.hide([LONG])
     text = quoting(offset)
     quoted = [
-        spark_errors.sentence_of(Exception(text)),
-        spark_errors.sentence_of(Exception(f"{'y' * (9_980 - offset)} [CONDITION] {LONG}")),
-        spark_errors.explained([("java.io.IOException", text)]),
+        spark_errors.message_of(Exception(text)),
+        spark_errors.message_of(Exception(f"{'y' * (9_980 - offset)} [CONDITION] {LONG}")),
+        spark_errors.explain_causes([("java.io.IOException", text)]),
     ]
     tally = Tally()
     tally.fail(text)
@@ -390,7 +390,11 @@ def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read
     offset: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secret_settings.hide([LONG])
-    for length in (redacted_output._ROOM // 2, 3 * redacted_output._ROOM, 3 * redacted_output._ROOM + 100):
+    for length in (
+        redacted_output._PIPE_SIZE // 2,
+        3 * redacted_output._PIPE_SIZE,
+        3 * redacted_output._PIPE_SIZE + 100,
+    ):
         printed = f"{quoting(offset, length)}\nand more\nwithout an end"
         redacted_output._copy(io.BytesIO(printed.encode()))
         lines = secret_settings.redact(printed).splitlines(keepends=True)
@@ -407,12 +411,12 @@ def test_the_last_lines_of_a_program_that_has_ended_are_waited_for(
     redact = secret_settings.redact
     monkeypatch.setattr(secret_settings, "redact", lambda text: (time.sleep(0.2), redact(text))[1])
     read, written = os.pipe()
-    redacted_output.copy(os.fdopen(read, "rb"))
+    redacted_output.copy_output(os.fdopen(read, "rb"))
     os.write(written, f"it ends with {LONG}".encode())
-    redacted_output.finish(0.1)
+    redacted_output.wait_for_output(0.1)
     assert capfd.readouterr().err == "", "it goes on"
     os.close(written)
-    redacted_output.finish(10)
+    redacted_output.wait_for_output(10)
     assert capfd.readouterr().err == f"jvm| it ends with {secret_settings.REPLACEMENT}"
 
 

@@ -85,7 +85,7 @@ def test_a_location_that_never_answers_is_refused_after_the_limit(
     with SilentServer() as server:
         server.serve(monkeypatch)
         record = TableRecord("t", file_format, LOCATIONS[scheme])
-        with pytest.raises(InvalidArgument, match=f"{scheme}://.* has not answered for 5 s: check its address"):
+        with pytest.raises(InvalidArgument, match=f"{scheme}://.* did not answer within 5 s: check its address"):
             asyncio.run(check_within_limit(record))
 
 
@@ -97,7 +97,7 @@ def test_L13_a_job_does_not_wait_for_ever_for_a_location_that_shows_nothing(
     monkeypatch.setattr(Location, "check", lambda _: away.wait(60))
     monkeypatch.setattr(tables, "LONGEST_LOOK", 0.05)
     try:
-        with pytest.raises(TableUnavailable, match=f"{tmp_path}.* has not answered for 0.05 s"):
+        with pytest.raises(TableUnavailable, match=f"{tmp_path}.* did not answer within 0.05 s"):
             tables.check_reachable(TableRecord("t", "parquet", str(tmp_path)))
     finally:
         away.set()

@@ -89,15 +89,15 @@ def test_a_usual_constraint_is_accepted_at_submission(text: str) -> None:
         "ſum(a) > 1",
     ],
 )
-def test_what_is_not_on_the_list_is_refused_at_submission(text: str) -> None:
+def test_a_function_that_is_not_listed_is_refused_at_submission(text: str) -> None:
     for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
         with pytest.raises(InvalidArgument) as caught:
             submitted(**arg)
         assert "\n" not in str(caught.value).replace(text, "")
 
 
-@pytest.mark.parametrize("text", ['"COL" IS NOT NULL', 'length("COL") > 3', "\"A\" IN ('x') AND NOT (\"B\" IS NULL)"])
-def test_a_text_in_the_place_of_each_column_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ['"COL" IS NOT NULL', 'length("COL") > 3', '"A" IN (\'x\') AND NOT ("B" IS NULL)'])
+def test_an_expression_with_texts_instead_of_columns_is_refused(text: str) -> None:
     """The names of columns are so written in most databases. In Spark the check was valid, whatever the rows were."""
     reason = "names no column, and '\"(COL|A)\"' is a text: write names of columns in back quotes"
     for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
@@ -106,7 +106,7 @@ def test_a_text_in_the_place_of_each_column_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['a = "x"', '`a` = "x"', "1 = 1", 'concat(a, "x") = "ax"', "'x' IS NULL"])
-def test_texts_beside_columns_are_accepted(text: str) -> None:
+def test_an_expression_with_texts_and_columns_is_accepted(text: str) -> None:
     submitted(checks=[{"check": text}], where=text)
 
 
@@ -154,7 +154,7 @@ def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
         "a = $$uuid()$$",
     ],
 )
-def test_what_cannot_be_told_without_a_parser_is_left_to_the_executor(text: str) -> None:
+def test_the_executor_decides_what_needs_a_parser(text: str) -> None:
     submitted(checks=[{"check": text}])
 
 
@@ -165,7 +165,7 @@ def test_the_list_is_published_for_both_expressions() -> None:
 
 
 @given(st.text(max_size=60) | st.text(alphabet="'\"`\\$/*- \n(.)selctab1", max_size=60))
-def test_any_text_is_answered(text: str) -> None:
+def test_any_text_is_accepted_or_refused_without_an_error(text: str) -> None:
     why = refusal(text, ROW_FUNCTIONS)
     assert why is None or why.startswith("the expression ")
 

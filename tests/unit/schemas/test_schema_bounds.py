@@ -74,7 +74,7 @@ def test_hole_7_a_behavior_is_not_published_with_a_pattern_that_may_take_exponen
             pass
 
     Greedy.Arg = Arg
-    with pytest.raises(InvalidArgument, match="behavior greedy: the schema of its Arg is not published: .*RE2"):
+    with pytest.raises(InvalidArgument, match="behavior greedy: the JSON schema of Arg cannot be published: .*RE2"):
         Greedy.declaration()
 
 

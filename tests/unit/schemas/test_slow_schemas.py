@@ -12,7 +12,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.json_codec import dumps
 from distop.schemas import argument_schema
-from distop.services.submission import submit
+from distop.services.submission import insertion
 from distop.services.submission.start_request import Request
 
 BOMB = {
@@ -34,7 +34,7 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, of_schema: dict[str, Any], arg: 
 
     monkeypatch.setattr(argument_schema, "check_argument", checked)
     declaration = Declaration("copy", arg_schema=of_schema)
-    asyncio.run(submit.object_found(declaration, Request("copy", "t", dumps(arg), None, "r", False, None, None, "me")))
+    asyncio.run(insertion.object_found(declaration, Request("copy", "t", dumps(arg), "r", False, "me")))
     return seen
 
 

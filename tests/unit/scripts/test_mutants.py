@@ -201,7 +201,7 @@ def test_every_source_mutant_changes_one_live_function() -> None:
     [
         "distop.daemon.upkeep.history_pruning: now LOOK_EVERY",
         "distop.daemon.upkeep.abandoned_holds.HoldKeeper.look: age age > GRAPH_LIMIT",
-        "distop.daemon.incarnation.Incarnation._poll: step await self._settle_claims()",
+        "distop.daemon.incarnation.Incarnation._poll: step await self._release_unknown_claims()",
         "distop.daemon.coordinator.finish_batches.Finishes._take: slice more[room:]",
         "distop.daemon.coordinator.finish_batches.Finishes._take: slice-first more[room:]",
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",

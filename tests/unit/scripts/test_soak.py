@@ -36,7 +36,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 from distop.runtime.logs import ContextLogger
 from distop.services.audit import Audit
-from distop.store.history import Beginning, CaughtUp, Revision
+from distop.store.history import CaughtUp, HistoryStart, Revision
 from distop.worker.guardian import boottime
 from tests.support.stumbling import NO_PLAN, NO_REPORT
 from tests.support.writing import Journal, note
@@ -758,7 +758,7 @@ def test_an_audit_that_saw_everything() -> None:
 
 def test_an_audit_that_stood_still_lost_history_or_ended_is_a_problem() -> None:
     audit = Audit(Keys())
-    audit.take(Beginning(5, 2, ()))
+    audit.take(HistoryStart(5, 2, ()))
     audit.take(Revision(7, (change(7),)))
     assert follower.judge(audit, ValueError("broken"), 8) == [
         "the audit ended: ValueError('broken')",

@@ -17,7 +17,7 @@ from distop.protocol.jobs import JobState
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import Delete, KeyValue, Put
 from distop.services.audit import Audit
-from distop.store.history import Beginning, CaughtUp, Revision
+from distop.store.history import CaughtUp, HistoryStart, Revision
 from tests.support.clause_plants import PLANTS
 from tests.support.hours import pass_an_hour
 from tests.support.plants import opened
@@ -132,7 +132,7 @@ def test_with_an_operation_only_what_concerns_it_is_told() -> None:
 
 def told_of(ref: OperationRef, world: World, *after: Step, follow: bool = False) -> Audit:
     """The audit of an operation where history is compacted up to the present."""
-    listing = Beginning(world.store.revision, 1, tuple(world.store.listing()))
+    listing = HistoryStart(world.store.revision, 1, tuple(world.store.listing()))
     checked = Audit(world.keys, ref)
     history = told(listing, *after, CaughtUp(world.store.revision + len(after)))
     asyncio.run(command.run(checked, history, str(ref), follow=follow))
@@ -148,9 +148,7 @@ def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None
     world = World()
     ref = world.life(1)
     at = world.store.revision
-    with pytest.raises(
-        NotFound, match=f"nothing of '{ref}' was checked: etcd's history is compacted up to revision {at}"
-    ):
+    with pytest.raises(NotFound, match=f"'{ref}' was not checked: etcd's history is compacted up to revision {at}"):
         told_of(ref, world, stranger(world))
 
 
@@ -159,7 +157,7 @@ def test_the_end_of_its_record_does_not_make_it_checked() -> None:
     ref = world.life(1)
     pass_an_hour(world.store, world.keys)
     dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
-    with pytest.raises(NotFound, match="was checked"):
+    with pytest.raises(NotFound, match="was not checked"):
         told_of(ref, world, dropped)
 
 
@@ -172,7 +170,7 @@ def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
 
 def test_one_that_goes_on_unchanged_was_not_checked_either() -> None:
     world, ref = opened()
-    with pytest.raises(NotFound, match="nothing of its life came after that"):
+    with pytest.raises(NotFound, match="no later revision has a key of it"):
         told_of(ref, world, stranger(world))
 
 
@@ -183,17 +181,17 @@ def test_one_that_goes_on_unchanged_is_followed(as_json: None, capsys: pytest.Ca
     said = json.loads(capsys.readouterr().out)
     assert (said["operations"], said["jobs"]) == (0, 0)
     assert said["summary"] == (
-        f"checked nothing of {ref}: revisions {at + 1} to {at + 1} have nothing of it; not checked: revisions 1–{at}"
+        f"checked nothing of {ref}: revisions {at + 1} to {at + 1} have no changes of it; not checked: revisions 1–{at}"
     )
 
 
 def test_nothing_came_since_the_compaction(capsys: pytest.CaptureFixture[str]) -> None:
     world, _ = opened()
     at = world.store.revision
-    listing = Beginning(at, 1, tuple(world.store.listing()))
+    listing = HistoryStart(at, 1, tuple(world.store.listing()))
     asyncio.run(command.run(Audit(world.keys), told(listing, CaughtUp(at)), None))
     assert capsys.readouterr().out == (
-        f"checked nothing: nothing came after revision {at}; not checked: revisions 1–{at}; no violation\n"
+        f"checked nothing: there are no revisions after {at}; not checked: revisions 1–{at}; no violation\n"
     )
 
 
@@ -215,7 +213,7 @@ def test_an_unknown_operation_is_not_found() -> None:
 def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world, ref = opened()
     at = world.store.revision
-    listing = Beginning(at, 1, tuple(world.store.listing()))
+    listing = HistoryStart(at, 1, tuple(world.store.listing()))
     world.do(world.claim(ref, "a", [0]))
     later = [Revision(n, tuple(changes)) for n, changes in world.store.history if n > at]
     checked = Audit(world.keys)
@@ -223,7 +221,7 @@ def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lost"] == [[1, at]]
     assert json.loads(printed.out)["first_revision"] == at + 1
-    assert f"the history up to revision {at} is compacted" in printed.err
+    assert f"history up to revision {at} is compacted" in printed.err
 
 
 def test_history_lost_in_between_is_told_and_the_audit_goes_on(
@@ -234,7 +232,7 @@ def test_history_lost_in_between_is_told_and_the_audit_goes_on(
     before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
-    gap = Beginning(world.store.revision, at + 1, tuple(world.store.listing()))
+    gap = HistoryStart(world.store.revision, at + 1, tuple(world.store.listing()))
     wrong = world.tamper(Delete(world.keys.job(ref, 0, "state")))
     after = [Revision(n, tuple(changes)) for n, changes in world.store.history if n == wrong]
     checked = Audit(world.keys)
@@ -253,7 +251,7 @@ def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[s
     before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
-    gap = Beginning(at + 2, at + 1, tuple(world.store.listing()))
+    gap = HistoryStart(at + 2, at + 1, tuple(world.store.listing()))
     checked = Audit(world.keys)
     asyncio.run(command.run(checked, told(*before, gap, CaughtUp(at + 2)), None))
     assert capsys.readouterr().out.endswith(f" 18 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")

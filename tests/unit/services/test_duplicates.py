@@ -23,10 +23,13 @@ from distop.protocol.json_codec import dumps, loads, rfc3339
 from distop.protocol.keys import Keys
 from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, State, TableRecord
 from distop.protocol.txn import MAX_OPERATIONS, Delete, Put, Txn, TxnResult
-from distop.services.submission.graph_start import start_graph
+from distop.services.submission.graph_start import in_one, start_graph
+from distop.services.submission.insertion import Started
+from distop.services.submission.option_values import After, Every
 from distop.services.submission.start_batches import Starts
-from distop.services.submission.start_request import FOLLOW, After, Every, Request, request
-from distop.services.submission.submit import Started, submit
+from distop.services.submission.start_options import StartOptions
+from distop.services.submission.start_request import FOLLOW, Request, request
+from distop.services.submission.submit import submit
 from tests.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
@@ -156,7 +159,8 @@ def wanted(
 ) -> Request:
     arg = {"path": path, "files": files, "depth": depth}
     given = dumps({name: value for name, value in arg.items() if value is not None})
-    return request(type_name, TABLE, given, partitions, request_id, None, None, "me", on_duplicate=policy, **options)
+    chosen = StartOptions(partitions=partitions, request_id=request_id, on_duplicate=policy, **options)
+    return request(type_name, TABLE, given, chosen, "me")
 
 
 def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
@@ -666,14 +670,15 @@ def test_a_key_that_names_what_has_ended_holds_nobody_up() -> None:
 def test_one_that_is_inserted_with_its_graph_is_not_joined_before_that_is_there() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.apply(w.hold(KEYS, "g", Hold("graph"), 0))
-        held = await submit(etcd, KEYS, replace(wanted(), hold="g"))  # type: ignore[arg-type]
+        held = await in_one(etcd, KEYS, [wanted()], (), "g")  # type: ignore[arg-type]
+        etcd.apply(held.txn)
         joining = asyncio.ensure_future(etcd.start())
         with pytest.raises(Incompatible, match="has the same id and is pending"):
             await etcd.start(policy="refuse")
         etcd.store.apply(Txn((), (Delete(KEYS.hold("g")),)))
-        assert (await joining).ref == held.ref
+        assert (await joining).ref == held.refs[0]
         etcd.apply(w.hold(KEYS, "p", Hold("prepared"), 0))
-        await submit(etcd, KEYS, replace(wanted(path="b"), hold="p"))  # type: ignore[arg-type]
+        etcd.apply((await in_one(etcd, KEYS, [wanted(path="b")], (), "p")).txn)  # type: ignore[arg-type]
         with pytest.raises(Incompatible, match="is held until somebody confirms it"):
             await etcd.start(path="b", policy="combine", files=[1])
 
@@ -824,8 +829,8 @@ def test_what_is_wrong_is_said_without_asking_etcd() -> None:
         ({"one_off": True, "id": "x"}, "a one-off has no id"),
         ({"one_off": True, "policy": "join"}, "a one-off has no id"),
         ({"one_off": "yes"}, "one_off is True or False"),
-        ({"policy": "merge"}, "join, refuse, replace, combine, and not 'merge'"),
-        ({"policy": "follow"}, "and not 'follow'"),
+        ({"policy": "merge"}, "join, refuse, replace, combine, not 'merge'"),
+        ({"policy": "follow"}, "combine, not 'follow'"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             wanted(**options)  # type: ignore[arg-type]

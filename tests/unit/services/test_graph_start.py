@@ -23,8 +23,8 @@ from distop.protocol.json_codec import dumps
 from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, State
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult
+from distop.services.submission.option_values import After
 from distop.services.submission.start_batches import Starts
-from distop.services.submission.start_request import After
 from distop.testing import ModelStore
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 from tests.support.virtualtime import in_virtual_time

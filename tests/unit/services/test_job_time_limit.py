@@ -8,12 +8,13 @@ import pytest
 
 from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import Declaration, Rules, shortest
+from distop.services.submission.insertion import make_spec, object_of
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
-from distop.services.submission.submit import make_spec, object_of
 
 
 def wanted(**options: Any) -> Any:
-    return request("copy", "t", b"{}", ["a"], None, None, None, "me", **options)
+    return request("copy", "t", b"{}", StartOptions(partitions=["a"], **options), "me")
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "60", True, 10**400])

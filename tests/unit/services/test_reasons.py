@@ -58,7 +58,7 @@ def judged(snapshot: Snapshot, nodes: Any = CAPABLE, alarms: Any = (), unreadabl
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("space-alarm", {"snapshot": OPEN, "alarms": ("NOSPACE",)}, "the space alarm of etcd to be cleared"),
+    ("space-alarm", {"snapshot": OPEN, "alarms": ("NOSPACE",)}, "etcd to have space again"),
     ("newer-release", {"snapshot": replace(OPEN, spec=replace(SPEC, version=2))}, "its records are of version 2"),
     ("unreadable-records", {"snapshot": OPEN, "unreadable": "the record at x"}, "executors can read: the record at x"),
     ("refused-by-etcd", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, refused={"t/noop/1": "reports: too large"})}},
@@ -67,8 +67,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                          "nodes": {"i1": replace(NODE, refused={"t/noop/9": "ends of operations: too large"})}},
      "a write of executor e1 about t/noop/9, which retries with back-off: ends of operations: too large"),
     ("refused-by-etcd", {"snapshot": replace(PENDING, spec=replace(SPEC, hold="g"), hold=Hold("graph")),
-                         "nodes": {"i1": replace(NODE, refused={"hold g": "what becomes of it: too large"})}},
-     "a write of executor e1 about hold g, which retries with back-off: what becomes of it: too large"),
+                         "nodes": {"i1": replace(NODE, refused={"hold g": "deny or delete: too large"})}},
+     "a write of executor e1 about hold g, which retries with back-off: deny or delete: too large"),
     ("refused-by-etcd", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, refused={"t/noop/9": "no"}, refused_more=3)}},
      "writes of executor e1 about 3 more operations, if this is one of them"),
     ("paused", {"snapshot": PAUSED}, "resume"),
@@ -104,17 +104,17 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "an executor that serves table t; if none starts within a minute"),
     ("drained", {"snapshot": OPEN, "nodes": {**ELSEWHERE, "i6": replace(NODE, state=NodeState.DRAINED)}},
      "an executor that offers `noop` and is not drained"),
-    ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
+    ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "the drained executor e2 to work again"),
     ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
-     f"its time, {rfc3339(NOW + 60)}"),
+     f"its start time, {rfc3339(NOW + 60)}"),
     ("predecessors", {"snapshot": replace(PENDING, predecessors=3, behind=("t/x/1", "t/x/2"))},
-     "3 operations before it (t/x/1, t/x/2 and others)"),
+     "3 operations to end (t/x/1, t/x/2 and others)"),
     ("predecessors", {"snapshot": replace(PENDING, predecessors=1, behind=("t/x/1",))},
-     "1 operation before it (t/x/1)"),
-    ("held", {"snapshot": replace(PENDING, hold=Hold("graph"))}, "the rest of its graph"),
+     "1 operation to end (t/x/1)"),
+    ("held", {"snapshot": replace(PENDING, hold=Hold("graph"))}, "the rest of its graph to be inserted"),
     ("held", {"snapshot": replace(PENDING, hold=Hold("prepared"))}, "its submission to be confirmed"),
     ("begin", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW - 60)))},
-     "its coordinator to begin it, and what excludes it on t to end"),
+     "its coordinator to start it, and operations on t that exclude it to end"),
     ("no-coordinator", {"snapshot": PLANNING, "coordinated": False}, "to be elected to coordinate `noop` on t"),
     ("planning", {"snapshot": PLANNING}, "planning"),
     ("planning-fails", {"snapshot": replace(PLANNING, planning=Attempts(2, "gone"))},
@@ -123,12 +123,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("completion", {"snapshot": replace(OPEN, success=4)}, "completion"),
     ("completion-fails", {"snapshot": replace(COMPLETING, decision=BROKEN)},
      "completion, attempt 2 (the last one failed: no)"),
-    ("holders", {"snapshot": replace(CANCELLING, claims={0: HELD})}, "its holders to stop"),
+    ("holders", {"snapshot": replace(CANCELLING, claims={0: HELD})}, "its running jobs to stop"),
     ("lease-lost", {"snapshot": replace(OPEN, claims={0: LOST, 1: LOST})},
      "2 jobs to be taken over from e9, whose session has ended"),
     ("slots", {"snapshot": OPEN}, "free slots"),
     ("slots", {"snapshot": OPEN, "elsewhere": {"t/noop/2": 1, "t/noop/3": 5}},
-     "free slots: executors have 5 jobs of t/noop/3, 1 job of t/noop/2"),
+     "free slots: executors run 5 jobs of t/noop/3, 1 job of t/noop/2"),
     ("unclaimed", {"snapshot": OPEN, "elsewhere": {}}, "an executor to claim its jobs"),
     ("unclaimed", {"snapshot": replace(OPEN, success=3, claims={3: RELEASED}), "elsewhere": {}},
      "an executor to claim its jobs"),
@@ -136,11 +136,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("claim-overdue", {"snapshot": replace(OPEN, claims={0: OWNED, 1: replace(OWNED, since=rfc3339(NOW - 5))})},
      f"1 job of w, whose claims are overdue unless they were extended (granted {rfc3339(NOW - 60)} for 10 s)"),
     ("no-coordinator", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": {}},
-     "an executor, any, to be elected"),
+     "any executor to be elected"),
     ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})},
      f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
-    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "at most 1 job of it at once"),
-    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "at most 1 job"),
+    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "its own limit of 1 job at once"),
+    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "limit of 1 job"),
     ("no-cores", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": STARVED}, "Spark cores on e1 (no cores from"),
     ("partly-no-cores", {"snapshot": replace(OPEN, claims={0: HELD, 1: HELD_TOO}), "nodes": STARVED},
      "Spark cores on e1 ("),
@@ -148,7 +148,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("code", "given", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
-def test_L27_each_reason_is_told_by_code_and_sentence(code: str, given: dict[str, Any], words: str) -> None:
+def test_L27_each_reason_has_a_code_and_a_sentence(code: str, given: dict[str, Any], words: str) -> None:
     told = dict(judged(**given))
     assert words in told[code]
 
@@ -167,7 +167,7 @@ def test_L27_every_reason_has_a_case_advice_and_a_line_in_the_documents() -> Non
         ({}, "start a worker that owns jobs of `noop`"),
     ],
 )
-def test_an_operation_that_nobody_may_run_says_what_to_do(given: dict[str, Any], advice: str) -> None:
+def test_an_operation_that_no_worker_may_own_gets_advice(given: dict[str, Any], advice: str) -> None:
     """Releases before took limits and labels for types without code."""
     snapshot = replace(OPEN, **{"spec": replace(SPEC, rules=Rules(code=False)), **given})
     (reason,) = reasons(view_of(snapshot, CAPABLE, NOW))
@@ -175,7 +175,7 @@ def test_an_operation_that_nobody_may_run_says_what_to_do(given: dict[str, Any],
     assert reason.advice.startswith(advice)
 
 
-def test_what_has_to_go_first_comes_first() -> None:
+def test_the_most_important_reason_comes_first() -> None:
     everything = judged(PAUSED, DRAINED, ("NOSPACE",), "the record at x")
     assert [code for code, _ in everything] == ["space-alarm", "unreadable-records", "paused", "drained"]
     assert [code for code, _ in judged(replace(OPEN, claims={0: LOST}), PARTLY)] == [
@@ -185,13 +185,13 @@ def test_what_has_to_go_first_comes_first() -> None:
     ]
 
 
-def test_L27_what_has_not_begun_waits_for_its_time_and_for_others_before_it_waits_for_anybody() -> None:
+def test_L27_a_pending_operation_waits_for_predecessors_and_its_start_time_before_executors() -> None:
     both = replace(PENDING, predecessors=1, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))
     assert [code for code, _ in judged(both, {})] == ["predecessors", "time", "no-executor"]
     assert [code for code, _ in judged(PENDING, {}, coordinated=False)] == ["no-executor", "no-coordinator", "begin"]
 
 
-def test_what_only_slows_it_down_is_no_reason_for_its_status() -> None:
+def test_a_reason_that_only_slows_an_operation_is_not_in_its_status() -> None:
     limited = replace(view_of(replace(OPEN, claims={0: HELD}), PARTLY, NOW), job_limit=1)
     assert [(str(reason.code), reason.stops) for reason in reasons(limited)] == [
         ("partly-drained", False),
@@ -201,7 +201,9 @@ def test_what_only_slows_it_down_is_no_reason_for_its_status() -> None:
 
 
 @pytest.mark.parametrize(("code", "given", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
-def test_L27_status_tells_the_first_that_stops_it(code: str, given: dict[str, Any], words: str) -> None:
+def test_L27_the_status_has_the_first_reason_that_stops_the_operation(
+    code: str, given: dict[str, Any], words: str
+) -> None:
     known = {name: given[name] for name in ("nodes", "alarms", "unreadable") if name in given}
     nodes, snapshot = known.pop("nodes", CAPABLE), given["snapshot"]
     view = view_of(snapshot, nodes, NOW, **known)
@@ -209,7 +211,7 @@ def test_L27_status_tells_the_first_that_stops_it(code: str, given: dict[str, An
     assert judge(snapshot, nodes, NOW, **known).waiting_for == first
 
 
-def test_advice_names_the_operation_as_a_shell_takes_it() -> None:
+def test_advice_quotes_the_operation_for_a_shell() -> None:
     odd = replace(PAUSED, ref=OperationRef("a b", "noop", "", 1))
     (paused,) = reasons(view_of(odd, CAPABLE, NOW))
     assert paused.advice == "`distop resume 'a b/noop/1'`"
@@ -220,7 +222,7 @@ def test_advice_names_the_operation_as_a_shell_takes_it() -> None:
         assert not [r for r in reasons(replace(base, **view)) if "{" in r.advice or not r.advice]
 
 
-def test_advice_to_cancel_is_given_where_a_cancel_is_accepted_and_ends_the_operation() -> None:
+def test_a_cancel_is_advised_only_where_it_ends_the_operation() -> None:
     labelled = replace(SPEC, where={"zone": "a"})
 
     def advice(snapshot: Snapshot, nodes: Any = CAPABLE) -> str:
@@ -241,6 +243,6 @@ def test_an_operation_that_ends_without_its_code_waits_for_no_coordinator() -> N
     assert [code for code, _ in judged(CANCELLING, gone, coordinated=False)] == ["without-code", "completion"]
 
 
-def test_nothing_holds_up_what_runs_or_is_being_cleaned_up() -> None:
+def test_running_operations_and_cleanups_have_no_reason_to_wait() -> None:
     assert judged(replace(OPEN, claims={0: HELD})) == []
     assert judged(replace(OPEN, state=State.SUCCESS), {}) == []

@@ -27,8 +27,9 @@ from distop.protocol.json_codec import dumps, loads
 from distop.protocol.keys import Keys
 from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableRecord
 from distop.protocol.txn import Put, Txn, TxnResult
-from distop.services.submission import submit as submit_module
+from distop.services.submission import insertion
 from distop.services.submission.start_batches import Starts
+from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import cut_off, submit
 from tests.support.modelclient import ModelClient
@@ -70,7 +71,7 @@ class Etcd(ModelClient):
 def wanted(
     n: int = 0, request_id: str | None = None, type_name: str = "noop", table: str = TABLE, **arg: Any
 ) -> Request:
-    return request(type_name, table, dumps({"n": n, **arg}), None, request_id, None, None, "me")
+    return request(type_name, table, dumps({"n": n, **arg}), StartOptions(request_id=request_id), "me")
 
 
 def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
@@ -129,7 +130,7 @@ def test_a_start_is_refused_where_its_table_is_removed_meanwhile(delay: float | 
 
         etcd.fates.append(beside)
         with pytest.raises(NotFound, match="there is no table 't'"):
-            await etcd.starts.start(request("noop", TABLE, b'{"n":1}', None, None, None, None, "me", delay=delay))
+            await etcd.starts.start(request("noop", TABLE, b'{"n":1}', StartOptions(delay=delay), "me"))
         assert etcd.args() == {}
 
     run(removed)
@@ -261,7 +262,7 @@ def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(mo
         assert [type(one) for one in answers] == [str, UnreadableRecord, str]
         assert sorted(etcd.args().values()) == [0, 1, 3]
 
-    monkeypatch.setattr("distop.services.submission.submit.find_earlier", unreadable)
+    monkeypatch.setattr("distop.services.submission.insertion.find_earlier", unreadable)
     run(group)
 
 
@@ -289,13 +290,13 @@ def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_lin
 
 def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    make = submit_module.make_spec
+    make = insertion.make_spec
 
     def counted(wanted: Request, *given: Any) -> Spec:
         made.append(wanted.request_id)
         return make(wanted, *given)
 
-    monkeypatch.setattr(submit_module, "make_spec", counted)
+    monkeypatch.setattr(insertion, "make_spec", counted)
 
     async def raced(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
@@ -590,7 +591,7 @@ def test_what_etcd_refuses_together_is_tried_apart() -> None:
 def test_where_etcd_does_not_answer_nobody_waits_for_those_before() -> None:
     async def silent(etcd: Etcd) -> None:
         def down(txn: Txn) -> TxnResult:
-            raise EtcdUnavailable("etcd did not take the start in the time allowed")
+            raise EtcdUnavailable("etcd did not accept the start in time")
 
         etcd.fates.append(down)
         answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
@@ -612,7 +613,7 @@ def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert [type(one) for one in answers] == [OperationStartError] * 2
         assert str(answers[1]).startswith("noop on t could not be started within 0 s, because others start")
 
-    monkeypatch.setattr("distop.services.submission.submit.CONTENTION_LIMIT", 0.0)
+    monkeypatch.setattr("distop.services.submission.contention.CONTENTION_LIMIT", 0.0)
     run(contended)
 
 

@@ -21,7 +21,7 @@ HELD = Claim("e1", "i1", 1, 0)
 WAITS = Claim("e1", "", 2, 1, rfc3339(STARTED + 50), "disk full")
 DECIDED = Decision(State.SUCCESS, 10, 10, 0)
 BROKEN = replace(DECIDED, attempts=2, error="no")
-BEGIN = "its coordinator to begin it, and what excludes it on t to end"
+BEGIN = "its coordinator to start it, and operations on t that exclude it to end"
 TRIED = "{}, attempt {} (the last one failed: {})"
 
 RUNNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, Spec("r", rfc3339(STARTED), "me", Rules()))
@@ -41,19 +41,19 @@ OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
         (replace(OPEN, state=State.PAUSED), "paused", "resume"),
         (replace(OPEN, state=State.PAUSED, claims={0: HELD}), "pausing", "1 job to finish"),
         (replace(OPEN, state=State.PAUSED, phase=Phase.HALTED, claims={0: HELD}), "pausing", "1 job to stop"),
-        (replace(OPEN, state=State.CANCELLING, claims={0: HELD}), "cancelling", "its holders to stop"),
+        (replace(OPEN, state=State.CANCELLING, claims={0: HELD}), "cancelling", "its running jobs to stop"),
         (replace(OPEN, state=State.CANCELLING), "cancelling", "completion"),
         (replace(OPEN, decision=DECIDED), "completing", "completion"),
         (replace(OPEN, decision=BROKEN), "completing", TRIED.format("completion", 3, "no")),
         (replace(RUNNING, state=State.PENDING), "waiting", BEGIN),
     ],
 )  # fmt: skip
-def test_what_it_waits_for(snapshot: Snapshot, stage: str, words: str | None) -> None:
+def test_each_stage_has_its_reason_to_wait(snapshot: Snapshot, stage: str, words: str | None) -> None:
     seen = judge(snapshot, CAPABLE, STARTED + 10)
     assert (seen.stage, seen.waiting_for) == (stage, words)
 
 
-def test_a_status_has_the_fields_of_the_record_that_will_be() -> None:
+def test_a_status_has_the_fields_of_the_later_history_record() -> None:
     record = History("t/noop/1", State.SUCCESS, "", "", 0, 0, 0).to_json()
     for snapshot in (RUNNING, OPEN, replace(OPEN, state=State.PAUSED), replace(OPEN, decision=DECIDED)):
         told = judge(snapshot, CAPABLE, STARTED).to_json()
@@ -63,7 +63,7 @@ def test_a_status_has_the_fields_of_the_record_that_will_be() -> None:
     assert judge(again, CAPABLE, STARTED).to_json()["rerun_of"] == "t/noop/1"
 
 
-def test_the_jobs_that_failed_so_far_are_named() -> None:
+def test_the_jobs_failed_so_far_are_listed_as_ranges() -> None:
     snapshot = replace(OPEN, success=7, failed=3, failed_ranges="3,7-8")
     assert judge(snapshot, CAPABLE, STARTED).to_json()["failed"] == "3,7-8"
     decided = replace(DECIDED, failed=3, failed_ranges="1-2", failed_truncated=True)
@@ -72,7 +72,7 @@ def test_the_jobs_that_failed_so_far_are_named() -> None:
 
 
 @pytest.mark.parametrize("nodes", [{}, {"i2": Node("e2", "h", 2, ("other",))}])
-def test_without_a_capable_executor(nodes: dict[str, Any]) -> None:
+def test_an_operation_without_a_capable_executor_waits_for_one(nodes: dict[str, Any]) -> None:
     for snapshot in (RUNNING, OPEN, replace(OPEN, claims={0: HELD})):
         assert judge(snapshot, nodes, STARTED).waiting_for == "an executor that offers `noop`"
     ends = "; if none starts within a minute, it ends without running its completion code" if nodes else ""
@@ -80,7 +80,7 @@ def test_without_a_capable_executor(nodes: dict[str, Any]) -> None:
     assert judge(cancelled, nodes, STARTED).waiting_for == f"an executor that offers `noop`{ends}"
 
 
-def test_why_nobody_offers_the_type() -> None:
+def test_the_reason_names_an_executor_that_cannot_run_the_type() -> None:
     unable = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
     said = "an executor that offers `noop` (e1 cannot: Java 17 or newer is needed)"
     assert judge(OPEN, unable, STARTED).waiting_for == said
@@ -105,7 +105,7 @@ def test_numbers() -> None:
     assert named.errors == ({"partition": "day=6", "text": "disk full"},)
 
 
-def test_what_is_left_is_told_while_jobs_run_as_fast_as_they_do() -> None:
+def test_the_remaining_time_follows_the_pace_of_running_jobs() -> None:
     paced = replace(OPEN, success=6, claims={6: HELD}, pace=Pace(STARTED + 100, 2))
     assert judge(paced, CAPABLE, STARTED + 110).eta_seconds == 20.0, "2 jobs took 10 s; 4 are left"
     assert judge(replace(paced, pace=Pace()), CAPABLE, STARTED + 110).eta_seconds is None, "none has ended since"
@@ -119,12 +119,12 @@ def test_what_is_left_is_told_while_jobs_run_as_fast_as_they_do() -> None:
         assert seen.eta_seconds is None, seen.waiting_for
 
 
-def test_a_full_etcd_is_what_everything_waits_for() -> None:
-    assert (judge(OPEN, CAPABLE, STARTED, ("NOSPACE",)).waiting_for or "").startswith("the space alarm of etcd")
+def test_every_operation_waits_for_a_full_etcd() -> None:
+    assert (judge(OPEN, CAPABLE, STARTED, ("NOSPACE",)).waiting_for or "").startswith("etcd to have space again")
     assert "space" not in (judge(OPEN, CAPABLE, STARTED, ("CORRUPT",)).waiting_for or "")
 
 
-def test_what_is_being_done_is_told_of_those_that_hold_jobs_of_it() -> None:
+def test_reports_come_from_executors_that_hold_jobs_of_the_operation() -> None:
     saying = replace(CAPABLE["i1"], doing={str(REF): "scanning 9 files: 2 of 8 Spark tasks", "t/noop/2": "else"})
     nodes = {"i1": saying, "i2": replace(saying, executor="e2"), "i3": Node("e3", "h", 2, ("noop",))}
     held = replace(OPEN, claims={0: HELD, 1: replace(HELD, incarnation="i3"), 2: WAITS})

@@ -274,7 +274,7 @@ def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> Non
     refused(PartitionPlan(0, "p", files=(theirs,)), remote)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), parquet)
     refused(PartitionPlan(0, "p", files=(theirs,), source=f"{other}/metadata/v1.metadata.json"), iceberg)
-    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "has metadata for t")
+    refused(PartitionPlan(0, "p", source=f"{t}/metadata/v1.metadata.json"), parquet, "has a metadata file for table t")
     for partition, of in (
         (PartitionPlan(0, "p", files=((f"{t}/p=1/a.parquet", 1, 1),)), parquet),
         (PartitionPlan(0, "p", files=((t, 1, 1),)), parquet),  # a location that is a file
@@ -466,10 +466,10 @@ def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path) -> Non
     place, file = snapshot.manifest_list.removeprefix("file://"), read_file(source)
     iceberg.check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
     for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
-        with pytest.raises(InvalidArgument, match="is not read by Java as by Python"):
+        with pytest.raises(InvalidArgument, match="Java and Python read the "):
             iceberg.check_loaded(file, id_, listed)
     Path(place).write_bytes(Path(place).read_bytes() + b"\0")
-    with pytest.raises(TableUnavailable, match="cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot (be )?read"):
         iceberg.check_loaded(file, str(snapshot.snapshot_id), place)
 
 

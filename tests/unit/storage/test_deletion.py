@@ -203,7 +203,7 @@ def test_a_folder_that_is_not_empty_stays_if_that_is_asked_for(tmp_path: Path) -
     assert not delete(place, "a", only_empty=True)
 
 
-def test_what_is_not_there_or_is_no_folder_is_no_trouble(tmp_path: Path) -> None:
+def test_a_missing_place_has_no_names(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, path in (
         (Place(str(tmp_path / "none")), "a"),
@@ -247,7 +247,7 @@ def _spill(place: Place) -> None:
 def _keep(place: Place) -> None:
     ctx = FakeContext(Path(place.anchor))
     ctx.shared, ctx.shared_dir = place, place.location
-    certification.keep_files("files-1", lambda: [("/t/a", 1, 1)], ctx)
+    certification.write_file_list("files-1", lambda: [("/t/a", 1, 1)], ctx)
 
 
 def _result(place: Place) -> None:
@@ -297,7 +297,7 @@ def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Pa
         deletion.write(place, "d/c", b"")
 
 
-def test_nobody_moves_the_path_elsewhere_meanwhile(tmp_path: Path) -> None:
+def test_a_path_cannot_be_redirected_between_check_and_use(tmp_path: Path) -> None:
     """A folder on the way is replaced by a link to what is not ours, and back, as fast as that can be done."""
     outside = tmp_path / "outside" / "q"
     outside.mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_nobody_moves_the_path_elsewhere_meanwhile(tmp_path: Path) -> None:
         swapping.join()
 
 
-def test_two_that_remove_the_same_both_end_well(tmp_path: Path) -> None:
+def test_two_concurrent_removals_both_succeed(tmp_path: Path) -> None:
     for n in range(20):
         for m in range(50):
             path = tmp_path / str(n) / str(m)
@@ -541,7 +541,7 @@ def test_hole_9_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_pat
     one, two, three = places
     assert one is not None
     before = [snapshot(Path(place.location), tmp_path / "none") for place in (two, three) if place is not None]
-    assert shared_files.with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
+    assert shared_files.operations_with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
     for op in ("t/sample/1", "t/sample/2"):
         shared_files.remove_results(one, op)
         shared_files.remove_plans(one, op)
@@ -567,5 +567,5 @@ def test_a_plan_names_no_list_of_files_of_another_operation(tmp_path: Path) -> N
     ):
         with pytest.raises(UnsafePath):
             shared_files.with_files(PartitionPlan(0, "p", files_at=at), place, "t/sample/1")
-    with pytest.raises(UnsafePath, match="which is no list of files of this operation"):
+    with pytest.raises(UnsafePath, match="which is not a file list of this operation"):
         shared_files.with_files(read, place, "t/sample/2")

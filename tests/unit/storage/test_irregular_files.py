@@ -63,7 +63,7 @@ def test_a_version_hint_that_is_no_regular_file_is_refused(folder: Path, irregul
 def test_a_version_hint_cannot_show_another_file(folder: Path, tmp_path: Path) -> None:
     hint = folder / "metadata" / "version-hint.text"
     hint.write_text("8675309")
-    with pytest.raises(InvalidArgument, match="the version that version-hint.text names is missing") as error:
+    with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text") as error:
         plan_table(TableRecord("t", "iceberg", str(folder)))
     assert "8675309" not in str(error.value)
     hint.rename(tmp_path / "pin")

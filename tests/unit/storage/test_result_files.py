@@ -44,7 +44,7 @@ def test_a_result_is_read_from_the_file_of_its_attempt(tmp_path: Path) -> None:
     assert read(told, tmp_path) == {"text": "x"}
     assert path(tmp_path) == tmp_path / "results/t/large/1/000000-7-inc.json"
     assert read({"text": "small"}, tmp_path) == {"text": "small"}
-    with pytest.raises(NotFound, match="cannot be read from here"):
+    with pytest.raises(NotFound, match="cannot be read here"):
         read(told, tmp_path, incarnation="another")
     with pytest.raises(NotFound, match="DISTOP_SHARED_DIR"):
         result_files.resolve(told, None, ATTEMPT)
@@ -63,18 +63,18 @@ def test_hole_9_the_path_in_a_record_is_not_read(tmp_path: Path, told_path: str)
 )
 def test_hole_9_what_a_record_says_of_the_file_is_checked(tmp_path: Path, field: dict[str, Any]) -> None:
     told = written(tmp_path)[result_files.POINTER]
-    with pytest.raises(UnreadableRecord, match="is void"):
+    with pytest.raises(UnreadableRecord, match="has an invalid"):
         read({result_files.POINTER: {**told, **field}}, tmp_path)
 
 
 @pytest.mark.parametrize("fence", ["../../x", True, 0, None, -1])
 def test_hole_9_a_fence_that_is_none_leads_to_no_file(tmp_path: Path, fence: Any) -> None:
-    with pytest.raises(UnreadableRecord, match="is void"):
+    with pytest.raises(UnreadableRecord, match="has an invalid"):
         read(written(tmp_path), tmp_path, fence)
 
 
 def test_hole_9_a_job_that_an_actor_returned_has_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableRecord, match="no executor has written that"):
+    with pytest.raises(UnreadableRecord, match="no executor has written it"):
         read(written(tmp_path), tmp_path, incarnation="")
 
 
@@ -84,7 +84,7 @@ def test_hole_9_only_a_regular_file_is_read_and_no_link_is_followed(tmp_path: Pa
     file = path(tmp_path)
     file.unlink()
     file.symlink_to("/dev/zero")
-    with pytest.raises(NotFound, match="cannot be read from here"):
+    with pytest.raises(NotFound, match="cannot be read here"):
         read(told, tmp_path)
     file.unlink()
     os.mkfifo(file)
@@ -95,7 +95,7 @@ def test_hole_9_only_a_regular_file_is_read_and_no_link_is_followed(tmp_path: Pa
     file.parent.rename(elsewhere)
     (elsewhere / file.name).write_bytes(DATA)
     file.parent.symlink_to(elsewhere)
-    with pytest.raises(NotFound, match="cannot be read from here"):
+    with pytest.raises(NotFound, match="cannot be read here"):
         read(told, tmp_path)
 
 
@@ -110,11 +110,11 @@ def test_hole_9_no_more_than_the_recorded_bytes_are_read(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(result_files, "read_regular", reading)
     path(tmp_path).write_bytes(DATA * 1000)
-    with pytest.raises(UnreadableRecord, match="its checksum is another"):
+    with pytest.raises(UnreadableRecord, match="size or checksum has changed"):
         read(told, tmp_path)
     assert asked == [len(DATA)]
     monkeypatch.setattr(result_files, "MAX_BYTES", 5)
-    with pytest.raises(ValueError, match="at most 5 are kept"):
+    with pytest.raises(ValueError, match="at most 5 are allowed"):
         written(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_hole_9_an_actor_cannot_return_a_result_that_names_a_file(outcome: Any) 
         {result_files.POINTER: {"path": "/dev/zero", "bytes": 1, "sha256": ""}},
         {result_files.POINTER: 1, "a": 2},
     ):
-        with pytest.raises(InvalidArgument, match="stands for a result in a file"):
+        with pytest.raises(InvalidArgument, match="is reserved for results in files"):
             checked(outcome(result))
     assert checked(outcome({"a": 1})).result == {"a": 1}  # type: ignore[union-attr]
 

@@ -19,7 +19,7 @@ from distop.storage.deletion import Place
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.tables import reader_of
 from distop.testing import MemoryProgress
-from distop.worker.child_side.job_context import Context
+from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import file_rewrite
 from distop_behaviors.apply.file_rewrite import Stage
 from distop_behaviors.index.index_argument import BuildArgument
@@ -29,11 +29,11 @@ OP, STRANGER = "t/build-index/i/1", 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 
 
-def context(table: Path, shared: str = "", again: bool = False, number: int = 1) -> Context:
+def context(table: Path, shared: str = "", again: bool = False, number: int = 1) -> ChildContext:
     env: Any = SimpleNamespace(shared_dir=shared, space="c0ffee", log=logging.getLogger("tests.stages"))
     record = TableRecord("t", "parquet", str(table), {})
     plan = PartitionPlan(0, "p")
-    made = Context(env, OP, record, number=number, partition=plan, fence=7, incarnation="inc")
+    made = ChildContext(env, OP, record, number=number, partition=plan, fence=7, incarnation="inc")
     made.again = again
     return made
 
@@ -66,7 +66,7 @@ def test_hole_3_a_stage_that_is_there_before_its_attempt_fails_it(table: Path, p
     else:
         planted.symlink_to(table)
     for _ in range(2):
-        with pytest.raises(FileExistsError, match="exists before the attempt"):
+        with pytest.raises(FileExistsError, match="exists already, but only its attempt"):
             _ = ctx.stage
 
 
@@ -79,7 +79,7 @@ def test_hole_3_a_prefix_of_an_object_store_is_empty_before_its_attempt(
     planted = tmp_path / "bucket" / ctx.stage_place.path
     planted.mkdir(parents=True)
     (planted / "journal.jsonl").touch()
-    with pytest.raises(FileExistsError, match="exists before the attempt"):
+    with pytest.raises(FileExistsError, match="exists already, but only its attempt"):
         _ = ctx.stage
     (planted / "journal.jsonl").unlink()
     assert ctx.stage == ctx.stage_place.location
@@ -207,11 +207,11 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     monkeypatch.setattr(rewrite_publication, "check_table", lambda *_: None)
     monkeypatch.setattr(rewrite_publication, "read_metadata", lambda _: (None, None))
     monkeypatch.setattr(rewrite_publication.type_narrowing, "new_ids", lambda *_: {})
-    monkeypatch.setattr(Context, "spark", None)
+    monkeypatch.setattr(ChildContext, "spark", None)
     monkeypatch.setattr(ctx, "status", lambda _: None)
     rewrite: Any = object.__new__(rewrite_publication.Narrowing)
     rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, SimpleNamespace(digest=""), None, []
     rewrite._folder, rewrite.outcome, rewrite._validate = str(table), SimpleNamespace(), lambda *_: None
-    with pytest.raises(FileExistsError, match="exists before the attempt"):
+    with pytest.raises(FileExistsError, match="exists already, but only its attempt"):
         rewrite.stage(PartitionPlan(0, "p", files=(("/t/a.parquet", 1, 1),), source="/t/m.json"))
     assert written == []

@@ -106,7 +106,7 @@ def test_a_url_without_a_path_vouches_for_no_other_url() -> None:
 )
 def test_a_plan_cannot_name_a_file_list_outside_of_the_plans(path: str, tmp_path: Path) -> None:
     write(Place(str(tmp_path)), "list.json", b"[]")
-    with pytest.raises(InvalidArgument, match="no list of files of this operation"):
+    with pytest.raises(InvalidArgument, match="not a file list of this operation"):
         with_files(PartitionPlan(0, "p", files_at=path), Place(str(tmp_path / "shared")), "t/sample/1")
 
 

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from distop.store.connection_settings import Endpoint
-from distop.store.endpoint_diagnosis import Looking
+from distop.store.endpoint_diagnosis import Diagnosis
 
 
-async def test_endpoints_are_looked_at_together() -> None:
+async def test_endpoints_are_diagnosed_concurrently() -> None:
     """Each server keeps its visitor until all three have one: visited one after the other, they would never be met."""
     present: set[int] = set()
     met = asyncio.Event()
@@ -38,15 +38,15 @@ async def test_endpoints_are_looked_at_together() -> None:
     async with AsyncExitStack() as stack:
         everybody = asyncio.ensure_future(met.wait())
         endpoints = [await serve(number, stack) for number in range(3)]
-        looking = Looking(endpoints, False, 60.0)
-        assert looking.begin(60.0) == 58.0, "not yet: the caller is to ask again"
-        assert looking.begin(1.5) == 1.5
-        assert await looking.found() == ["", "", ""]
+        diagnosis = Diagnosis(endpoints, False, 60.0)
+        assert diagnosis.start_if_due(60.0) == 58.0, "not yet: the caller is to ask again"
+        assert diagnosis.start_if_due(1.5) == 1.5
+        assert await diagnosis.results() == ["", "", ""]
         everybody.cancel()
     assert met.is_set()
 
 
-async def test_a_look_that_is_stopped_leaves_no_error_behind() -> None:
+async def test_a_cancelled_diagnosis_logs_no_error() -> None:
     """A daemon that reached etcd after all logged "_GatheringFuture exception was never retrieved"."""
     errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
@@ -58,11 +58,11 @@ async def test_a_look_that_is_stopped_leaves_no_error_behind() -> None:
         writer.close()
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
-        looking = Looking([Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])], False, 60.0)
-        looking.begin(1.5)
+        diagnosis = Diagnosis([Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])], False, 60.0)
+        diagnosis.start_if_due(1.5)
         await asyncio.wait_for(accepted.wait(), 10.0)
-        looking.stop()
-        del looking
+        diagnosis.cancel()
+        del diagnosis
         for _ in range(5):
             await asyncio.sleep(0)
         gc.collect()
@@ -70,9 +70,9 @@ async def test_a_look_that_is_stopped_leaves_no_error_behind() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.4, 5.0])
-def test_a_short_time_for_connecting_is_shared(timeout: float) -> None:
-    looking = Looking([], False, timeout)
-    left = looking.begin(timeout)
+def test_the_diagnosis_takes_a_share_of_a_short_connect_timeout(timeout: float) -> None:
+    diagnosis = Diagnosis([], False, timeout)
+    left = diagnosis.start_if_due(timeout)
     assert 0 < left < timeout
     assert left == pytest.approx(timeout - min(2.0, 0.75 * timeout))
 
@@ -85,9 +85,9 @@ main()
 """
 
 
-def test_a_silent_name_service_keeps_nobody() -> None:
+def test_a_silent_dns_server_does_not_delay_the_exit() -> None:
     """There is none to be had in a test: the one function that asks it is replaced by one that never answers."""
     words = [sys.executable, "-c", SILENT, "ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.5"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (3, "")
-    assert "within 0.5 s at nohost.invalid:2379 (the name service does not say in time where the host is)" in ran.stderr
+    assert "within 0.5 s at nohost.invalid:2379 (DNS lookup of the host timed out)" in ran.stderr

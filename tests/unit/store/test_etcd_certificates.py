@@ -52,23 +52,23 @@ def test_files_that_fit(made: Certificates) -> None:
 
 
 @pytest.mark.parametrize("name", ["garbage.pem", "empty.pem", "client-key.pem"])
-def test_what_is_no_certificate(made: Certificates, name: str) -> None:
+def test_a_file_without_a_certificate_is_rejected(made: Certificates, name: str) -> None:
     path = beside(made, name)
-    with pytest.raises(InvalidArgument, match=f"{name} holds no certificate"):
+    with pytest.raises(InvalidArgument, match=f"{name} contains no certificate"):
         certificates.read(config(ca_cert=path))
-    with pytest.raises(InvalidArgument, match=f"{name} holds no certificate"):
+    with pytest.raises(InvalidArgument, match=f"{name} contains no certificate"):
         certificates.read(config(ca_cert=made.ca, cert=path, key=made.client_key))
 
 
 def test_a_key_that_does_not_fit(made: Certificates) -> None:
-    with pytest.raises(InvalidArgument, match=r"server-key\.pem does not belong to the certificate in .*client\.pem"):
+    with pytest.raises(InvalidArgument, match=r"server-key\.pem does not match the certificate in .*client\.pem"):
         certificates.read(config(cert=made.client_cert, key=made.server_key))
     for name in ("garbage.pem", "locked.pem", "distop-test-ca.pem"):
         with pytest.raises(InvalidArgument, match=name):
             certificates.read(config(cert=made.client_cert, key=beside(made, name)))
 
 
-def test_a_wrong_file_is_wrong_use_for_clients_and_daemons(
+def test_an_invalid_certificate_file_is_a_usage_error(
     made: Certificates, distop_command: Callable[..., Ran], tmp_path: Path
 ) -> None:
     """No etcd is there; it is not asked."""

@@ -22,7 +22,7 @@ def test_endpoints(text: str, endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "etcd", "etcd:", ":2379", "etcd:0", "etcd:70000", "ftp://etcd:1", "a b:1", "e:²"])
-def test_what_is_no_endpoint(text: str) -> None:
+def test_an_invalid_endpoint_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="write host:port"):
         parse_endpoint(text)
 

@@ -53,7 +53,7 @@ def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdReje
     assert detail in str(error)
 
 
-def test_what_is_no_etcd_is_said_to_be_none() -> None:
+def test_a_server_other_than_etcd_is_reported() -> None:
     """A proxy, or another service, at an endpoint that was mistyped."""
     detail = "Received http2 header with status: 404"
     assert "is not etcd (Received" in str(rejection(Failure(Fate.FINAL, "UNIMPLEMENTED", detail), "the first read"))
@@ -64,8 +64,8 @@ def test_a_denied_permission_says_who_needs_what() -> None:
     error = rejection(denied, "the read", user="worker", keys="prod/distOp")
     assert type(error) is PermissionDenied
     assert str(error) == (
-        "etcd does not permit the user 'worker' the read: a role of that user needs it; executors need read and "
-        "write on all keys that begin with prod/distOp (`distop access` prints and creates the roles)"
+        "etcd denies the user 'worker' permission for the read: grant it to a role of that user; executors need read "
+        "and write access to all keys with the prefix prod/distOp (`distop access` prints and creates the roles)"
     )
-    assert "permit us" in str(rejection(denied))
+    assert "denies us" in str(rejection(denied))
     assert error.detail == "etcdserver: permission denied"

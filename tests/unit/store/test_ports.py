@@ -23,7 +23,7 @@ def ours() -> Iterator[list[int]]:
     ports.release(reserved)
 
 
-def test_they_can_be_listened_on_and_are_none_that_connections_get(ours: list[int]) -> None:
+def test_reserved_ports_are_free_and_below_the_ephemeral_range(ours: list[int]) -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(ours)) == 20
     for port in ours:
@@ -33,7 +33,7 @@ def test_they_can_be_listened_on_and_are_none_that_connections_get(ours: list[in
             server.listen()
 
 
-def test_no_other_process_is_given_one_until_it_is_released(ours: list[int]) -> None:
+def test_a_reserved_port_is_not_given_to_another_process(ours: list[int]) -> None:
     """Also where it asks for just that one."""
     ask = f"""
 from distop.store import ports
@@ -49,7 +49,9 @@ print(ports.reserve(1)[0])
     assert another() == ours[0]
 
 
-def test_where_the_system_has_all_ports_it_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_system_chooses_a_port_if_none_is_below_the_ephemeral_range(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     system = tmp_path / "range"
     system.write_text("1024 65000\n")
     monkeypatch.setattr(ports, "_SYSTEM", system)

@@ -176,5 +176,5 @@ def test_a_request_that_stays_unanswered_is_logged(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "distop"):
         in_virtual_time(main)
     logged = {record.getMessage() for record in caplog.records}
-    assert logged == {"etcd at here:1 did not answer the write: connection refused (UNAVAILABLE); trying again"}
+    assert logged == {"etcd at here:1 did not answer the write; retrying: connection refused (UNAVAILABLE)"}
     assert len(caplog.records) <= 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.store.connection_settings import EtcdConfig
-from distop.store.server_clock import Untold, ahead
+from distop.store.server_clock import ClockUnreadable, ahead
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ async def compared(address: str, limit: float = 20.0) -> float:
 
 
 @pytest.mark.parametrize("off", [3600.0, -3600.0])
-async def test_a_clock_that_is_off_is_seen_in_both_directions(off: float) -> None:
+async def test_a_wrong_clock_is_detected_in_both_directions(off: float) -> None:
     there = time.time() - off
     seen = await served(ANSWER.format(formatdate(there, usegmt=True)), compared)
     # A date is cut to its second, and the time passes.
@@ -67,18 +67,18 @@ async def test_clocks_that_agree_to_the_second_are_no_difference() -> None:
         "",
     ],
 )
-async def test_what_tells_no_time_is_no_time(answer: str) -> None:
-    with pytest.raises(Untold):
+async def test_an_answer_without_a_date_gives_no_clock(answer: str) -> None:
+    with pytest.raises(ClockUnreadable):
         await served(answer, compared)
 
 
-async def test_a_server_that_is_silent_is_left() -> None:
-    with pytest.raises(Untold):
+async def test_the_client_switches_from_a_silent_server() -> None:
+    with pytest.raises(ClockUnreadable):
         await served(None, lambda address: compared(address, 0.05))
 
 
-async def test_where_nobody_listens_there_is_no_time() -> None:
+async def test_a_closed_port_gives_no_clock() -> None:
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-    with pytest.raises(Untold, match=f"127.0.0.1:{port}"):
+    with pytest.raises(ClockUnreadable, match=f"127.0.0.1:{port}"):
         await compared(f"127.0.0.1:{port}")

@@ -64,7 +64,7 @@ async def test_a_connection_whose_certificates_were_replaced_is_closed_and_not_c
         config = EtcdConfig(("https://e1:2379",))
         transport = Transport(config)
         transport.open()
-        transport._renew("e1:2379")
+        transport._reload_certificates("e1:2379")
         await asyncio.sleep(0.001)
         assert [number for number, _ in closed] == [0]
         assert closed[0][1] >= config.request_timeout

@@ -69,7 +69,7 @@ def test_compaction_asks_for_a_listing() -> None:  # W6
     assert position.next_revision == 61
 
 
-def test_a_refused_watch_tells_why() -> None:  # W7
+def test_a_rejected_watch_reports_the_reason() -> None:  # W7
     step = WatchPosition(10).feed(Response(50, created=True, cancelled=True, reason="permission denied"))
     assert step == Reopen("permission denied", refused=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
-from distop.store.history import Beginning, CaughtUp, Revision
+from distop.store.history import CaughtUp, HistoryStart, Revision
 from tests.support.aftermath import misfits, problems
 from tests.support.writing import digest, note
 
@@ -102,7 +102,7 @@ def test_what_was_written_before_history_begins_counts(told: Told) -> None:
     first, second = (
         KeyValue(f"{ROOT}.00000{n}.outcome", json.dumps(told.outcome(n)).encode(), 1, 2, 1 + n) for n in range(2)
     )
-    told.steps[:] = [Beginning(5, 1, (arg, first, second))]
+    told.steps[:] = [HistoryStart(5, 1, (arg, first, second))]
     assert told.end() == ["t/writing/1: job 1 has 2 outcomes"]
 
 

@@ -129,7 +129,7 @@ def test_plans_of_several_states_of_a_table_have_readers_of_their_own(tmp_path: 
     record = TableRecord("t", "iceberg", str(tmp_path))
     plans = [PartitionPlan(n, str(n), source=f"{tmp_path}/metadata/v{n % 2}.metadata.json") for n in range(3)]
     assert [[plan.name for plan in mine] for _, mine in readers_of(record, plans)] == [["0", "2"], ["1"]]
-    with pytest.raises(InvalidArgument, match="planned of several states"):
+    with pytest.raises(InvalidArgument, match="planned from different states"):
         reader_of(record, plans)
 
 
@@ -140,7 +140,7 @@ def test_a_folder_shows_its_format(tmp_path: Path) -> None:
     assert [record_at(str(tmp_path / name)).format for name in ("p", "i")] == ["parquet", "iceberg"]
 
 
-def test_what_has_no_schema_of_its_own_is_not_changed() -> None:
+def test_a_table_without_a_schema_cannot_be_changed() -> None:
     assert not changes_of(TableRecord("t", "iceberg", "/t")).by_catalog
     assert changes_of(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"})).catalog is not None
     for record, why in (
@@ -165,7 +165,7 @@ def test_a_format_is_what_is_installed_under_its_name(tmp_path: Path, monkeypatc
     installed(tmp_path, monkeypatch, csv="tests.support.csv_format:FORMAT", odd="tests.support.csv_format:TYPES")
     assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
     assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
-    with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is no Format"):
+    with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is not a Format"):
         format_of(TableRecord("t", "odd", "/t"))
     with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, spark, csv, odd\)"):
         format_of(TableRecord("t", "tests.support.csv_format:FORMAT", "/t"))

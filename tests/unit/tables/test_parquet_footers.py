@@ -256,7 +256,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned
 def test_a_file_that_never_answers_is_no_verdict(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
     monkeypatch.setattr(read, "LONGEST_READ", 0.2)
-    with pytest.raises(TableUnavailable, match=r"hanging\.parquet has not answered for 0\.2 s: check"):
+    with pytest.raises(TableUnavailable, match=r"hanging\.parquet did not answer within 0\.2 s: check"):
         read.read_all([hanging], frozenset({"id"}))
 
 
@@ -294,7 +294,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
 
 @pytest.mark.timeout(30)
 def test_a_remembered_file_that_no_longer_answers_is_no_verdict(stalled: PlannedFile) -> None:
-    with pytest.raises(TableUnavailable, match=r"a\.parquet has not answered for 0\.2 s: check"):
+    with pytest.raises(TableUnavailable, match=r"a\.parquet did not answer within 0\.2 s: check"):
         read.read_all([stalled], frozenset({"id"}))
 
 

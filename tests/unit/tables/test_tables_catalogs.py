@@ -82,7 +82,7 @@ def test_a_table_that_was_renamed_or_dropped_is_told_of_by_its_name(sql: tuple[A
     catalog, table = sql
     planned = plan_table(table)
     catalog.rename_table("sales.orders", "sales.old")
-    with pytest.raises(InvalidArgument, match=r"'prod' has no table 'sales.orders': it was dropped or renamed"):
+    with pytest.raises(InvalidArgument, match=r"'prod' has no table 'sales.orders': it was dropped, renamed"):
         plan_table(table)
     check_reachable(table)  # what was planned can be read as before
     assert Path(planned.partitions[0].source).exists()
@@ -202,7 +202,7 @@ def test_hole_2_a_catalog_moves_no_table_out_of_the_folder_of_its_record(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"folder": "/w"}, "goes with the option 'catalog'"),
+        ({"folder": "/w"}, "needs the option 'catalog'"),
         ({"catalog": "prod", "folder": "w"}, "must be an absolute path or a URL"),
         ({"catalog": "prod", "folder": "/w/../x"}, "must be an absolute path or a URL"),
         ({"catalog": "prod", "folder": 5}, "must be an absolute path or a URL"),
@@ -223,11 +223,11 @@ def test_hole_2_the_folder_of_a_record_holds_for_a_hadoop_catalog_too(
             ask(table)
 
 
-def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sql_catalog_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "wrong.db"
     configure(monkeypatch, uri=f"sqlite:///{file}")
     table = record()
-    with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
+    with pytest.raises(TableUnavailable, match=r"the database file .*wrong\.db' does not exist"):
         plan_table(table)
     assert not file.exists()
     file.touch()
@@ -249,19 +249,19 @@ def test_a_table_of_a_rest_catalog_is_planned_from_the_file_that_it_names(
     assert [p.name for p in planned.partitions] == ["k=a", "k=b"]
     check_reachable(table)
     configure(monkeypatch, "other", uri=rest.uri, warehouse="other")
-    with pytest.raises(InvalidArgument, match=r"'other' refuses .*Unable to find warehouse other"):
+    with pytest.raises(InvalidArgument, match=r"'other' rejected .*Unable to find warehouse other"):
         plan_table(record(catalog="other"))
     with pytest.raises(InvalidArgument, match=r"has no table 'sales.nothing'"):
         plan_table(record("sales.nothing"))
     rest.tables.drop_table("sales.orders")
-    with pytest.raises(InvalidArgument, match=r"has no table 'sales.orders': it was dropped or renamed"):
+    with pytest.raises(InvalidArgument, match=r"has no table 'sales.orders': it was dropped, renamed"):
         plan_table(table)
 
 
 def test_tokens_come_from_where_the_code_runs(rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch) -> None:
     rest.token = "sesame"
     table = record()
-    with pytest.raises(TableUnavailable, match=r"refuses what this node logs in .*PYICEBERG_CATALOG__PROD__TOKEN"):
+    with pytest.raises(TableUnavailable, match=r"rejects this node's credentials .*PYICEBERG_CATALOG__PROD__TOKEN"):
         plan_table(table)
     configure(monkeypatch, token="sesame")
     assert len(plan_table(check_table(table)).partitions) == 2
@@ -317,7 +317,7 @@ def test_settings_come_from_the_environment_and_the_home_and_never_from_the_curr
     with pytest.raises(InvalidArgument, match="Unable to find warehouse other"):
         plan_table(named)
     (tmp_path / "other" / ".pyiceberg.yaml").write_text("a: [")
-    with pytest.raises(TableUnavailable, match=r"other/\.pyiceberg\.yaml cannot be read"):
+    with pytest.raises(TableUnavailable, match=r"cannot read the file .*other/\.pyiceberg\.yaml"):
         plan_table(named)
 
 
@@ -329,7 +329,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(
     with pytest.raises(TableUnavailable, match=r"the catalog 'prod' cannot be reached"):
         plan_table(table)
     rest.status, rest.page = 0, "<html>nothing of the kind</html>"
-    with pytest.raises(TableUnavailable, match="is none that can be asked"):
+    with pytest.raises(TableUnavailable, match="cannot be used with the settings"):
         plan_table(table)
     rest.page = ""
     configure(monkeypatch, "nobody", uri="http://127.0.0.1:9")
@@ -337,7 +337,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(
         plan_table(record(catalog="nobody"))
     rest.held.clear()
     monkeypatch.setattr(iceberg_catalogs, "PATIENCE", 0.5)
-    with pytest.raises(TableUnavailable, match=r"has not answered for 0\.5 s"):
+    with pytest.raises(TableUnavailable, match=r"did not answer within 0\.5 s"):
         plan_table(table)
 
     def stop() -> None:
@@ -352,7 +352,7 @@ def test_a_commit_through_the_catalog_compares_before_it_swaps(rest: RestCatalog
     with iceberg_catalogs.opened(table) as mine, iceberg_catalogs.opened(table) as other:
         before = mine.source
         rest.tables.load_table("sales.orders").append(ROWS)
-        with pytest.raises(iceberg_catalogs.Changed, match=r"'sales.orders' has been changed by somebody else"):
+        with pytest.raises(iceberg_catalogs.Changed, match=r"'sales.orders' was changed by another process"):
             mine.commit([SetPropertiesUpdate(updates={"checked": "no"})])
         with pytest.raises(iceberg_catalogs.Changed):
             other.commit([SetPropertiesUpdate(updates={"checked": "no"})])
@@ -361,10 +361,10 @@ def test_a_commit_through_the_catalog_compares_before_it_swaps(rest: RestCatalog
         assert after == mine.source == rest.tables.load_table("sales.orders").metadata_location != before
         assert mine.metadata.properties["checked"] == "yes"
         rest.lose_answers = True
-        with pytest.raises(OutcomeUnknown, match="is not known"):
+        with pytest.raises(OutcomeUnknown, match="is unknown"):
             mine.commit([SetPropertiesUpdate(updates={"checked": "twice"})])
         rest.lose_answers, rest.status = False, 500
-        with pytest.raises(OutcomeUnknown, match="is not known"):
+        with pytest.raises(OutcomeUnknown, match="is unknown"):
             mine.commit([SetPropertiesUpdate(updates={"checked": "twice"})])
     rest.status = 0
     with iceberg_catalogs.opened(table) as mine:
@@ -386,24 +386,24 @@ def test_a_table_of_a_hadoop_catalog_is_the_folder_of_its_name(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     for warehouse in ("lake", ""):
         configure(monkeypatch, warehouse=warehouse)
-        with pytest.raises(TableUnavailable, match="type hadoop, and needs its warehouse .*PROD__WAREHOUSE"):
+        with pytest.raises(TableUnavailable, match="type hadoop needs its warehouse .*PROD__WAREHOUSE"):
             plan_table(table)
     configure(monkeypatch, type="nessie")
-    with pytest.raises(TableUnavailable, match="the type 'nessie' on this node, which is not one of rest, sql"):
+    with pytest.raises(TableUnavailable, match="the unknown type 'nessie' on this node .known: rest, sql"):
         plan_table(table)
 
 
 @pytest.mark.parametrize(
     ("catalog", "sentence"),
     [
-        ({"name": "prod"}, r"its type, uri, .* settings of the executors, as PYICEBERG_CATALOG__NAME__… in the"),
-        ({"name": "prod", "type": "rest", "uri": "URI"}, "must be the name of a catalog alone"),
-        ({"type": "hadoop", "warehouse": "s3a://b/w?secret_key=pw"}, "must be the name of a catalog alone"),
-        ("https://pw@h", "must be the name of a catalog, of letters"),
-        ("prod.uri", "must be the name of a catalog, of letters"),
-        ("", "must be the name of a catalog, of letters"),
-        (["prod"], "must be the name of a catalog, of letters"),
-        (None, "must be the name of a catalog, of letters"),
+        ({"name": "prod"}, r"its type, uri, .* to the executors, as PYICEBERG_CATALOG__NAME__… in the"),
+        ({"name": "prod", "type": "rest", "uri": "URI"}, "must be only the name of a catalog"),
+        ({"type": "hadoop", "warehouse": "s3a://b/w?secret_key=pw"}, "must be only the name of a catalog"),
+        ("https://pw@h", "must be the name of a catalog with letters"),
+        ("prod.uri", "must be the name of a catalog with letters"),
+        ("", "must be the name of a catalog with letters"),
+        (["prod"], "must be the name of a catalog with letters"),
+        (None, "must be the name of a catalog with letters"),
     ],
 )
 def test_a_record_cannot_choose_the_address_of_a_catalog_also_where_it_is_read_from_etcd(
@@ -486,7 +486,7 @@ def test_an_answer_at_the_last_moment_is_taken(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("location", ["orders", "/lake/orders", "sales..orders", "../sales.orders", ""])
 def test_a_location_that_is_no_name_in_a_catalog_is_refused(location: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{re.escape(repr(location))} is no name of a table in a catalog"):
+    with pytest.raises(InvalidArgument, match=f"{re.escape(repr(location))} is not the name of a table in a catalog"):
         check_table(record(location))
 
 

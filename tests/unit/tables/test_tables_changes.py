@@ -70,7 +70,7 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
     snapshot = table.metadata.snapshots[0]
     for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
         manifest.unlink()
-    with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot read the manifests of "):
         new_files(table.metadata, ManifestIO(table.io), str(snapshot.snapshot_id))
 
 
@@ -108,11 +108,11 @@ def test_what_cannot_be_read_of_former_files_is_told_of(tmp_path: Path) -> None:
     former = str(table.metadata.snapshots[0].snapshot_id)
     for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
         manifest.unlink()
-    with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot read the manifests of "):
         replaced_files(table.metadata, ManifestIO(table.io), former)
 
 
-def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
+def test_it_can_be_cancelled(tmp_path: Path) -> None:
     table = grown(tmp_path)
 
     def stop() -> None:

@@ -151,7 +151,7 @@ def test_a_commit_after_the_plan_is_another_version(tmp_path: Path) -> None:
     assert [len(p.files) for p in after.partitions] == [2]
 
 
-def test_who_plans_on_the_same_metadata_again_reads_no_manifest(
+def test_a_repeated_plan_of_the_same_metadata_reads_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Folder(tmp_path).new(SCHEMA, BY_K)
@@ -178,7 +178,7 @@ def test_who_plans_on_the_same_metadata_again_reads_no_manifest(
     assert len(read) == 4
     (manifest,) = (tmp_path / "metadata").glob("*-m0.avro")
     manifest.unlink()
-    with pytest.raises(TableUnavailable, match="cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot (be )?read"):
         plan_table(record(tmp_path))
 
 
@@ -218,7 +218,7 @@ def test_hole_2_a_hint_that_spark_reads_otherwise_is_refused(tmp_path: Path, hin
     table = Folder(tmp_path).new(SCHEMA)
     table.append(rows("a"))
     (tmp_path / "metadata" / "version-hint.text").write_text(hint)
-    with pytest.raises(InvalidArgument, match="holds no version"):
+    with pytest.raises(InvalidArgument, match="has no version number"):
         plan_table(record(tmp_path))
 
 
@@ -228,7 +228,7 @@ def test_hole_2_metadata_have_the_names_that_spark_looks_for(tmp_path: Path, nam
     table.append(rows("a"))
     (tmp_path / "metadata" / name).write_text("not read")
     if name.endswith(".json.gz"):
-        with pytest.raises(InvalidArgument, match="as early releases of Iceberg name it"):
+        with pytest.raises(InvalidArgument, match="named by an early Iceberg release"):
             metadata_file(Location.of(str(tmp_path)))
     else:
         assert metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
@@ -255,11 +255,11 @@ def test_options_and_a_relative_location(tmp_path: Path, monkeypatch: pytest.Mon
         check_table(record(tmp_path / "t", group_files=0))
 
 
-def test_what_is_no_table_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_location_without_a_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="does not exist"):
         check_table(record(tmp_path / "gone"))
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InvalidArgument, match="holds no Iceberg table"):
+    with pytest.raises(InvalidArgument, match="has no Iceberg table"):
         check_table(record(tmp_path / "folder"))
     Folder(tmp_path / "t").new(SCHEMA)
     metadata = tmp_path / "t" / "metadata"
@@ -270,7 +270,7 @@ def test_what_is_no_table_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "version-hint.text").write_text("7")
-    with pytest.raises(InvalidArgument, match="the version that version-hint.text names is missing"):
+    with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text"):
         check_table(record(tmp_path / "t"))
 
 
@@ -290,10 +290,10 @@ def test_a_dropped_table_is_unavailable(tmp_path: Path) -> None:
     manifests = [m.manifest_path for m in table.metadata.current_snapshot().manifests(table.io)]
     for manifest in manifests:
         (tmp_path / "t" / "metadata" / manifest.rsplit("/", 1)[1]).unlink()
-    with pytest.raises(TableUnavailable, match="cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot (be )?read"):
         plan_table(record(tmp_path / "t"))
     shutil.rmtree(tmp_path / "t" / "metadata")
-    with pytest.raises(TableUnavailable, match="no Iceberg table at .* any more"):
+    with pytest.raises(TableUnavailable, match="no Iceberg table at .*: it was dropped"):
         check_reachable(record(tmp_path / "t"))
     shutil.rmtree(tmp_path / "t")
     with pytest.raises(TableUnavailable):
@@ -313,14 +313,14 @@ def test_a_dropped_table_is_unavailable(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("what", ["list", "manifest"])
-def test_a_damaged_manifest_is_told_of(tmp_path: Path, what: str, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_manifest_is_reported(tmp_path: Path, what: str, damage: Callable[[bytes], bytes]) -> None:
     table = Folder(tmp_path / "t").new(SCHEMA)
     table.append(rows("a"))
     snapshot = table.metadata.current_snapshot()
     path = snapshot.manifest_list if what == "list" else snapshot.manifests(table.io)[0].manifest_path
     file = tmp_path / "t" / "metadata" / path.rsplit("/", 1)[1]
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(TableUnavailable, match="the snapshot .* cannot be read"):
+    with pytest.raises(TableUnavailable, match="cannot read the snapshot "):
         plan_table(record(tmp_path / "t"))
 
 

@@ -113,7 +113,7 @@ def test_the_version_follows_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["a.parquet", "p=1/a.parquet"], "a.parquet stands beside the folder p=1"),
+        (["a.parquet", "p=1/a.parquet"], "a.parquet and the folder p=1"),
         (["p=1/a.parquet", "q=1/a.parquet"], "other partition columns"),
         (["p=1/a.parquet", "p=2/q=1/a.parquet"], "other partition columns"),
         (["p=1/a.parquet", "sub/a.parquet"], "not made of column=value"),
@@ -134,24 +134,24 @@ def test_a_location_that_cannot_be_opened_is_named(location: str) -> None:
 
 
 def test_an_empty_location_or_one_of_other_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="holds no Parquet files"):
+    with pytest.raises(InvalidArgument, match="has no Parquet files"):
         check_table(record(tmp_path))
     put(tmp_path, "notes.txt", data=b"hello")
-    with pytest.raises(InvalidArgument, match="notes.txt is none"):
+    with pytest.raises(InvalidArgument, match="notes.txt is not one"):
         check_table(record(tmp_path))
 
 
-def test_what_is_no_parquet_beside_parquet_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_rejected_by_name(tmp_path: Path) -> None:
     put(tmp_path, *(f"p={n}/a.parquet" for n in range(3)))
     check_table(record(tmp_path))
     put(tmp_path, "README.txt", data=b"read me")
-    with pytest.raises(InvalidArgument, match=r"README.txt is none: move it away"):
+    with pytest.raises(InvalidArgument, match=r"README.txt is not one: move it away"):
         check_table(record(tmp_path))
     (tmp_path / "README.txt").rename(tmp_path / "_README.txt")
     check_table(record(tmp_path))
 
 
-def test_what_comes_later_and_is_no_parquet_is_left_out_of_the_plan_and_logged(
+def test_later_files_of_another_format_are_skipped_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/a.PARQ", "p=2/000000_0")
@@ -165,7 +165,7 @@ def test_what_comes_later_and_is_no_parquet_is_left_out_of_the_plan_and_logged(
     assert "README.txt" in caplog.text
 
 
-def test_where_no_name_tells_all_files_are_data(tmp_path: Path) -> None:
+def test_without_parquet_names_all_files_are_data(tmp_path: Path) -> None:
     put(tmp_path, "000000_0")
     put(tmp_path, "000001_0", data=b"cut")
     assert sum(len(p.files) for p in plan_table(record(tmp_path)).partitions) == 2
@@ -232,7 +232,7 @@ def test_a_location_that_is_gone_is_named_when_planned(tmp_path: Path) -> None:
         check_table(record(tmp_path / "gone"))
 
 
-def test_what_goes_away_while_it_is_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_removed_during_the_listing_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/b.parquet", "p=3/c.parquet", "p=3/d.parquet")
     former = os.scandir
 

@@ -84,7 +84,7 @@ def test_hole_3_no_commit_where_something_else_than_files_has_the_names_of_files
         planted.symlink_to(table / "data")
     else:
         os.mkfifo(planted)
-    with pytest.raises(UnsafePath, match=f"{re.escape(str(planted))} is no regular file"):
+    with pytest.raises(UnsafePath, match=f"{re.escape(str(planted))} is not a regular file"):
         check_metadata_folder(str(table))
 
 

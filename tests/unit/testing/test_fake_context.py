@@ -14,7 +14,7 @@ from distop.testing import FakeContext
 PARTITION = PartitionPlan(3, "p=3")
 
 
-def test_it_is_a_whole_context(tmp_path: Path) -> None:
+def test_a_fake_context_has_everything_of_a_context(tmp_path: Path) -> None:
     """Each member that the author's page names is there: a behavior meets no AttributeError that an executor hides."""
     ctx = FakeContext(tmp_path, partition=PARTITION)
     declared = {name for one in JobContext.__mro__ for name in vars(one) if not name.startswith("_")}
@@ -25,7 +25,7 @@ def test_it_is_a_whole_context(tmp_path: Path) -> None:
     assert FakeContext(tmp_path, TableRecord("sales", "parquet", "/d")).operation == "sales/test/1"
 
 
-def test_it_remembers_what_the_code_said_and_saved(tmp_path: Path) -> None:
+def test_a_fake_context_records_statuses_checkpoints_and_follow_ups(tmp_path: Path) -> None:
     ctx = FakeContext(tmp_path, partition=PARTITION, attempt=2, checkpoint={"done": 1})
     assert ctx.progress.load() == {"done": 1}
     for done in (2, 3):
@@ -42,11 +42,11 @@ def test_a_checkpoint_is_bounded_as_in_an_executor(tmp_path: Path) -> None:
     ctx = FakeContext(tmp_path)
     with pytest.raises(InvalidArgument, match="a checkpoint must be a JSON value"):
         ctx.progress.save({1, 2})
-    with pytest.raises(InvalidArgument, match=f"at most {MAX_BYTES} are kept"):
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_BYTES} are allowed"):
         ctx.progress.save("x" * MAX_BYTES)
 
 
-def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
+def test_it_can_be_cancelled(tmp_path: Path) -> None:
     ctx = FakeContext(tmp_path, partition=PARTITION)
     ctx.check_cancelled()
     ctx.cancel()
@@ -63,16 +63,16 @@ def test_each_attempt_has_a_stage_of_its_own(tmp_path: Path) -> None:
     assert ctx.stage_of(PARTITION) == stages[0]
     with pytest.raises(InvalidArgument, match="use stage_of"):
         _ = ctx.stage
-    with pytest.raises(InvalidArgument, match="a stage for each partition"):
+    with pytest.raises(InvalidArgument, match="one stage for each partition"):
         _ = ctx.stage_place
 
 
-def test_other_tables_and_history_records_are_given(tmp_path: Path) -> None:
+def test_a_fake_context_has_the_given_tables_and_history_records(tmp_path: Path) -> None:
     other = TableRecord("other", "parquet", "/d")
     ctx = FakeContext(tmp_path, tables=[other], history={"t/validate/1": {"state": "success"}})
     assert ctx.other_table("other") is other
     assert ctx.history_record("t/validate/1") == {"state": "success"}
-    with pytest.raises(InvalidArgument, match="there is no table 'none': give it to FakeContext"):
+    with pytest.raises(InvalidArgument, match="there is no table 'none': pass it to FakeContext"):
         ctx.other_table("none")
-    with pytest.raises(InvalidArgument, match="there is no history record of t/validate/2: give it to FakeContext"):
+    with pytest.raises(InvalidArgument, match="there is no history record of t/validate/2: pass it to FakeContext"):
         ctx.history_record("t/validate/2")

@@ -91,7 +91,7 @@ def log() -> list[str]:
     return Scripted.log
 
 
-def test_it_plans_runs_and_completes(tmp_path: Path) -> None:
+def test_an_operation_is_planned_run_and_completed(tmp_path: Path) -> None:
     import pyarrow as pa
 
     class Files(Scripted):
@@ -113,13 +113,13 @@ def test_it_plans_runs_and_completes(tmp_path: Path) -> None:
     assert run_operation(Files, table=record).result.op == "sales.orders/scripted/1"
 
 
-def test_on_no_table_it_has_one_job_and_a_plan_can_be_given() -> None:
+def test_without_a_table_there_is_one_job_or_a_given_plan() -> None:
     assert [job.name for job in run_operation(Scripted).jobs] == ["all"]
     run = run_operation(Scripted, partitions=PLAN)
     assert [(job.name, job.result) for job in run.jobs] == [(p.name, {"n": p.partition}) for p in PLAN]
 
 
-def test_an_unexpected_error_is_tried_again_and_a_verdict_is_not(log: list[str]) -> None:
+def test_an_unexpected_error_is_retried_and_job_failed_is_not(log: list[str]) -> None:
     does = {"a": "once", "b": "verdict", "c": "error"}
     run = run_operation(Scripted, {"does": does}, partitions=PLAN)
     assert log == ["a1", "b1", "c1", "d1", "a2", "c2", "c3", "complete failed"]
@@ -138,7 +138,7 @@ def test_an_unexpected_error_is_tried_again_and_a_verdict_is_not(log: list[str])
         run.job("e")
 
 
-def test_options_of_the_start_count(log: list[str]) -> None:
+def test_run_operation_passes_options_of_the_start(log: list[str]) -> None:
     run = run_operation(Scripted, {"does": {"a": "error"}}, partitions=PLAN[:1], retry_attempts=1)
     assert (run.state, log) == ("failed", ["a1", "complete failed"])
     log.clear()
@@ -156,7 +156,7 @@ def test_fail_fast_runs_nothing_more(log: list[str]) -> None:
     assert (log, [job.name for job in run.jobs]) == (["a1", "b1", "complete failed"], ["a", "b"])
 
 
-def test_fatal_errors_and_misfits_are_not_tried_again_unless_jobs_cannot_fail(log: list[str]) -> None:
+def test_fatal_errors_are_not_retried_unless_jobs_cannot_fail(log: list[str]) -> None:
     run = run_operation(Scripted, {"does": {"a": "fatal", "b": "misfit"}}, partitions=PLAN[:2])
     assert log == ["a1", "b1", "complete failed"]
     assert run.job("a").error == "never"
@@ -173,15 +173,15 @@ def test_fatal_errors_and_misfits_are_not_tried_again_unless_jobs_cannot_fail(lo
     assert log == ["a1", "a2", "a3", "a4", "a5", "complete success"]
 
 
-def test_a_job_that_cannot_fail_and_always_does_ends_the_test() -> None:
+def test_a_job_that_cannot_fail_but_always_does_ends_the_test() -> None:
     class Cannot(Scripted):
         can_fail = False
 
-    with pytest.raises(AssertionError, match="a has failed 100 times, and can_fail is False: ValueError: broken"):
+    with pytest.raises(AssertionError, match="a has failed 100 times, but can_fail is False: ValueError: broken"):
         run_operation(Cannot, {"does": {"a": "error"}}, partitions=PLAN[:1])
 
 
-def test_what_only_another_node_could_do_counts_as_an_error(log: list[str]) -> None:
+def test_table_unavailable_counts_as_an_error(log: list[str]) -> None:
     run = run_operation(Scripted, {"does": {"a": "unreachable"}}, partitions=PLAN[:1])
     assert log[:3] == ["a1", "a2", "a3"]
     assert run.job("a").error == "the table cannot be reached"
@@ -195,7 +195,7 @@ def test_a_result_that_is_too_large_fails_the_job_or_goes_to_a_file() -> None:
             return "x" * MAX_OUTCOME_BYTES
 
     run = run_operation(Large, partitions=PLAN[:1])
-    assert (run.state, "at most 64512 are kept" in run.job("a").error) == ("failed", True)
+    assert (run.state, "at most 64512 are allowed" in run.job("a").error) == ("failed", True)
 
     class ToFile(Large):
         large_results = "file"
@@ -204,7 +204,7 @@ def test_a_result_that_is_too_large_fails_the_job_or_goes_to_a_file() -> None:
     assert (run.state, len(run.job("a").result)) == ("success", MAX_OUTCOME_BYTES)
 
 
-def test_the_completion_decides_too(log: list[str]) -> None:
+def test_the_completion_can_fail_the_operation(log: list[str]) -> None:
     run = run_operation(Scripted, {"completes": "fails"}, partitions=PLAN[:1])
     assert (run.state, run.report) == ("failed", {"n": 0})
     assert run.errors[0] == {"partition": None, "text": "not good enough", "verdict": True}
@@ -216,7 +216,7 @@ def test_the_completion_decides_too(log: list[str]) -> None:
     log.clear()
     run = run_operation(Scripted, {"completes": "large"}, partitions=PLAN[:1])
     assert (run.state, log.count("complete success")) == ("failed", 1)
-    assert f"at most {MAX_REPORT_BYTES} are kept" in run.errors[0]["text"]
+    assert f"at most {MAX_REPORT_BYTES} are allowed" in run.errors[0]["text"]
     (follow_up,) = run_operation(Scripted, {"completes": "follows"}, partitions=PLAN[:1]).follow_ups
     assert (follow_up["type"], follow_up["table"], "not_before" in follow_up) == ("scripted", "table", True)
 
@@ -252,7 +252,7 @@ def test_a_plan_that_cannot_be_made_fails_the_operation(tmp_path: Path) -> None:
     assert (run.state, tries, run.errors[0]["text"]) == ("failed", ["x"], "planning failed: no such column")
 
 
-def test_cleanup_comes_where_an_executor_calls_it(log: list[str]) -> None:
+def test_cleanup_is_called_when_an_executor_calls_it(log: list[str]) -> None:
     class Cleans(Scripted):
         def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
             log.append(f"clean {partition.name}{ctx.attempt}")
@@ -262,7 +262,7 @@ def test_cleanup_comes_where_an_executor_calls_it(log: list[str]) -> None:
     assert log == told
 
 
-def test_a_resumable_job_goes_on_from_its_checkpoint(log: list[str]) -> None:
+def test_a_resumable_job_continues_from_its_checkpoint(log: list[str]) -> None:
     class Steps(Scripted):
         resumable = True
         Result = None
@@ -296,7 +296,7 @@ class Batches(Scripted):
                 yield partition, error
 
 
-def test_a_batch_that_breaks_is_split(log: list[str]) -> None:
+def test_a_failing_batch_is_split(log: list[str]) -> None:
     run = run_operation(Batches, {"does": {"b": "breaks", "d": "verdict"}}, partitions=PLAN, retry_attempts=1)
     assert log == ["abcd", "b", "cd", "complete failed"]
     assert [(job.success, job.error.partition("\n")[0]) for job in run.jobs] == [
@@ -307,7 +307,7 @@ def test_a_batch_that_breaks_is_split(log: list[str]) -> None:
     ]
 
 
-def test_a_batch_is_stopped_where_too_many_have_failed(log: list[str]) -> None:
+def test_a_batch_stops_after_too_many_failures(log: list[str]) -> None:
     class Fast(Batches):
         failure_policy = "fail_fast"
 
@@ -350,10 +350,10 @@ def test_jobs_find_other_tables_and_earlier_operations(tmp_path: Path) -> None:
     assert run.store is store
 
 
-def test_what_a_start_refuses_is_raised(tmp_path: Path) -> None:
+def test_run_operation_raises_what_a_start_refuses(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="does"):
         run_operation(Scripted, {"does": 1})
-    with pytest.raises(InvalidArgument, match="partitions are named of a table"):
+    with pytest.raises(InvalidArgument, match="partition names need a table"):
         run_operation(Scripted, partitions=["a"])
     with pytest.raises(InvalidArgument, match="does not exist"):
         run_operation(Scripted, table=tmp_path / "none")
@@ -363,11 +363,11 @@ def test_what_a_start_refuses_is_raised(tmp_path: Path) -> None:
     class Needs(Scripted):
         needs_table = True
 
-    with pytest.raises(InvalidArgument, match="scripted works on a table"):
+    with pytest.raises(InvalidArgument, match="scripted needs a table"):
         run_operation(Needs)
 
 
-def test_temporary_files_go_with_the_result_and_a_folder_stays(tmp_path: Path) -> None:
+def test_temporary_files_are_removed_with_the_result_and_a_given_folder_stays(tmp_path: Path) -> None:
     class Writes(Scripted):
         Result = None
 
@@ -386,7 +386,7 @@ def test_temporary_files_go_with_the_result_and_a_folder_stays(tmp_path: Path) -
     assert Path(run.job("a").result).is_relative_to(tmp_path)
 
 
-def test_an_interrupt_is_no_error_of_the_job() -> None:
+def test_an_interrupt_does_not_fail_the_job() -> None:
     told = threading.Event()
 
     class Slow(Scripted):
@@ -402,7 +402,7 @@ def test_an_interrupt_is_no_error_of_the_job() -> None:
     assert told.wait(10)
 
 
-def test_the_operations_keys_stand_the_audit() -> None:
+def test_the_audit_finds_nothing_in_the_operations_keys() -> None:
     """What is written is what a cluster writes: the invariants hold for each revision."""
     store = ModelStore()
     for behavior in (Scripted, Batches):

@@ -70,7 +70,7 @@ def test_a_verdict_whose_checkpoint_cannot_be_given_up_is_tried_again(
     monkeypatch.setattr(child.sent, "ask", lambda message, timeout: message["value"] == {"at": 3})
     ends = child.ends("a", batch=False)
     assert kinds(ends) == "a:error"
-    assert "could not be given up" in ends["a"].error
+    assert "could not be marked as abandoned" in ends["a"].error
     assert behavior.story == [("job", None)], "what it speaks of is still there"
 
 

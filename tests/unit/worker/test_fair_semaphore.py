@@ -58,7 +58,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_key_has_its_share_and_another_key_goes_before_its_next() -> None:
+async def test_a_free_place_goes_to_the_key_with_the_fewest_places() -> None:
     holders = Holders(3, 2)
     holders.ask("a1", "a2", "a3", "b1", "b2")
     await settled()
@@ -81,7 +81,7 @@ async def test_within_a_key_the_longest_waiter_is_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_no_place_is_lost_whoever_is_cancelled_when(seed: int) -> None:
+async def test_no_place_is_lost_when_waiters_are_cancelled(seed: int) -> None:
     random, holders, asked = Random(seed), Holders(3, 2), list[str]()
     names = [f"{random.choice('abc')}{n}" for n in range(60)]
     ended: Callable[[str], None]

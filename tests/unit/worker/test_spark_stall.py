@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from distop.protocol.records import Node
-from distop.worker.child_side.spark_probe import answer_within, trouble
+from distop.worker.child_side.spark_probe import answer_within, probe
 from distop.worker.child_side.spark_session import ANSWER_SETTING, SparkHolder, SparkNotStarted, settings
 from distop.worker.child_side.spark_stall import Activity, Stall, known_to_master, stall_cause
 
@@ -197,12 +197,12 @@ def test_an_active_master_tells_whether_it_knows_the_application(masters: list[M
         (FORGOTTEN, 0, "no cores from Spark: the master spark://h0:7077 does not know this application", True),
         (FORGOTTEN, 2, "no cores from Spark: the master spark://h0:7077 does not know this application", True),
         (SILENT, 0, "no cores from Spark: the master spark://h0:7077 does not answer", False),
-        (SILENT, 2, "Spark completes no tasks: no end within 0.2 s", True),
+        (SILENT, 2, "Spark completes no tasks: a test job did not end within 0.2 s", True),
         (KNOWN, 0, "no cores from Spark: the master spark://h0:7077 has not granted this application any cores", False),
-        (KNOWN, 2, "Spark completes no tasks: no end within 0.2 s", True),
+        (KNOWN, 2, "Spark completes no tasks: a test job did not end within 0.2 s", True),
     ],
 )
-def test_a_new_session_is_wanted_where_it_would_help(
+def test_the_stall_cause_says_whether_a_new_session_helps(
     master: Master, executors: int, text: str, replace_session: bool
 ) -> None:
     seen = Activity(jobs=1, executors=executors)
@@ -215,7 +215,7 @@ def test_a_new_session_is_wanted_where_it_would_help(
 
 
 @pytest.mark.parametrize("executors", [0, 2])
-def test_another_cluster_manager_is_not_asked(executors: int) -> None:
+def test_only_a_standalone_master_is_asked(executors: int) -> None:
     cause = stall_cause(cast(Any, StuckSpark()), Activity(jobs=1, executors=executors), 0.2)
     assert cause is not None
     expected = "Spark completes no tasks" if executors else "no cores from Spark: the cluster manager of yarn"
@@ -235,23 +235,24 @@ def test_the_examination_waits_longer_than_its_probe(tmp_path: Path) -> None:
     holder = SparkHolder("yarn", "ex", tmp_path, 10.0, {ANSWER_SETTING: "0.5"})
     cause = holder._stall_cause(cast(Any, Slow()), Activity(jobs=1, executors=1))
     assert cause is not None
-    assert (cause.text, cause.replace_session) == ("Spark completes no tasks: no end within 0.5 s", True)
+    said = "Spark completes no tasks: a test job did not end within 0.5 s"
+    assert (cause.text, cause.replace_session) == (said, True)
 
 
-def test_a_probe_without_an_answer_leaves_no_job_behind() -> None:
+def test_an_unanswered_probe_cancels_its_job() -> None:
     spark = StuckSpark()
-    assert trouble(cast(Any, spark), 0.5) == "no end within 0.5 s"
+    assert probe(cast(Any, spark), 0.5) == "a test job did not end within 0.5 s"
     assert spark.jobs == {}
 
 
 def test_the_end_of_one_probe_does_not_end_another() -> None:
     spark, found = StuckSpark(), list[str]()
-    probes = [threading.Thread(target=lambda: found.append(trouble(cast(Any, spark), 1.0))) for _ in range(2)]
-    for probe in probes:
-        probe.start()
-    for probe in probes:
-        probe.join()
-    assert found == ["no end within 1 s"] * 2, "the second was told that its job was cancelled"
+    probes = [threading.Thread(target=lambda: found.append(probe(cast(Any, spark), 1.0))) for _ in range(2)]
+    for thread in probes:
+        thread.start()
+    for thread in probes:
+        thread.join()
+    assert found == ["a test job did not end within 1 s"] * 2, "the second was told that its job was cancelled"
 
 
 def test_an_undetermined_cause_is_reported(tmp_path: Path) -> None:

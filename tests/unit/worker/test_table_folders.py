@@ -18,7 +18,7 @@ from distop.tables import plan_table
 from distop.tables.spark import spark_catalog
 from distop.tables.spark.spark_catalog import CatalogPartition, Described
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import Context
+from distop.worker.child_side.job_context import ChildContext
 from distop.worker.child_side.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.running import Child
@@ -33,9 +33,9 @@ ROWS = pa.table({"id": [1, 2, 3]})
 
 
 class _Child:
-    """What :class:`Context` takes of its child here."""
+    """What :class:`ChildContext` takes of its child here."""
 
-    executor, shared_dir, space = "e", "", ""
+    executor, shared_dir, space, started = "e", "", "", True
     outbox: Any = None
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class _Child:
 def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> PartitionPlan:
     """As a job opens it: in a plan of the table, and beside the plan of another one."""
     child = child or _Child()
-    found = Context(child, "t/noop/1", table, partition=partition).with_files(partition)
+    found = ChildContext(child, "t/noop/1", table, partition=partition).with_files(partition)
     beside = Pinned(table, "v", partition.files, source=partition.source)
     other = PartitionPlan(0, "p", beside=(beside,))
-    Context(child, "u/noop/1", None, partition=other).with_files(other)
+    ChildContext(child, "u/noop/1", None, partition=other).with_files(other)
     return found
 
 
@@ -123,7 +123,7 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
     plan = PartitionPlan(0, "p", files=((str(elsewhere / "d" / "a.parquet"), 1, 1),))
 
     def job(number: int) -> None:
-        made = Context(child, "t/noop/1", table, partition=plan, opened=7, number=number)  # type: ignore[arg-type]
+        made = ChildContext(child, "t/noop/1", table, partition=plan, opened=7, number=number)  # type: ignore[arg-type]
         made.with_files(plan)
 
     job(1)
@@ -142,9 +142,9 @@ def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_
     table, child = TableRecord("t", "spark", "db.t"), _Child()
     plan = PartitionPlan(0, "p", files=(("/w/former/a.parquet", 1, 1),))
 
-    def context(**told: Any) -> Context:
+    def context(**told: Any) -> ChildContext:
         call = told.pop("call", "")
-        made = Context(child, "t/noop/1", table, partition=plan, **told)  # type: ignore[arg-type]
+        made = ChildContext(child, "t/noop/1", table, partition=plan, **told)  # type: ignore[arg-type]
         made.call = call
         return made
 

@@ -140,7 +140,7 @@ def test_C14_a_url_that_hangs_or_trickles_is_cut_at_its_deadline(answer: Any) ->
 
 
 def test_C14_a_socket_that_gives_up_before_the_deadline_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_verification._Cut, "_cut", lambda self: None)
+    monkeypatch.setattr(sender_verification._ConnectionDeadline, "_shut_down", lambda self: None)
     with answering(silent) as server, pytest.raises(sender_verification.NoAnswer, match=r"^timeout"):
         sender_verification.ask_url(server.url, "id", "t/noop/1", 0.2, (server.url,))
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, RootModel, field_validator
 
 from distop.behavior import Behavior, JobContext, JobFailed, OperationFailed, PartitionPlan, Summary, TableRecord
-from distop.worker.child_side.answer_checks import dump, fitted
+from distop.worker.child_side.answer_checks import dump, validate_result
 from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample
 from tests.support.running import Child, kinds
 
@@ -94,7 +94,9 @@ def test_a_result_is_stored_as_its_model(tmp_path: Path, gives: Any, stored: Any
         (None, "Input should be a valid dictionary"),
     ],
 )
-def test_a_result_that_does_not_fit_ends_its_job_alone(tmp_path: Path, gives: Any, wrong: str, *, batch: bool) -> None:
+def test_a_result_that_its_model_rejects_fails_only_its_job(
+    tmp_path: Path, gives: Any, wrong: str, *, batch: bool
+) -> None:
     end = Child(Counting(gives), tmp_path).ends("az", batch=batch)
     assert end["a"].kind == "fatal"
     assert end["a"].error.startswith("the result of partition a does not fit Count: ")
@@ -104,7 +106,7 @@ def test_a_result_that_does_not_fit_ends_its_job_alone(tmp_path: Path, gives: An
     assert end["z"].kind == ("success" if batch else "fatal")
 
 
-def test_the_result_of_a_verdict_must_fit_too_where_there_is_one(tmp_path: Path) -> None:
+def test_the_result_of_a_verdict_is_validated(tmp_path: Path) -> None:
     assert kinds(Child(Counting(JobFailed("no")), tmp_path).ends("a")) == "a:verdict"
     told = Child(Counting(JobFailed("no", {"rows": 3})), tmp_path).ends("a")["a"]
     assert (told.kind, told.result, told.error) == ("verdict", {"rows": 3, "day": None}, "no")
@@ -114,7 +116,7 @@ def test_the_result_of_a_verdict_must_fit_too_where_there_is_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("gives", [None, [3], {"row": 3}, Other(rows=3)])
-def test_without_a_declaration_anything_json_is_taken(tmp_path: Path, gives: Any) -> None:
+def test_without_a_declared_model_any_json_value_is_accepted(tmp_path: Path, gives: Any) -> None:
     child = Child(Undeclared(gives), tmp_path)
     ends = child.ends("a")
     plain = {"rows": 3} if isinstance(gives, Other) else gives
@@ -122,7 +124,7 @@ def test_without_a_declaration_anything_json_is_taken(tmp_path: Path, gives: Any
     assert child.complete()["value"]["report"] == plain
 
 
-def test_a_model_that_breaks_over_a_result_is_told(tmp_path: Path) -> None:
+def test_an_unexpected_error_in_a_model_is_reported(tmp_path: Path) -> None:
     class Fragile(BaseModel):
         rows: Any
 
@@ -156,7 +158,7 @@ def test_a_report_is_stored_as_its_model(tmp_path: Path, gives: Any) -> None:
     assert done["value"]["report"] == {"rows": 3, "day": None}
 
 
-def test_no_report_is_none_that_could_misfit(tmp_path: Path) -> None:
+def test_a_missing_report_is_not_validated(tmp_path: Path) -> None:
     """A completion may have nothing to say, as of an operation that was cancelled."""
     assert Child(Counting(None), tmp_path).complete("cancelled")["value"]["report"] is None
     failed = Child(Counting(OperationFailed("no")), tmp_path).complete()
@@ -164,7 +166,7 @@ def test_no_report_is_none_that_could_misfit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gives", [{"row": 3}, OperationFailed("no", {"row": 3})])
-def test_a_report_that_does_not_fit_is_a_fatal_error_of_the_completion(tmp_path: Path, gives: Any) -> None:
+def test_a_report_that_its_model_rejects_is_a_fatal_error(tmp_path: Path, gives: Any) -> None:
     done = Child(Counting(gives), tmp_path).complete()
     assert (done["t"], done["kind"]) == ("failed", "fatal")
     assert done["message"] == "the report does not fit Count: rows: Field required"
@@ -181,16 +183,16 @@ def test_an_instance_is_not_validated_anew() -> None:
             return value
 
     one = Careful(3)
-    assert fitted(Careful, one, "it") is one
+    assert validate_result(Careful, one, "it") is one
     assert looks == [3]
-    assert fitted(Careful, 4, "it") == Careful(4)
+    assert validate_result(Careful, 4, "it") == Careful(4)
 
 
 def test_an_answer_of_validate_is_stored_compactly_and_read_back() -> None:
     sample = Sample(partition="p", file="f", row_index=1, values={"a": None})
     checks = [CheckResult(files_statistics=3), CheckResult("violated", 2, samples=[sample]), CheckResult(error="no")]
     answer = Answer(Result("violated", 9, checks))
-    stored = json.loads(dump(fitted(Answer, answer, "it")))
+    stored = json.loads(dump(validate_result(Answer, answer, "it")))
     assert stored == answer.root.compact()
     assert stored["checks"][0] == {"verdict": "valid", "files_statistics": 3}
     assert Answer.model_validate(stored) == answer

@@ -64,7 +64,7 @@ ONE_OF_EIGHT = "a:success b:success c:success d:success e:success f:fatal g:succ
 
 @pytest.mark.parametrize("error", [InvalidArgument("f is strange"), FatalError("f is strange")])
 @pytest.mark.parametrize("when", ["first", "then"])
-def test_a_partition_that_no_retry_mends_fails_alone(tmp_path: Path, when: str, error: Exception) -> None:
+def test_a_partition_with_a_fatal_error_fails_alone(tmp_path: Path, when: str, error: Exception) -> None:
     behavior = Breaking(**{when: strange(error)})
     ends = Child(behavior, tmp_path).ends("abcdefgh")
     assert kinds(ends) == ONE_OF_EIGHT
@@ -72,7 +72,7 @@ def test_a_partition_that_no_retry_mends_fails_alone(tmp_path: Path, when: str, 
     assert "f" in behavior.batches, "it was judged alone"
 
 
-def test_is_fatal_judges_who_broke_a_batch(tmp_path: Path) -> None:
+def test_is_fatal_decides_on_the_error_of_a_batch(tmp_path: Path) -> None:
     class Judging(Breaking):
         def is_fatal(self, error: BaseException) -> bool:
             return isinstance(error, KeyError)
@@ -205,7 +205,7 @@ def test_the_cleanup_of_a_job_that_runs_nowhere_is_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("row", [{"files": "abc"}, {"files": [[]]}, {"beside": [{"files": 5}]}])
-def test_a_plan_that_was_written_by_hand_ends_its_own_jobs_and_no_process(row: dict[str, Any], tmp_path: Path) -> None:
+def test_an_invalid_handwritten_plan_fails_only_its_own_jobs(row: dict[str, Any], tmp_path: Path) -> None:
     """The thread that reads for the jobs of all tables ended with it, and so did the child."""
     behavior = Breaking()
     child = Child(behavior, tmp_path)
@@ -213,5 +213,5 @@ def test_a_plan_that_was_written_by_hand_ends_its_own_jobs_and_no_process(row: d
     run.add({"items": [({"partition": 1, "name": "b", **row}, 2, 101, None)], "cancelled": []})
     run.run()
     assert [child.sent.ends[i].kind for i in range(2)] == ["fatal", "fatal"]
-    assert "the plan has a row that cannot be read" in child.sent.ends[1].error
+    assert "the plan has an unreadable row" in child.sent.ends[1].error
     assert behavior.batches == []

@@ -49,7 +49,7 @@ def test_java_errors_lose_their_frames() -> None:
     assert headline(error) == "Py4JJavaError: java.io.IOException: disk full"
 
 
-def test_explain_names_the_place_and_the_cause_and_stays_bounded() -> None:
+def test_explain_has_location_and_cause_and_a_bounded_length() -> None:
     try:
         try:
             raise KeyError("inner")
@@ -137,13 +137,13 @@ def test_wrong_plans_are_refused(partitions: list[PartitionPlan], names: Sequenc
 
 
 @given(st.lists(st.integers(), min_size=1))
-def test_halves_are_smaller_and_lose_nothing(items: list[int]) -> None:
+def test_halves_are_smaller_and_complete(items: list[int]) -> None:
     parts = list(halves(items))
     assert [x for part in parts for x in part] == items
     assert all(0 < len(part) < len(items) or len(items) == 1 for part in parts)
 
 
-async def test_one_alone_keeps_others_out_and_goes_first() -> None:
+async def test_exclusive_entry_excludes_others_and_comes_first() -> None:
     gate, order = Gate(), []
     inside, leave = asyncio.Event(), asyncio.Event()
 
@@ -184,7 +184,7 @@ def test_log_files_are_few_and_bounded(tmp_path: Path) -> None:
     path.write_text("é" * 5_000 + "end")
     assert child_logs.tail(path).endswith("end")
     assert len(child_logs.tail(path)) <= child_logs.TAIL
-    child_logs.bound(path, limit=100)
+    child_logs.truncate_if_large(path, limit=100)
     assert path.stat().st_size == 0
     assert child_logs.tail(tmp_path / "none") == ""
 
@@ -196,7 +196,7 @@ def test_an_old_java_is_refused_in_one_sentence(tmp_path: Path) -> None:
     java.chmod(0o755)
     with pytest.raises(SparkUnavailable, match=r"^Java 17 or newer is needed: .*java is version 11$"):
         check_java({"JAVA_HOME": str(tmp_path)})
-    with pytest.raises(SparkUnavailable, match="no bin/java"):
+    with pytest.raises(SparkUnavailable, match="no executable bin/java"):
         check_java({"JAVA_HOME": str(tmp_path / "none")})
 
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import threading
 
-from distop.worker.child_side.spark_jobs import Pools
+from distop.worker.child_side.spark_jobs import PoolNames
 
 
-def lent_elsewhere(pools: Pools, operation: str) -> str:
+def lent_elsewhere(pools: PoolNames, operation: str) -> str:
     """What a thread that works for the operation, and ends without a word, was lent."""
     got: list[str] = []
-    thread = threading.Thread(target=lambda: got.append(pools.lend(operation)))
+    thread = threading.Thread(target=lambda: got.append(pools.acquire(operation)))
     thread.start()
     thread.join()
     return got[0]
 
 
-def test_operations_one_after_the_other_have_one_name() -> None:
-    pools = Pools()
+def test_consecutive_operations_reuse_a_pool_name() -> None:
+    pools = PoolNames()
     names = set()
     for n in range(1000):
-        names.add(pools.lend(f"t/sample/{n}"))
-        pools.give_back()
+        names.add(pools.acquire(f"t/sample/{n}"))
+        pools.release()
     assert len(names) == 1
 
 
-def test_operations_at_once_have_a_name_each_and_their_threads_share_it() -> None:
-    pools, go, ready = Pools(), threading.Event(), threading.Barrier(5)
+def test_each_concurrent_operation_has_one_pool_name_for_all_its_threads() -> None:
+    pools, go, ready = PoolNames(), threading.Event(), threading.Barrier(5)
     got: dict[int, str] = {}
 
     def work(n: int) -> None:
-        got[n] = pools.lend(f"t/sample/{n % 2}")
+        got[n] = pools.acquire(f"t/sample/{n % 2}")
         ready.wait()
         go.wait()
 
@@ -42,18 +42,18 @@ def test_operations_at_once_have_a_name_each_and_their_threads_share_it() -> Non
         assert got[0] == got[2]
         assert got[1] == got[3]
         assert got[0] != got[1]
-        assert pools.lend("t/sample/9") not in got.values()
+        assert pools.acquire("t/sample/9") not in got.values()
     finally:
         go.set()
         for thread in threads:
             thread.join()
 
 
-def test_a_thread_that_turns_to_another_operation_leaves_the_first() -> None:
-    pools = Pools()
-    assert pools.lend("a") == pools.lend("b")
+def test_a_thread_that_changes_its_operation_releases_the_first_pool_name() -> None:
+    pools = PoolNames()
+    assert pools.acquire("a") == pools.acquire("b")
 
 
-def test_a_thread_that_ended_without_giving_back_holds_no_name() -> None:
-    pools = Pools()
-    assert {lent_elsewhere(pools, f"t/sample/{n}") for n in range(100)} == {pools.lend("a")}
+def test_a_thread_that_has_ended_holds_no_pool_name() -> None:
+    pools = PoolNames()
+    assert {lent_elsewhere(pools, f"t/sample/{n}") for n in range(100)} == {pools.acquire("a")}

@@ -46,7 +46,7 @@ def saving(answer: asyncio.Event, asked: asyncio.Event) -> Any:
 async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
     run = saving(answer, asked)
-    waiting = asyncio.ensure_future(run.saved())
+    waiting = asyncio.ensure_future(run.wait_for_checkpoints())
     await asked.wait()
     assert (waiting.done(), run.item(0).progress) == (False, None)
     answer.set()

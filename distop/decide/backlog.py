@@ -1,0 +1,583 @@
+"""The backlog of an executor: which jobs of which operations it claims next, as a pure state machine.
+
+Events come in, instructions go out; the shell (``daemon.executor.executor_role``) performs them and tells what came of
+it. There is one entry for each open operation, whose states and events are a table (``decide.backlog_entries``).
+Nothing here has a clock: ``now`` is the time of a monotonic one, in seconds.
+
+A *suspect* is a job that is to run alone in its executor. It is taken by the first executor on which nothing runs. So
+that this happens beside a backlog, too, one of them claims nothing more until its own jobs have ended (it "falls
+quiet"): the first by rendezvous for that job. The others go on, and take their turn only if it is there long after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from distop.decide import next_steps
+from distop.decide.backlog_entries import (
+    FIRST_PAUSE,
+    LONGEST_PAUSES,
+    Accepted,
+    Entry,
+    EntryEvent,
+    EntryState,
+    Forget,
+    Got,
+    Grant,
+    Instruction,
+    Look,
+    Reason,
+    Release,
+    Round,
+    Run,
+    Stop,
+    Trouble,
+    Wait,
+)
+from distop.decide.executor import Suspected, Suspicion
+from distop.decide.fresh_operations import FreshOperations
+from distop.protocol.operation_options import DEFAULT as NOTHING_SAID
+from distop.protocol.operation_options import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from distop.protocol.plan import Gate
+    from distop.protocol.records import OperationRef
+    from distop.protocol.revisioned import Seen
+    from distop.protocol.size_limits import Limits
+
+ROUND = 2.0
+"""Seconds for which those that are less urgent wait for a round of a more urgent one: that may clean up, or be sent
+again and again, and free slots must not wait for it."""
+FIRST_LOOK = 0.5
+"""Seconds after which an operation of which no more jobs may run is looked at again; from one look to the next twice as
+many, up to the poll."""
+
+
+class Surroundings(Protocol):
+    """What the backlog asks of the view of the cluster, which changes between events alone."""
+
+    executor_id: str
+    caught_up_at: int
+    limits: Limits
+
+    def others(self, type_name: str, tables: Collection[str], where: Mapping[str, str] | None = None) -> list[str]:
+        """The other executors that work for such operations."""
+
+    def serves(self, type_name: str, tables: Collection[str]) -> bool:
+        """This executor works for such operations."""
+
+    def fits(self, where: Mapping[str, str]) -> bool:
+        """This executor has these labels."""
+
+    @property
+    def draining(self) -> bool:
+        """This executor shall run nothing."""
+
+
+class Backlog:
+    """Of one incarnation, with so many slots."""
+
+    def __init__(self, around: Surroundings, slots: int, poll: float) -> None:
+        self._around = around
+        self.slots = self.free = slots
+        self._poll = poll
+        self.entries: dict[OperationRef, Entry] = {}
+        self._scheduled: dict[OperationRef, Entry] = {}
+        """Those that are served one by one: neither new nor left to others nor taken."""
+        self._fresh = FreshOperations(around.executor_id, around.limits, self._others_of)
+        self.suspicion = Suspicion(lambda ref: bool(self._others_of(ref.type, ref.table)))
+        self._turn_of_fresh = True
+        self.leaving = False
+        self._held = 0
+        self._runs = 0
+        self._rounds: set[Round] = set()
+        self.exclusive: OperationRef | None = None
+        """Nothing is claimed here but a suspect of this operation: until a look shows that none is left, it cannot be
+        served, or its suspect has run here. Hints and polls do not end it."""
+        self.running_alone = False
+        """Its suspect runs here."""
+        self._with_suspects: dict[OperationRef, None] = {}
+        """Other operations with suspects, which are left to others unless nothing runs here."""
+
+    def _others_of(self, type_name: str, table: str) -> list[str]:
+        return self._around.others(type_name, (table,))
+
+    # ------------------------------------------------------------------- gates
+
+    def changed(
+        self, gates: Mapping[OperationRef, Seen[Gate]], refs: Iterable[OperationRef] | None, now: float
+    ) -> list[Instruction]:
+        """The gates of these operations changed; None: perhaps of all."""
+        out: list[Instruction] = []
+        for ref in list(dict.fromkeys((*self.entries, *gates))) if refs is None else refs:
+            entry, gate = self.entries.get(ref), gates.get(ref)
+            if gate is None:
+                if entry is not None:
+                    out += self._close(entry)
+            elif entry is None:
+                self._open(ref, gate, now)
+            elif gate.mod != entry.gate_mod:
+                entry.gate, entry.gate_mod, entry.again = gate.value, gate.mod, True
+                shut = entry.state in (EntryState.CLOSED, EntryState.CLOSING)
+                self._move(entry, EntryEvent.OPEN if shut else EntryEvent.AGAIN)
+        if self._around.draining:  # it claims nothing, so etcd rejects nothing
+            for entry in self.entries.values():
+                out += self._settle(entry)
+                entry.trouble = None
+            out += [Stop(entry.ref, draining=True) for entry in self.entries.values() if entry.held]
+        return out
+
+    def _open(self, ref: OperationRef, gate: Seen[Gate], now: float) -> None:
+        entry = self.entries[ref] = Entry(ref, gate.value, gate.mod, now)
+        one = gate.value.count == 1 and gate.value.options == NOTHING_SAID
+        plain = one and not gate.value.where and not gate.value.beside
+        fresh = plain and gate.mod > self._around.caught_up_at and self._around.serves(ref.type, (ref.table,))
+        self._move(entry, EntryEvent.OPEN_NEW if fresh else EntryEvent.OPEN)
+        if fresh:
+            self._fresh.add(ref, now)
+
+    def _close(self, entry: Entry) -> list[Instruction]:
+        """Its gate is gone: no more claims. What is held is stopped; said again each time, in case a run was on its
+        way.
+        """
+        if entry.state not in (EntryState.CLOSED, EntryState.CLOSING):
+            self._move(entry, EntryEvent.CLOSE)
+        out: list[Instruction] = self._settle(entry)
+        entry.trouble = None
+        self._with_suspects.pop(entry.ref, None)
+        if self.exclusive == entry.ref and not self.running_alone:
+            self.exclusive = None
+        if entry.held:
+            return [*out, Stop(entry.ref)]
+        if entry.state is EntryState.CLOSED:
+            self._move(entry, EntryEvent.GONE)
+            self._end_exclusive(entry.ref)
+            self._with_suspects.pop(entry.ref, None)
+            self.suspicion.forget(entry.ref)
+            del self.entries[entry.ref]
+            out.append(Forget(entry.ref))
+        return out
+
+    def _move(self, entry: Entry, event: EntryEvent) -> None:
+        entry.happens(event)
+        if entry.state is not EntryState.NEW:
+            self._fresh.remove(entry.ref)
+        if entry.state in (EntryState.READY, EntryState.CLAIMING, EntryState.DRY):
+            self._scheduled[entry.ref] = entry
+        else:
+            self._scheduled.pop(entry.ref, None)
+
+    def nodes_changed(self, now: float) -> None:
+        """Nodes came, went or changed; :meth:`changed` follows."""
+        self._fresh.divide_anew(now)
+
+    def hint(self) -> None:
+        """There may be claims to take: a node left, released jobs, or it is time for the poll."""
+        for entry in self.entries.values():
+            if entry.state in (EntryState.DRY, EntryState.LEFT):
+                self._move(entry, EntryEvent.AGAIN)
+            elif entry.state is EntryState.CLAIMING:
+                entry.again = True
+
+    # ----------------------------------------------------------------- queries
+
+    @property
+    def busy(self) -> bool:
+        """It holds a claim, or may be about to."""
+        return bool(self._rounds or self._held)
+
+    def stopping(self, ref: OperationRef) -> bool:
+        """No job of it may start any more."""
+        entry = self.entries.get(ref)
+        shut = entry is None or entry.state in (EntryState.CLOSED, EntryState.CLOSING)
+        return self.leaving or self._around.draining or shut
+
+    def claiming(self, ref: OperationRef) -> bool:
+        """A round for it is under way."""
+        entry = self.entries.get(ref)
+        return entry is not None and entry.round is not None
+
+    def wait(self, ref: OperationRef, now: float) -> float:
+        """Seconds for which an operation is not to be served here."""
+        entry = self.entries[ref]
+        if not self._able(entry):
+            return self._poll
+        trouble = entry.trouble.until - now if entry.trouble is not None else 0.0
+        return max(trouble, self.suspicion.wait(ref, now))
+
+    def _able(self, entry: Entry) -> bool:
+        gate, ref = entry.gate, entry.ref
+        return self._around.serves(ref.type, gate.tables(ref.table)) and self._around.fits(gate.where)
+
+    def _alone(self, mine: int = 0) -> bool:
+        """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
+        return self.free + mine == self.slots and not self._held
+
+    # ------------------------------------------------------------------ choice
+
+    def next(self, now: float) -> list[Instruction]:
+        """Rounds to begin, the most urgent first, of those that are as urgent the one with the fewest held jobs; and
+        how long to wait then.
+        """
+        if self.leaving or self._around.draining:
+            return [Wait(None)]
+        if self.exclusive is None and self._with_suspects and self._alone():
+            known = (ref for ref in self._with_suspects if self.entries[ref].count and self.wait(ref, now) <= 0)
+            self.exclusive = next(known, None)
+        if self.exclusive is not None and not self.running_alone and self.wait(self.exclusive, now) > 0:
+            self._end_exclusive(self.exclusive)
+        if self.exclusive is not None:
+            return [*self._rounds_alone(self.entries[self.exclusive], now), Wait(None)]
+        if self.free <= 0:
+            return [Wait(None)]  # until one falls free
+        out: list[Instruction] = []
+        # In turn: neither are to wait for all of the others; but what is more urgent than they are goes first.
+        urgent = any(entry.gate.options.priority > 0 for entry in self._scheduled.values())
+        self._turn_of_fresh = not self._turn_of_fresh and not urgent
+        kinds = [self._rounds_of_fresh(now, out), self._rounds_of_others(now, out)]
+        pauses = [pause for kind in (kinds if self._turn_of_fresh else reversed(kinds)) for pause in kind]
+        return [*out, Wait(min(pauses, default=None))]
+
+    def _rounds_alone(self, entry: Entry, now: float) -> list[Instruction]:
+        """Nothing but a job of this operation is to begin here, and that once nothing runs. Each hint has it looked at
+        before: somebody else may have run what it was for.
+        """
+        alone = self._alone()
+        if self.running_alone or entry.round is not None or not (alone or entry.state is EntryState.READY):
+            return []
+        if entry.state is EntryState.DRY:
+            self._move(entry, EntryEvent.AGAIN)
+        return [self._begin([entry.ref], int(alone), 0, 0.0)] if entry.state is EntryState.READY else []
+
+    def _rounds_of_fresh(self, now: float, out: list[Instruction]) -> Iterator[float]:
+        """Give free slots to groups of operations of one job; seconds until that may be possible."""
+        while self.free > 0:
+            refs, borrowed, pause = self._fresh.choose(self.free, now, lambda ref: self.wait(ref, now))
+            if not refs:
+                if pause is not None:
+                    yield pause
+                return
+            begun = self._begin(refs, 1, 0, 0.0)
+            begun.borrowed, begun.jobs = borrowed, dict.fromkeys(refs, (0,))
+            out.append(begun)
+
+    def _rounds_of_others(self, now: float, out: list[Instruction]) -> Iterator[float]:
+        """Give free slots to all other operations; seconds until each of those that wait is due."""
+        ranks: dict[OperationRef, int] = {}
+        for ref, entry in list(self._scheduled.items()):
+            if entry.state is EntryState.DRY:  # of many that are open, most are: they must cost little at each wake
+                wait = entry.due - now if entry.due is not None else self._poll
+                if wait > 0:
+                    yield wait
+                    continue
+            if self._able(entry):
+                ranks[ref] = self._rank(entry, now)
+        # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
+        under_way = [(one.rank, one.until) for one in self._rounds if one.until > now and one.refs[0] in ranks]
+        first, until = max(under_way, default=(None, now))
+        waiting = [self.entries[ref] for ref in ranks if self.entries[ref].round is None]
+        for entry in sorted(waiting, key=lambda one: (-ranks[one.ref], len(one.held))):
+            if entry.busy_with_batch or entry.crowded:
+                continue
+            wait = self.wait(entry.ref, now)
+            if wait <= 0 and entry.state is EntryState.DRY:
+                self._move(entry, EntryEvent.AGAIN)
+            if wait <= 0 and first is not None and ranks[entry.ref] < first:
+                wait = until - now
+            if wait > 0:
+                yield wait
+                continue
+            if self.free <= 0:
+                return
+            first, until = ranks[entry.ref], now + ROUND
+            known = entry.count > 0 and not entry.batch
+            out.append(self._begin([entry.ref], 0 if known else 1, first, until))
+
+    def _rank(self, entry: Entry, now: float) -> int:
+        missing = entry.trouble is not None and entry.trouble.reason is Reason.MISSING
+        return rank(0 if missing else entry.gate.options.priority, 0.0 if entry.held else now - entry.since)
+
+    def _begin(self, refs: Sequence[OperationRef], slots: int, rank: int, until: float) -> Round:
+        begun = Round(tuple(refs), {}, slots, rank, until)
+        self.free -= slots
+        self._rounds.add(begun)
+        for ref in refs:
+            entry = self.entries[ref]
+            self._move(entry, EntryEvent.BEGIN)
+            entry.round, entry.again = begun, False
+        alone = self.entries[refs[0]]
+        if len(refs) == 1 and not alone.count and (few := self._few(alone, slots + self.free)):
+            begun.jobs = {alone.ref: few}
+            begun.slots += self._take_slots(len(few) - slots)
+        return begun
+
+    def _few(self, entry: Entry, slots: int) -> list[int]:
+        """This executor's share of an operation that has just opened, where its gate tells that it fits into so many
+        slots; else nothing. Where something went wrong with it before, it is read before its jobs are claimed: what
+        cannot be read would be claimed and released again and again.
+        """
+        gate, ref = entry.gate, entry.ref
+        fresh = entry.trouble is None and not entry.lost and entry.gate_mod > self._around.caught_up_at
+        if not fresh or not 0 < gate.count <= slots or gate.options.limited:
+            return []
+        others = self._around.others(ref.type, gate.tables(ref.table), gate.where)
+        ordered, mine = next_steps.shares(gate.count, self._around.executor_id, others, str(ref))
+        return sorted(ordered[:mine])
+
+    def _take_slots(self, wanted: int) -> int:
+        """As many free slots as are wanted, if there are so many."""
+        taken = max(0, min(wanted, self.free))
+        self.free -= taken
+        return taken
+
+    # ------------------------------------------------------------------ rounds
+
+    def read(self, ref: OperationRef, count: int, *, batch: bool) -> None:
+        """The records of an operation were read."""
+        if (entry := self.entries.get(ref)) is not None:
+            entry.count, entry.batch = count, batch
+
+    def looked(self, under: Round, look: Look, now: float, jitter: float) -> Grant | None:
+        """A look at the operation of a round, for the slots that it may claim for; None: nothing for now. ``jitter``:
+        the factor of a back-off, from 0.5 to 1.
+        """
+        (ref,) = under.refs
+        entry = self.entries[ref]
+        entry.due = look.due
+        if not look.room and not look.suspects:
+            # Others have all that may run, and nobody tells when they end.
+            entry.full = min(entry.full * 2 or min(FIRST_LOOK, self._poll), self._poll)
+            entry.due = now + entry.full * jitter
+            self._with_suspects.pop(ref, None)
+            self._end_exclusive(ref, look_again=False)
+            under.over[ref] = EntryEvent.NOTHING
+            return None
+        if self.exclusive not in (None, ref):
+            return None
+        if look.suspects:
+            if not self._claims_alone(entry, under, look, now):
+                under.over[ref] = EntryEvent.NOTHING
+                return None
+            return Grant(under.slots, alone=True)
+        self._with_suspects.pop(ref, None)
+        if self.exclusive == ref and not self.running_alone:
+            self.exclusive = None
+        if not entry.batch:
+            under.slots += self._take_slots(min(look.open_jobs, look.room) - under.slots)
+        return Grant(under.slots)
+
+    def _claims_alone(self, entry: Entry, under: Round, look: Look, now: float) -> bool:
+        """Whether one of the operation's suspects is to be claimed now. If not, this executor may have fallen quiet for
+        it, or it is looked at again when it is due.
+        """
+        ref, alone, first = entry.ref, self._alone(under.slots), min(look.suspects.values())
+        if self.exclusive is None and (alone or first <= 0):
+            self.exclusive = ref
+        if self.exclusive == ref:
+            self._with_suspects.pop(ref, None)
+            self.running_alone = self.running_alone or alone
+            return alone
+        self._with_suspects[ref] = None
+        due = now + max(first, 0.0)
+        entry.due = due if entry.due is None else min(entry.due, due)
+        return False
+
+    def claimed(self, under: Round, got: Mapping[OperationRef, Got], now: float, jitter: float) -> list[Instruction]:
+        """What the claims of a round brought; of operations that are not told of, others have all that was asked."""
+        out: list[Instruction] = []
+        for ref in under.refs:
+            entry, one = self.entries[ref], got.get(ref)
+            if one is None:
+                under.over[ref], entry.lost = EntryEvent.LOST, True
+                continue
+            self._hold(entry, one.won)
+            if one.refused:
+                # Its event may be here already, so look anew.
+                self._back_off(entry, Reason.CHANGED, now, jitter)
+            if one.refused or one.failed:
+                continue
+            out += self._served(entry)
+            entry.since = now
+            entry.full = 0.0 if one.won else entry.full
+            if not one.won and not one.open_jobs:
+                under.over[ref] = EntryEvent.NOTHING
+        if under.borrowed:
+            self._fresh.borrowed(under.refs[0].type, any(one.won for one in got.values()))
+        return [*out, *self._run_or_release(under, got)]
+
+    def _hold(self, entry: Entry, won: Iterable[int]) -> None:
+        before = len(entry.held)
+        entry.held.update(won)
+        self._held += len(entry.held) - before
+
+    def _run_or_release(self, under: Round, got: Mapping[OperationRef, Got]) -> list[Instruction]:
+        out: list[Instruction] = []
+        started: list[tuple[OperationRef, tuple[int, ...]]] = []
+        for ref, one in got.items():
+            if one.won and self.stopping(ref):
+                out.append(Release(ref, one.won))
+            elif one.won:
+                started.append((ref, one.won))
+        if len(under.refs) == 1 and not self.entries[under.refs[0]].batch:
+            runs = [Run(((ref, (p,)),)) for ref, won in started for p in won]
+        else:
+            runs = [Run(tuple(started))] if started else []
+        under.slots -= len(runs)
+        self._runs += len(runs)
+        return [*out, *runs]
+
+    def apart(self, under: Round) -> None:
+        """etcd takes no such group: each is served by itself."""
+        under.over.update(dict.fromkeys(under.refs, EntryEvent.MORE))
+
+    def round_over(self, under: Round, now: float) -> list[Instruction]:
+        """It has ended, however."""
+        out: list[Instruction] = []
+        self._rounds.discard(under)
+        self.free += under.slots
+        for ref in under.refs:
+            entry = self.entries[ref]
+            entry.round = None
+            event = under.over.get(ref, EntryEvent.MORE)
+            if entry.again and event in (EntryEvent.NOTHING, EntryEvent.LOST):
+                event = EntryEvent.MORE
+            self._move(entry, EntryEvent.ALL if entry.all_taken else event)
+            if not entry.held and (self.running_alone or (entry.trouble and entry.trouble.until > now)):
+                self._end_exclusive(ref)  # its suspect was not won
+            if entry.state is EntryState.CLOSED:
+                out += self._close(entry)
+        return out
+
+    def _end_exclusive(self, ref: OperationRef, *, look_again: bool = True) -> None:
+        """Nothing of it runs here (any more), or it cannot be served for now: go on with others. That more is to run
+        alone shows at the next look.
+        """
+        if self.exclusive == ref:
+            self.exclusive, self.running_alone = None, False
+            if look_again:
+                self._with_suspects[ref] = None
+
+    # ------------------------------------------------------------------- jobs
+
+    def run_over(self, slots: int = 1) -> None:
+        """A run ended, and its slot is free."""
+        self.free += slots
+        self._runs -= slots
+
+    def ran_together(self, type_name: str, seconds: Sequence[float]) -> None:
+        """Jobs of a type that ran in turn took so long."""
+        self._fresh.ran(type_name, seconds)
+
+    def took_long(self, type_name: str) -> None:
+        """Jobs of a type that ran in turn were not done when they should have been."""
+        self._fresh.took_long(type_name)
+
+    def job_broke(self, ref: OperationRef, now: float) -> tuple[Suspected | None, int, int]:
+        """As :meth:`Suspicion.broke`."""
+        return self.suspicion.broke(ref, now)
+
+    def settled(self, ref: OperationRef, partition: int, *, ended: bool) -> list[Instruction]:
+        """A job is held no longer; not ``ended``: it waits, or another has it, so look again."""
+        entry = self.entries[ref]
+        if partition in entry.held:
+            entry.held.discard(partition)
+            self._held -= 1
+        entry.ended += ended
+        over = not entry.held
+        if over and self.running_alone:
+            self._end_exclusive(ref)
+        done = 0 < entry.count <= entry.ended
+        if not ended or ((over or entry.gate.options.limited) and not done):
+            # The block is done: what failed here, or was left by others, may be claimable.
+            entry.again = True
+            self._move(entry, EntryEvent.AGAIN)
+        elif done and entry.round is None:
+            self._move(entry, EntryEvent.ALL)
+        return self._close(entry) if over and entry.state is EntryState.CLOSED else []
+
+    # ----------------------------------------------------------------- back-off
+
+    def failed(
+        self,
+        ref: OperationRef,
+        reason: Reason,
+        now: float,
+        jitter: float,
+        *,
+        pause: float | None = None,
+        run: bool = False,
+    ) -> float:
+        """An operation could not be served, or (``run``) a run of its jobs not be begun. Seconds until the next try.
+
+        ``pause``: these, where somebody else counts them.
+        """
+        entry = self.entries.get(ref)
+        if entry is None or entry.state in (EntryState.CLOSED, EntryState.CLOSING):
+            return 0.0
+        trouble = self._back_off(entry, reason, now, jitter, pause)
+        trouble.run = run
+        if reason is Reason.MISSING:
+            entry.since = now  # it waits anew: others have their turn
+        return trouble.until - now
+
+    def _back_off(self, entry: Entry, reason: Reason, now: float, jitter: float, pause: float | None = None) -> Trouble:
+        trouble = entry.trouble = entry.trouble or Trouble(reason)
+        trouble.reason = reason
+        trouble.rejected = trouble.rejected or reason is Reason.REJECTED
+        if pause is None:
+            trouble.pause = min(max(FIRST_PAUSE, trouble.pause * 2), LONGEST_PAUSES[reason])
+            trouble.until = now + trouble.pause * jitter
+        else:
+            trouble.pause, trouble.until = pause, now + pause
+        return trouble
+
+    def _served(self, entry: Entry) -> list[Instruction]:
+        """It was claimed from; if it was runs that went wrong, that they go well is yet to be seen."""
+        out = self._settle(entry)
+        if entry.trouble is not None and not entry.trouble.run:
+            entry.trouble = None
+        return out
+
+    def ran(self, ref: OperationRef) -> None:
+        """A run of its jobs came to its end, which tells nothing of other claims."""
+        entry = self.entries.get(ref)
+        if entry is not None and entry.trouble is not None:
+            entry.trouble.run = False
+            if not entry.trouble.rejected:
+                entry.trouble = None
+
+    @staticmethod
+    def _settle(entry: Entry) -> list[Instruction]:
+        if entry.trouble is None or not entry.trouble.rejected:
+            return []
+        entry.trouble.rejected = False
+        return [Accepted(entry.ref)]
+
+    # --------------------------------------------------------------- invariants
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where one does not hold; after each event all do."""
+        taken = sum(one.slots for one in self._rounds) + self._runs
+        assert self.free >= 0, "more is begun than there are slots"
+        assert self.free + taken == self.slots, f"{self.free} of {self.slots} slots are free, and {taken} are taken"
+        assert self._held == sum(len(entry.held) for entry in self.entries.values())
+        assert all(ref == entry.ref for ref, entry in self.entries.items())
+        for ref, entry in self.entries.items():
+            claiming = entry.state in (EntryState.CLAIMING, EntryState.CLOSING)
+            assert claiming == (entry.round is not None and ref in entry.round.refs), f"{ref} is {entry.state}"
+            assert entry.round is None or entry.round in self._rounds
+            assert (entry.state is EntryState.NEW) == (ref in self._fresh), f"{ref} is {entry.state}, and new"
+            scheduled = entry.state in (EntryState.READY, EntryState.CLAIMING, EntryState.DRY)
+            assert scheduled == (ref in self._scheduled), f"{ref} is {entry.state}, and forgotten"
+            assert entry.state is not EntryState.ABSENT
+            assert entry.state is not EntryState.CLOSED or entry.held, f"{ref} is over, and kept"
+            assert entry.state is not EntryState.TAKEN or entry.all_taken, f"{ref} has jobs that nobody looks for"
+        assert self._scheduled.keys() <= self.entries.keys()
+        assert self._with_suspects.keys() <= self.entries.keys(), "suspects of what is gone"
+        if self.running_alone:
+            assert self.exclusive is not None, "nothing is known of what runs alone"
+            others = [ref for ref, entry in self.entries.items() if entry.held and ref != self.exclusive]
+            assert not others, f"{others} run beside a job that is to run alone"
+        assert self.exclusive is None or self.exclusive in self.entries

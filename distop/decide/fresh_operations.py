@@ -1,0 +1,140 @@
+"""Operations of one job that nobody here has looked at: which of them are claimed next, and how many together.
+
+Alone each would take a round trip to claim, a message to the child, and a slot of its own for all that time. How many
+go together is learned for each type from what its jobs take: as many as are done in a moment (``Limits.moment``), so
+that none waits long behind others while another executor is idle. Pure; times are seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING
+
+from distop.decide import next_steps
+from distop.protocol import batch_claims
+from distop.protocol.records import CLUSTER_TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.protocol.records import OperationRef
+    from distop.protocol.size_limits import Limits
+
+HEAD_STARTS = (0.2, 10.0)
+"""Seconds for which an operation is left to the executor that it falls to by its name; then whoever has nothing else to
+do takes it. Longer each time that this one had long taken them all, and its coordinator was behind with their ends.
+"""
+LOOKED_AT = 100
+"""Of those that wait, so many are looked at for a group."""
+
+
+class FreshOperations:
+    """Of one executor. ``others``: the other executors that work for a type on a table."""
+
+    def __init__(self, executor: str, limits: Limits, others: Callable[[str, str], Sequence[str]]) -> None:
+        self._executor = executor
+        self._limits = limits
+        self._others_of = others
+        self.mine: dict[OperationRef, None] = {}
+        self.others: dict[OperationRef, float] = {}
+        """Those that fall to other executors, with the time at which each was seen."""
+        self._rivals: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By type and table: the executors among which they were divided."""
+        self._sizes: dict[str, int] = {}
+        self._head_starts: dict[str, float] = {}
+
+    def __contains__(self, ref: OperationRef) -> bool:
+        return ref in self.mine or ref in self.others
+
+    def __len__(self) -> int:
+        return len(self.mine) + len(self.others)
+
+    def add(self, ref: OperationRef, now: float) -> None:
+        """It falls to this executor or to another one, by its name."""
+        subject = ref.type, ref.table
+        rivals = self._rivals.get(subject)
+        if rivals is None:
+            rivals = self._rivals[subject] = tuple(self._others_of(*subject))
+        if next_steps.shares(1, self._executor, rivals, str(ref))[1]:
+            self.mine[ref] = None
+        else:
+            self.others[ref] = now
+
+    def remove(self, ref: OperationRef) -> None:
+        """It is claimed, served by itself, or gone."""
+        self.mine.pop(ref, None)
+        self.others.pop(ref, None)
+
+    def divide_anew(self, now: float) -> None:
+        """Nodes have come or gone: what fell to one of them may fall to another."""
+        stale = {one for one, rivals in self._rivals.items() if rivals != tuple(self._others_of(*one))}
+        for subject in stale:
+            del self._rivals[subject]
+        for ref in [ref for ref in (*self.mine, *self.others) if (ref.type, ref.table) in stale]:
+            self.remove(ref)
+            self.add(ref, now)
+
+    def choose(
+        self, slots: int, now: float, wait: Callable[[OperationRef], float]
+    ) -> tuple[list[OperationRef], bool, float | None]:
+        """Those of one type to be claimed next, and whether some of them fall to others; where there are none, the
+        seconds until that may change. ``wait``: seconds for which one is not to be served here.
+        """
+        pauses: list[float] = []
+        waits: dict[tuple[str, str], float] = {}
+        # Of others' the last ones: those to whom they fall come from the front, and to these last.
+        for waiting in (islice(self.mine, LOOKED_AT), islice(reversed(self.others), LOOKED_AT)):
+            due: dict[str, list[OperationRef]] = {}
+            for ref in waiting:
+                subject = ref.type, ref.table
+                if (pause := waits.get(subject)) is None:
+                    pause = waits[subject] = wait(ref)
+                if pause > 0:
+                    pauses.append(pause)
+                elif now - self.others.get(ref, -inf) >= self._head_start(ref.type):
+                    due.setdefault(ref.type, []).append(ref)
+            if due:
+                return *self._take(next(iter(due.values())), slots), None
+        if self.others:
+            first = next(iter(self.others))
+            pauses.append(max(0.01, self.others[first] + self._head_start(first.type) - now))
+        return [], False, min(pauses, default=None)
+
+    def _take(self, refs: Sequence[OperationRef], slots: int) -> tuple[list[OperationRef], bool]:
+        """As many of these, which are of one type, as go together; for each free slot its share."""
+        size = min(self._size(refs[0].type), -(-len(refs) // max(slots, 1)), self._limits.together)
+        chosen = list(refs[:size])
+        if any(ref.table != CLUSTER_TABLE for ref in chosen):
+            del chosen[batch_claims.PLANNED_PER_CLAIM :]
+        borrowed = not self.others.keys().isdisjoint(chosen)
+        for ref in chosen:
+            self.remove(ref)
+        return chosen, borrowed
+
+    # ----------------------------------------------------------------- learned
+
+    def _head_start(self, type_name: str) -> float:
+        return self._head_starts.get(type_name, HEAD_STARTS[0])
+
+    def borrowed(self, type_name: str, won: bool) -> None:
+        """Some that fall to others were claimed, or not."""
+        shortest, longest = HEAD_STARTS
+        longer = self._head_start(type_name) * (0.5 if won else 2.0)
+        self._head_starts[type_name] = max(shortest, min(longest, longer))
+
+    def ran(self, type_name: str, seconds: Sequence[float]) -> None:
+        """Jobs of a type that went together took so long: by that more or fewer of them go together."""
+        if seconds:
+            most, moment = self._limits.together, self._limits.moment
+            each = sum(max(0.0, one) for one in seconds) / len(seconds)
+            if each * most > moment:
+                most = int(moment / each)
+            self._sizes[type_name] = max(1, min(2 * self._size(type_name), most))
+
+    def took_long(self, type_name: str) -> None:
+        """Jobs of a type that went together were not done when they should have been."""
+        self._sizes[type_name] = 1
+
+    def _size(self, type_name: str) -> int:
+        return self._sizes.get(type_name, self._limits.unlearned)

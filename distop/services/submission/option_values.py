@@ -1,0 +1,311 @@
+"""The values of the options of a start, as a caller gives them: each checked without etcd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.errors import InvalidArgument
+from distop.protocol import keys as K
+from distop.protocol.frozen import frozen
+from distop.protocol.identity import COMPUTED
+from distop.protocol.json_codec import rfc3339
+from distop.protocol.records import MAX_ARGUMENT_BYTES, OperationRef
+from distop.protocol.schedule import ON, SHORTEST, Series
+from distop.protocol.texts import check_encodable, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.protocol.operation_options import Options
+
+LONGEST_DELAY = 100 * 365.25 * 86_400
+"""Seconds."""
+LONGEST_WAIT = 1e12
+"""Seconds. A whole number above it counts as this: not every int is a float."""
+MOST_TIMES = 1_000_000_000
+"""Of attempts of a job, and of operations of a series."""
+LONGEST_SUBMITTER = 1_000
+"""Characters."""
+MAX_LABELS = 20
+MAX_LABEL = 200
+"""Characters of a label's name, or of its value."""
+LONGEST_ID = 200
+"""Characters of an operation's id, and of a request id."""
+FAILURE_POLICIES = ("fail_fast", "collect_all")
+DUPLICATE_POLICIES = ("join", "refuse", "replace", "combine")
+
+
+@frozen
+class After:
+    """An operation that another one shall wait for, and what has to become of it: "success", or any "end"."""
+
+    ref: OperationRef
+    on: str = "success"
+
+
+@frozen
+class Every:
+    """That an operation comes again (P3): ``seconds`` after its end, or (``since="start"``) on a grid of its
+    beginnings; up to ``jitter`` seconds later. ``on``: after which ends, "success", "failure" or "any"; never after a
+    cancel. ``until`` a time with its zone, or so many ``times`` in all.
+    """
+
+    seconds: float
+    jitter: float = 0.0
+    since: str = "end"
+    on: str = "any"
+    until: datetime | str | None = None
+    times: int | None = None
+
+
+def text(value: Any, what: str, longest: int | None = None) -> str:
+    """The value, which must be a text of at most ``longest`` characters.
+
+    Raises InvalidArgument.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a text, not {shown(value)}")
+    if longest is not None and len(value) > longest:
+        raise InvalidArgument(f"{what} has {len(value)} characters; at most {longest} are allowed")
+    check_encodable(value, what)
+    return value
+
+
+def seconds(value: Any, what: str) -> float:
+    """The value, which must be a number of seconds, 0 or more. Raises InvalidArgument."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {shown(value)}")
+    return LONGEST_WAIT if isinstance(value, int) and value > LONGEST_WAIT else value
+
+
+def times(value: Any, what: str) -> int:
+    """The value, which must be a whole number from 1 to :data:`MOST_TIMES`.
+
+    Raises InvalidArgument.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"{what} a whole number of at least 1, not {shown(value)}")
+    if value > MOST_TIMES:
+        raise InvalidArgument(f"{what} a whole number of at most {MOST_TIMES}, not {shown(value)}")
+    return value
+
+
+def refuse_unowned(type_name: str, options: Options, where: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidArgument for limits and labels of executors, where a type has no code.
+
+    Actors and workers own no job of such an operation, and executors have no code for it: it would never end.
+    """
+    given = {"max_jobs": options.max_jobs, "max_jobs_per_executor": options.max_jobs_per_executor, "where": where}
+    if named := [name for name, value in given.items() if value]:
+        raise InvalidArgument(
+            f"{type_name} has no code that executors run, and workers own no jobs of operations with limits or labels: "
+            f"leave out {' and '.join(named)}"
+        )
+
+
+def whole(what: str, least: int, most: int) -> Callable[[Any], int]:
+    """A check of whole numbers within these bounds."""
+
+    def check(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise InvalidArgument(f"{what} must be a whole number from {least} to {most}, not {shown(value)}")
+        return value
+
+    return check
+
+
+def one_of(what: str, allowed: Sequence[str]) -> Callable[[Any], str]:
+    """A check of texts of which there are few."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise InvalidArgument(f"{what} is one of {', '.join(allowed)}, not {shown(value)}")
+        return value
+
+    return check
+
+
+def request_id(value: Any) -> str:
+    """A request id. Raises InvalidArgument."""
+    if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
+        raise InvalidArgument(f"a request id is a text of 1 to {LONGEST_ID} characters")
+    return text(value, "the request id")
+
+
+def own_id(value: Any) -> str:
+    """The id of an operation that a caller chose. Raises InvalidArgument."""
+    if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
+        raise InvalidArgument(f"an id is a text of 1 to {LONGEST_ID} characters")
+    if value.startswith(COMPUTED):
+        raise InvalidArgument(
+            f"the id {shown(value)} begins with {COMPUTED}, as those do that are computed: choose another"
+        )
+    K.encode(value)
+    return value
+
+
+def switch(what: str) -> Callable[[Any], bool]:
+    """A check of what is so, or is not."""
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{what} is True or False, not {shown(value)}")
+        return value
+
+    return check
+
+
+def budget(value: Any) -> str:
+    """How many jobs may fail: a count, or a share such as "2%"; "" leaves it to the failure policy. Raises
+    InvalidArgument.
+    """
+    wrong = InvalidArgument(
+        f'the number of jobs that may fail must be a count such as 5, or a share such as "2%", not {shown(value)}'
+    )
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000:
+        return str(value)
+    if not isinstance(value, str) or not value.isascii() or len(value) > 20:
+        raise wrong
+    text = value.strip()
+    if text.endswith("%"):
+        number = text[:-1].strip()
+        try:
+            share = Decimal(number)
+        except InvalidOperation:
+            raise wrong from None
+        if not number.replace(".", "", 1).isdigit() or not 0 <= share <= 100:
+            raise wrong
+        return f"{number}%"
+    if text and not (text.isdigit() and int(text) <= 1_000_000):
+        raise wrong
+    return str(int(text)) if text else ""
+
+
+def selector(where: Any) -> dict[str, str]:
+    """The labels that an executor must have. Raises InvalidArgument."""
+    if not isinstance(where, Mapping):
+        raise InvalidArgument(f'where names labels of executors, such as {{"zone": "a"}}, not {shown(where)}')
+    if len(where) > MAX_LABELS:
+        raise InvalidArgument(f"where names {len(where)} labels; at most {MAX_LABELS} are allowed")
+    for name, value in where.items():
+        for text in (name, value):
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL:
+                raise InvalidArgument(
+                    f"a label in where is a name and a value, texts of 1 to {MAX_LABEL} characters, not "
+                    f"{shown(name)}: {shown(value)}"
+                )
+            check_encodable(text, "a label in where")
+    return dict(sorted(where.items()))
+
+
+def due_time(not_before: datetime | str | None, delay: float | None) -> str:
+    """When something shall begin, as RFC 3339 in UTC; "" for at once, or a time that has passed. Raises
+    InvalidArgument for what is no time, or one without a zone.
+    """
+    if not_before is not None and delay is not None:
+        raise InvalidArgument("give either a time to begin at, or a delay, not both")
+    now = time.time()
+    if delay is not None:
+        wait = seconds(delay, "the delay")
+        if wait > LONGEST_DELAY:
+            raise InvalidArgument(f"the delay of {wait:g} s is longer than a hundred years")
+        return rfc3339(now + wait) if wait else ""
+    if not_before is None:
+        return ""
+    try:
+        when = datetime.fromisoformat(not_before) if isinstance(not_before, str) else not_before
+        zoned = when.tzinfo is not None
+        due = when.timestamp()
+        written = rfc3339(due)
+    except (ValueError, AttributeError, OverflowError, TypeError):
+        raise InvalidArgument(
+            f"{shown(not_before)} is no time to begin at: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
+        ) from None
+    if not zoned:
+        raise InvalidArgument(f"the time {shown(not_before)} has no zone: add one, such as Z or +01:00")
+    return written if due > now else ""
+
+
+def every(value: Any) -> Every:
+    """How an operation comes again; a number is the seconds. Raises InvalidArgument."""
+    one = value if isinstance(value, Every) else Every(seconds(value, "the interval of a series"))
+    interval, jitter = seconds(one.seconds, "the interval of a series"), seconds(one.jitter, "the jitter of a series")
+    if not SHORTEST <= interval <= LONGEST_DELAY:
+        raise InvalidArgument(
+            f"the interval of a series must be from {SHORTEST:g} s to a hundred years "
+            f"({LONGEST_DELAY:.0f} s), not {interval:g} s"
+        )
+    if not 0 <= jitter <= LONGEST_DELAY:
+        raise InvalidArgument(
+            f"the jitter of a series must be from 0 s to a hundred years ({LONGEST_DELAY:.0f} s), not {jitter:g} s"
+        )
+    for said, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
+        if said not in allowed:
+            raise InvalidArgument(f"{what} is {shown(said)}, and must be one of {', '.join(allowed)}")
+    if one.times is not None:
+        times(one.times, "the times of a series are")
+    if one.until is not None and not due_time(one.until, None):
+        raise InvalidArgument(f"the series would be over already: {one.until} has passed")
+    return replace(one, seconds=interval, jitter=jitter)
+
+
+def series(one: Every, due: str) -> Series:
+    """The series of an operation that begins at ``due``, or at once."""
+    until = due_time(one.until, None) if one.until is not None else ""
+    left = one.times - 1 if one.times is not None else None
+    return Series(one.seconds, one.jitter, one.since, one.on, until, left, due or rfc3339(time.time()))
+
+
+def predecessors(given: Any) -> tuple[After, ...]:
+    """Whom an operation waits for, each once. Raises InvalidArgument, also for one with two different ``on``."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"after is a list of operations, such as [{shown(given)}]")
+    found: dict[OperationRef, After] = {}
+    for item in given:  # each of them an operation, and once
+        one = after_one(item)
+        if found.setdefault(one.ref, one) != one:
+            raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
+    return tuple(found.values())
+
+
+def after_one(item: Any) -> After:
+    """Raises InvalidArgument for what is no operation to wait for."""
+    if isinstance(item, After):
+        if item.on not in ("success", "end"):
+            raise InvalidArgument(f'{shown(item.on)} is no end to wait for: "success", or any "end"')
+        return After(after_one(item.ref).ref, item.on)
+    if isinstance(item, OperationRef):
+        return After(item)
+    ref = getattr(item, "ref", item)
+    if not isinstance(ref, str):
+        raise InvalidArgument(
+            f"{shown(item)} is no operation to wait for: give its name, table/type/instance, or its handle"
+        )
+    return After(OperationRef.parse(ref))
+
+
+def partition_names(partitions: Any) -> tuple[str, ...]:
+    """The names of some partitions. Raises InvalidArgument."""
+    if isinstance(partitions, str):
+        raise InvalidArgument(f"partitions is a list of names, such as [{shown(partitions)}]")
+    if not isinstance(partitions, Iterable):
+        raise InvalidArgument(f"partitions is a list of names, not {shown(partitions)}")
+    names = tuple(partitions)
+    if not names:
+        raise InvalidArgument("the list of partitions is empty: name some, or leave it out for all of them")
+    if not all(isinstance(name, str) and name for name in names):
+        raise InvalidArgument("a partition's name must be a text that is not empty")
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidArgument(f"the partition {shown(twice)} is named twice")
+    check_encodable("".join(names), "a partition's name")
+    size = sum(len(name.encode()) + 3 for name in names)
+    if size > MAX_ARGUMENT_BYTES:
+        raise InvalidArgument(f"the names of {len(names)} partitions take {size} bytes; at most 512 KiB are allowed")
+    return names

@@ -1,0 +1,315 @@
+"""StartOptions: the one list of the options of a start, with their types, defaults, bounds and help.
+
+All faces come from it: the signatures of the clients, the options of the command line, the fields of a graph file, and
+those of what is prepared, rerun or altered. To add an option: add a field here, its keyword in the ``…Keywords`` below
+(the type checker reads these; a test holds them equal), and what it does in ``services.submission.start_request``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, fields
+from functools import cache
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+
+from distop.errors import InvalidArgument
+from distop.protocol.behavior_declaration import check_time_limit
+from distop.protocol.operation_labels import labels as check_labels
+from distop.protocol.operation_options import MAX_LIMIT, MOST_URGENT
+from distop.protocol.texts import did_you_mean
+from distop.services.submission import option_values as v
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from dataclasses import Field
+    from datetime import datetime
+
+    from distop.services.submission.option_values import Every
+
+Verb: TypeAlias = Literal["start", "prepare", "graph", "rerun", "apply", "alter"]
+"""What takes options: ``graph`` is an operation in a graph."""
+Kind: TypeAlias = Literal["text", "texts", "seconds", "count", "number", "switch"]
+"""How the command line reads a value."""
+
+_NEW: tuple[Verb, ...] = ("start", "prepare", "graph")
+_ONCE: tuple[Verb, ...] = ("start", "graph", "rerun", "apply")
+_RULES: tuple[Verb, ...] = (*_NEW, "rerun")
+_LIMITS: tuple[Verb, ...] = (*_NEW, "alter")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An option of the command line, which gives a field of StartOptions, or a part of it."""
+
+    name: str
+    metavar: str
+    help: str
+    kind: Kind = "text"
+    default: Any = None
+
+    @property
+    def parameter(self) -> str:
+        """Its name as a parameter of a function."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of a field of StartOptions, besides its name, type and default. ``check``: gives its value as it is
+    used, or raises InvalidArgument. ``verbs``: who takes it.
+    """
+
+    check: Callable[[Any], Any]
+    flags: tuple[Flag, ...]
+    verbs: tuple[Verb, ...]
+
+
+def _option(check: Callable[[Any], Any], *flags: Flag, of: tuple[Verb, ...] = _NEW) -> dict[str, Option]:
+    return {"option": Option(check, flags, of)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """All options of a start, as a caller gives them; None: it was not given."""
+
+    partitions: Sequence[str] | None = field(
+        default=None,
+        metadata=_option(v.partition_names, Flag("--partition", "NAME", "Only this one (repeatable).", "texts")),
+    )
+    request_id: str | None = field(
+        default=None,
+        metadata=_option(
+            v.request_id, Flag("--request-id", "ID", "Repeating the command with the same id starts it once."), of=_ONCE
+        ),
+    )
+    failure_policy: str | None = field(
+        default=None,
+        metadata=_option(
+            v.one_of("the failure policy", v.FAILURE_POLICIES),
+            Flag("--failure-policy", "POLICY", "fail_fast or collect_all, instead of the default."),
+            of=_RULES,
+        ),
+    )
+    retry_attempts: int | None = field(
+        default=None,
+        metadata=_option(
+            lambda value: v.times(value, "the number of attempts must be"),
+            Flag("--retry-attempts", "N", "Tries of a job that meets unexpected errors.", "count"),
+            of=_RULES,
+        ),
+    )
+    time_limit: float | None = field(
+        default=None,
+        metadata=_option(
+            lambda value: check_time_limit(value, "the time limit of a job"),
+            Flag("--time-limit", "S", "Seconds for one attempt of a job at most.", "seconds"),
+            of=_RULES,
+        ),
+    )
+    submitter: str | None = field(
+        default=None,
+        metadata=_option(
+            lambda value: v.text(value, "the submitter", v.LONGEST_SUBMITTER), of=("start", "prepare", "graph", "rerun")
+        ),
+    )
+    labels: Mapping[str, str] | None = field(
+        default=None,
+        metadata=_option(
+            check_labels,
+            Flag("--label", "K=V", "A label to find it by (repeatable).", "texts"),
+            of=(*_RULES, "apply"),
+        ),
+    )
+    not_before: datetime | str | None = field(
+        default=None,
+        metadata=_option(lambda value: value, Flag("--at", "TIME", "Begin then, or later: 2026-01-31T18:00:00+01:00.")),
+    )
+    delay: float | None = field(
+        default=None,
+        metadata=_option(
+            lambda value: v.seconds(value, "the delay"),
+            Flag("--delay", "S", "Begin so many seconds from now.", "seconds"),
+        ),
+    )
+    after: Iterable[Any] | None = field(
+        default=None,
+        metadata=_option(
+            v.predecessors,
+            Flag("--after", "OP", "Begin once this operation has succeeded (repeatable).", "texts"),
+            Flag("--after-end", "OP", "Begin once it has ended, however (repeatable).", "texts"),
+        ),
+    )
+    priority: int | None = field(
+        default=None,
+        metadata=_option(
+            v.whole("the priority", -MOST_URGENT, MOST_URGENT),
+            Flag("--priority", "N", f"-{MOST_URGENT} to {MOST_URGENT}, the higher first (default 0).", "number"),
+            of=_LIMITS,
+        ),
+    )
+    max_jobs: int | None = field(
+        default=None,
+        metadata=_option(
+            v.whole("the number of jobs at once", 0, MAX_LIMIT),
+            Flag("--max-jobs", "N", "Run so many of its jobs at once (0: no limit).", "number"),
+            of=_LIMITS,
+        ),
+    )
+    max_jobs_per_executor: int | None = field(
+        default=None,
+        metadata=_option(
+            v.whole("the number of jobs at once of each executor", 0, MAX_LIMIT),
+            Flag("--max-jobs-per-executor", "N", "The same for each executor.", "number"),
+            of=_LIMITS,
+        ),
+    )
+    max_failed: int | str | None = field(
+        default=None,
+        metadata=_option(
+            v.budget,
+            Flag("--max-failed", "N|N%", "Go on until more jobs than so many have failed, whatever the policy."),
+            of=_LIMITS,
+        ),
+    )
+    where: Mapping[str, str] | None = field(
+        default=None,
+        metadata=_option(
+            v.selector, Flag("--where", "K=V", "Only on executors with this label (repeatable).", "texts")
+        ),
+    )
+    every: Every | float | None = field(
+        default=None,
+        metadata=_option(
+            v.every,
+            Flag("--every", "S", "Come again so many seconds after its end.", "seconds"),
+            Flag("--grid", "", "With --every: from one begin to the next.", "switch"),
+            Flag("--jitter", "S", "With --every: up to so many seconds later.", "seconds", 0.0),
+            Flag("--times", "N", "With --every: so often in all.", "count"),
+            Flag("--until", "TIME", "With --every: not after this time."),
+            Flag("--on", "END", "With --every: after success, failure or any end.", default="any"),
+            of=("start", "graph"),
+        ),
+    )
+    id: str | None = field(
+        default=None,
+        metadata=_option(v.own_id, Flag("--id", "ID", "Of one id, at most one goes on (default: the type's).")),
+    )
+    one_off: bool = field(
+        default=False, metadata=_option(v.switch("one_off"), Flag("--one-off", "", "Without an id.", "switch"))
+    )
+    on_duplicate: str | None = field(
+        default=None,
+        metadata=_option(
+            v.one_of("what becomes of a duplicate", v.DUPLICATE_POLICIES),
+            Flag("--on-duplicate", "POLICY", "join (default), refuse, replace or combine, where one goes on."),
+        ),
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], verb: Verb = "start") -> StartOptions:
+        """These options. Raises InvalidArgument for a name that the verb does not take."""
+        known = options(verb)
+        for name in given:
+            if name not in known:
+                raise InvalidArgument(f"{name!r} is no option of {_OF[verb]}{did_you_mean(name, known, 'its options')}")
+        return cls(**given)
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not as if nothing had been said, as keywords."""
+        values = zip(_FIELDS, _values(self), _DEFAULTS, strict=True)
+        return {name: value for name, value, default in values if value is not default}
+
+    def checked(self) -> dict[str, Any]:
+        """The values of those that were given, as they are used. Raises InvalidArgument."""
+        found = self.given()
+        if found.get("one_off") and (self.id is not None or self.on_duplicate is not None):
+            raise InvalidArgument("a one-off has no id, and so no duplicates: leave out one_off, or the others")
+        return {name: _OPTIONS[name].check(value) for name, value in found.items()}
+
+
+_FIELDS: Mapping[str, Field[Any]] = MappingProxyType({one.name: one for one in fields(StartOptions)})
+_OPTIONS: Mapping[str, Option] = MappingProxyType({name: one.metadata["option"] for name, one in _FIELDS.items()})
+_DEFAULTS = tuple(one.default for one in _FIELDS.values())
+_values = attrgetter(*_FIELDS)
+_OF: Mapping[Verb, str] = MappingProxyType(
+    {
+        "start": "a start",
+        "prepare": "an operation that is prepared",
+        "graph": "an operation of a graph",
+        "rerun": "a rerun",
+        "apply": "apply",
+        "alter": "alter",
+    }
+)
+
+
+@cache
+def options(verb: Verb) -> Mapping[str, Option]:
+    """The options that a verb takes, by their names."""
+    return MappingProxyType({name: one for name, one in _OPTIONS.items() if verb in one.verbs})
+
+
+def takes_options(verb: Verb) -> Callable[[F], F]:
+    """Show these options in the signature of a function that takes them as ``**options``."""
+
+    def shown(function: F) -> F:
+        own = inspect.signature(function)
+        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_FIELDS[name].default, annotation=kind)
+            for name in options(verb)
+            if name not in own.parameters and (kind := _FIELDS[name].type)
+        ]
+        function.__signature__ = own.replace(parameters=[*named, *known])  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+# ------------------------------------------------------- for the type checker
+
+
+class AlterKeywords(TypedDict, total=False):
+    """What ``alter`` takes."""
+
+    priority: int | None
+    max_jobs: int | None
+    max_jobs_per_executor: int | None
+    max_failed: int | str | None
+
+
+class _RuleKeywords(TypedDict, total=False):
+    failure_policy: str | None
+    retry_attempts: int | None
+    time_limit: float | None
+    submitter: str | None
+    labels: Mapping[str, str] | None
+
+
+class RerunKeywords(_RuleKeywords, total=False):
+    """What ``rerun`` takes."""
+
+    request_id: str | None
+
+
+class PrepareKeywords(_RuleKeywords, AlterKeywords, total=False):
+    """What ``prepare_operation`` takes."""
+
+    partitions: Sequence[str] | None
+    not_before: datetime | str | None
+    delay: float | None
+    after: Iterable[Any] | None
+    where: Mapping[str, str] | None
+    id: str | None
+    one_off: bool
+    on_duplicate: str | None
+
+
+class StartKeywords(PrepareKeywords, total=False):
+    """What ``start_operation`` takes, and an operation of a graph."""
+
+    request_id: str | None
+    every: Every | float | None

@@ -1,0 +1,178 @@
+"""The shell around the backlog: what it asks of the child and of etcd, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.daemon.executor.executor_role import Executor
+from distop.daemon.incarnation_context import Context
+from distop.daemon.rejected_writes import RejectedWrites
+from distop.decide import next_steps
+from distop.decide.view import ClusterView
+from distop.errors import NotFound, UnreadableRecord
+from distop.protocol.behavior_declaration import Rules
+from distop.protocol.identity import plan_digest
+from distop.protocol.keys import Keys
+from distop.protocol.plan import Gate, PartitionPlan, Plan, chunked
+from distop.protocol.records import Node, OperationRef, Spec
+from distop.protocol.revisioned import Seen
+from distop.protocol.size_limits import DEFAULT
+from distop.protocol.txn import Put, Txn
+from distop.runtime import logs
+from distop.services.open_operation import OpenOperation
+from distop.settings import ExecutorConfig
+from distop.store.connection_settings import EtcdConfig
+from tests.support.virtualtime import in_virtual_time
+from tests.support.world import opened_here
+
+if TYPE_CHECKING:
+    from distop.decide.backlog_entries import Instruction
+    from tests.support.clock import StandingClock
+
+
+REF = OperationRef("t", "noop", "", 1)
+PLAN = Txn((), (Put("plan", b""),), (), "plan")
+
+
+def now() -> float:
+    """Seconds on the loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+class Alone(Context):
+    """The only executor."""
+
+    def __init__(self) -> None:
+        self.keys = Keys()
+        self.cluster = ClusterView(self.keys)
+        self.cluster.nodes["me"] = Node("me", "host", 2, ("noop",))
+        self.incarnation = self.executor_id = "me"
+        self.types = frozenset({"noop"})
+        self.capability: Any = type("Able", (), {"serves": staticmethod(lambda *_: True), "unable": {}})
+        self.worker: Any = SimpleNamespace(stuck=())
+        self.log = logs.get("distop.test")
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
+        self.limits = DEFAULT
+        self.config = ExecutorConfig(EtcdConfig(("nowhere:2379",)), Path("/nowhere"), slots=2)
+
+
+def planned() -> OpenOperation:
+    chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
+    plan = Plan(4, "", plan_digest(chunks), len(chunks))
+    return opened_here(REF, Spec("request", "", "", Rules()), plan, chunks)
+
+
+async def test_of_a_batch_that_is_too_large_the_others_are_free_again() -> None:
+    ctx = Alone()
+    claimer = Executor(ctx)._claimer
+    size = next_steps.BATCH_BYTES_PER_SLOT
+    chunks = chunked([PartitionPlan(n, f"p={n}", bytes=size) for n in range(5)])
+    plan = Plan(5, "", plan_digest(chunks), len(chunks))
+    op = opened_here(REF, Spec("request", "", "", Rules(batch=True)), plan, chunks)
+    assert claimer._one_batch(op, [0, 1, 2, 3, 4]) == [0, 1]
+    assert list(op.free) == [2, 3, 4]
+
+
+def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replaced() -> None:
+    """Nobody tells it so."""
+
+    async def main() -> None:
+        ctx = Alone()
+        executor, served = Executor(ctx), list[float]()
+        ctx.worker.stuck = ("t/noop/9",)
+        looked: list[float] = []
+        nothing_yet = executor._backlog.next
+
+        def chooses(at: float) -> list[Instruction]:
+            served.append(at)
+            return nothing_yet(at)
+
+        executor._backlog.next = chooses  # type: ignore[method-assign]
+        disk_pause = executor._jobs.disk_pause
+
+        def look() -> float:
+            looked.append(now())
+            assert len(looked) < 100, "it is looked at without a pause"
+            return disk_pause()
+
+        executor._jobs.disk_pause = look  # type: ignore[method-assign]
+        running = asyncio.ensure_future(executor.run())
+        await asyncio.sleep(20.0)
+        assert served == []
+        ctx.worker.stuck = ()
+        await asyncio.sleep(5.0)
+        assert served
+        running.cancel()
+
+    in_virtual_time(main)
+
+
+async def test_the_child_forgets_an_operation_that_is_gone() -> None:
+    """Its private directories stay otherwise until the executor starts again."""
+    ctx = Alone()
+    forgotten: list[str] = []
+
+    async def forget(*refs: str) -> None:
+        forgotten.extend(refs)
+
+    ctx.worker.forget = forget
+    executor = Executor(ctx)
+    for number in (1, 2):
+        ref = OperationRef("t", "noop", "", number)
+        executor._operations[ref] = op = planned()
+        op.ref = ref
+        ctx.cluster.gates[ref] = Seen(Gate(), 5)
+    executor.cluster_changed(hint=False)
+    ctx.cluster.gates.clear()
+    executor.cluster_changed(hint=False)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert forgotten == ["t/noop/1", "t/noop/2"]
+
+
+async def test_others_are_told_of_claims_that_were_given_back() -> None:
+    """They would look at them at the next poll alone."""
+    ctx = Alone()
+    told: list[str] = []
+
+    async def drain() -> None:
+        told.append("written")
+
+    async def announce() -> None:
+        told.append("told")
+
+    ctx.reporter = SimpleNamespace(drain=drain)  # type: ignore[assignment]
+    ctx.announce_released = announce  # type: ignore[method-assign]
+    executor = Executor(ctx)
+    for _ in range(2):
+        executor.hint_released()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == ["written", "told"]
+
+
+async def test_what_lasts_is_logged_once_and_an_end_that_was_not_seen_yet_not_at_all(
+    caplog: pytest.LogCaptureFixture, clock: StandingClock
+) -> None:
+    ctx = Alone()
+    executor = Executor(ctx)
+    ctx.cluster.gates[REF] = Seen(Gate(), 5)
+    executor.cluster_changed(hint=False)
+    unreadable = UnreadableRecord("the plan does not fit its digest")
+    with caplog.at_level(logging.INFO, "distop"):
+        for error in (unreadable, unreadable, NotFound("it has ended"), RuntimeError("a"), RuntimeError("b")):
+            executor._failed(REF, error)
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [
+        ("ERROR", False),
+        ("WARNING", True),
+        ("WARNING", True),
+    ]
+    assert "does not fit its digest" in caplog.records[0].getMessage()
+    executor._failed(REF, UnreadableRecord("the record at distOp.t.noop.1.spec cannot be read"))
+    assert len(caplog.records) == 4, "something else is wrong now"
