@@ -195,7 +195,8 @@ def _told_of_verifications(server: EmbeddedEtcd, group: Daemons) -> None:
     hold = f"hold prepared:{'x' * 200}"
     text = f"{hold}, which retries with back-off: verification: etcd rejected the"
     assert f"etcd to accept a write of executor e1 about {text}" in distop_process(group, "why", large.ref).stdout
-    assert f"etcd rejects a write of {hold} (e1): verification: etcd rejected the" in distop_process(group, "doctor").stdout
+    rejected = f"etcd rejects a write of {hold} (e1): verification: etcd rejected the"
+    assert rejected in distop_process(group, "doctor").stdout
     assert small.wait(LIMIT).state == "cancelled"
     assert group.client.start_operation("noop", "t", {}).wait(LIMIT).state == "success"
     assert told()
