@@ -170,7 +170,7 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=16)
+@bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=38)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
     for name in ("write_chunk", "write_plan"):

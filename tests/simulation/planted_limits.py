@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distop.daemon.coordinator.label_routing import Placing
 from distop.daemon.elections import Elections
@@ -92,18 +93,20 @@ def lost_claims_that_count_until_they_are_taken_over(patch: Patch) -> None:
 
 def forget_claims(patch: Patch) -> None:
     """An executor forgets every third group of claims that it has won, as after an error in its own code."""
-    former, calls = Claimer.claim_fresh, count(1)
+    former = Claimer.claim_fresh
+    calls: WeakKeyDictionary[Claimer, Iterator[int]] = WeakKeyDictionary()
 
     async def claim_fresh(
         self: Claimer, jobs: Mapping[OperationRef, Sequence[int]]
     ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
         won, failures = await former(self, jobs)
-        return ([], failures) if next(calls) % 3 == 0 else (won, failures)
+        forgets = next(calls.setdefault(self, count(1))) % 3 == 0
+        return ([] if forgets else won), failures
 
     substitute(patch, Claimer, "claim_fresh", claim_fresh)
 
 
-@bug("liveness", shape=scenes.gates_change_at_once, first=26)
+@bug("liveness", shape=scenes.gates_change_at_once, first=71)
 def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
     async def settle(self: Incarnation) -> None:
         return
