@@ -426,7 +426,7 @@ def test_one_member_is_cut_off_with_our_streams_on_it(
             assert proxy.requested
             proxy.set(Mode.BLACK_HOLE)
             assert operation.wait(120).state == "success", group.tails()
-            assert "going on with" in ann.log.read_text()
+            assert "failed; using" in ann.log.read_text()
             assert incarnations(group) == before, "its session went on by another member"
             proxy.set(Mode.PASS)
             written = Written(everywhere, OperationRef.parse(operation.ref))

@@ -51,7 +51,7 @@ def test_a_member_without_the_others_loses_us_too(
             etcd.isolate(number)
             result = operation.wait(120)
             assert result.state == "success", group.tails()
-            assert "going on with" in ann.log.read_text()
+            assert "failed; using" in ann.log.read_text()
             assert set(group.client.nodes()) == before, "its session went on by another member"
             etcd.rejoin(number)
             written = Written(everywhere, OperationRef.parse(operation.ref))

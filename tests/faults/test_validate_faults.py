@@ -51,11 +51,11 @@ KEYS: dict[str, Any] = {"checks": [{"unique": "id"}, {"unique": "w"}], "sample":
 """By one job over all partitions: the second is violated."""
 
 PLAN = ["partitions.before", "partitions.after"]
-COMPLETION = [f"{name}.{when}" for name in ("completion", "certify.certify") for when in ("before", "after")]
-LIST = ["certify.write.before", "certify.write.after"]
+COMPLETION = [f"{name}.{when}" for name in ("completion", "certification.certify") for when in ("before", "after")]
+LIST = ["certification.write.before", "certification.write.after"]
 """The one file that it writes: of Iceberg tables there is none."""
 REPORT = ["batch.before", "result.before", "result.after", "batch.after"]
-SOME = ["partitions.after", "result.before", "result.after", "certify.write.after", "completion.after"]
+SOME = ["partitions.after", "result.before", "result.after", "certification.write.after", "completion.after"]
 SCAN = [(SCANNED, f"scan.count.{when}") for when in ("before", "after")]
 SAMPLES = [(VIOLATED, f"batch.fetch.{when}") for when in ("before", "after")]
 OF_KEYS = [(KEYS, f"KeyChecks.run.{when}") for when in ("before", "after")]
@@ -273,7 +273,7 @@ def without_scan(points: list[str]) -> list[tuple[dict[str, Any], str]]:
         slow("parquet", without_scan([*COMPLETION, *LIST]), name="parquet-completion"),
         slow("parquet", [*SCAN, *SAMPLES], name="parquet-scan"),
         slow("parquet", OF_KEYS, name="parquet-keys"),
-        slow("iceberg", without_scan([*PLAN[1:], "manifests.snapshot_of.after", *REPORT[1:3]]), name="iceberg-jobs"),
+        slow("iceberg", without_scan([*PLAN[1:], "manifest_facts.snapshot_of.after", *REPORT[1:3]]), name="iceberg-jobs"),
         slow("iceberg", without_scan(COMPLETION), name="iceberg-completion"),
         slow("iceberg", [SCAN[1], SAMPLES[1], OF_KEYS[1]], name="iceberg-scan"),
         slow("spark", [*without_scan([PLAN[1], LIST[1]]), SAMPLES[1], OF_KEYS[1]], name="spark"),
@@ -321,10 +321,10 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
         slow("parquet", "result.before", DECIDED, name="parquet-job"),
         slow("parquet", "result.after", DECIDED, name="parquet-report"),
         slow("parquet", "partitions.after", DECIDED, name="parquet-plan"),
-        pytest.param("parquet", "certify.write.before", DECIDED, id="parquet-list"),
+        pytest.param("parquet", "certification.write.before", DECIDED, id="parquet-list"),
         slow("parquet", "scan.count.after", SCANNED, name="parquet-scan"),
         slow("iceberg", "result.before", DECIDED, name="iceberg-job"),
-        slow("iceberg", "certify.certify.after", DECIDED, name="iceberg-completion"),
+        slow("iceberg", "certification.certify.after", DECIDED, name="iceberg-completion"),
     ],
 )
 def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
@@ -419,11 +419,11 @@ def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
         pytest.param(
             "parquet",
             DECIDED,
-            [PLAN[1], *REPORT, "certify.write.before", "certify.write.after", "completion.after"],
+            [PLAN[1], *REPORT, "certification.write.before", "certification.write.after", "completion.after"],
             id="parquet",
         ),
         slow("parquet", VIOLATED, ["scan.count.before", "batch.fetch.before"], name="parquet-scan"),
-        slow("iceberg", DECIDED, ["manifests.snapshot_of.after", "certify.certify.after"], name="iceberg"),
+        slow("iceberg", DECIDED, ["manifest_facts.snapshot_of.after", "certification.certify.after"], name="iceberg"),
         slow("spark", VIOLATED, ["scan.count.before"], name="spark"),
     ],
 )
@@ -465,7 +465,7 @@ def test_what_a_writer_does_in_the_middle_is_not_looked_at(
     subject = subject_of(kind)
     (ann,) = group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
     certificates = {}
-    for n, at in enumerate(("partitions.after", "result.before", "certify.certify.before")):
+    for n, at in enumerate(("partitions.after", "result.before", "certification.certify.before")):
         name = f"t{n}"
         subject.create(name)
         undisturbed = subject.run(name, DECIDED)
