@@ -320,7 +320,7 @@ def test_space_alarm(
                         return
 
             do(server.endpoint, fill)
-            alarm = "the space alarm"
+            alarm = "its alarm NOSPACE is raised"
             group.eventually(lambda: "NOSPACE" in ann.log.read_text(), "the log tells it", "ann")
             told = distop_command("doctor", "--json", "--etcd", server.endpoint)
             assert told.code == 1
