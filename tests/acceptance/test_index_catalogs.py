@@ -131,7 +131,7 @@ def test_tables_of_unusual_shapes_have_indexes(spark: SparkSession, indexes: Ind
             shown = {str(tuple(row)) for row in found.select("_metadata", "s.x", "l", "m", "c0").collect()}
             assert shown == {"('b', None, [], {'k': None}, None)", "('a', 1, [1, None], {'k': 1}, 0)"}
             assert len(found.columns) == 1_994 + (name == "parts")
-    for column, why in {"s": "not of struct", "l": "not of array", "m": "not of map"}.items():
+    for column, why in {"s": "not struct", "l": "not array", "m": "not map"}.items():
         with pytest.raises(InvalidArgument, match=f"cannot be indexed: .*{why}"):
             indexes.plan("nested", columns=[column])
 

@@ -34,7 +34,8 @@ class Planted:
     in which it is looked for; ``first``: the seed with which the search starts, where seed 1 and its next neighbours do
     not show the bug, or cost much. It only saves time: the search continues through all other seeds. A change of the
     draw or of the timing can outdate it; the test then fails and prints the seed to record. ``slow``: what it does is
-    seen after very long alone, so it is not looked for at every change.
+    seen after very long alone, so it is not looked for at every change. ``plain``: the shape starts from a plain cluster,
+    as scenes do.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Planted:
     shape: Shape | None = None
     first: int = 1
     slow: bool = False
+    plain: bool = True
 
     @property
     def chosen(self) -> bool:
@@ -53,19 +55,26 @@ class Planted:
     def scenario(self, seed: int) -> Scenario:
         """The one of a seed in which it is looked for."""
         drawn = scenario(seed, focus=self.focus, scenes=self.shape is None)
-        return drawn if self.shape is None else self.shape(plainly(drawn))
+        if self.shape is None:
+            return drawn
+        return self.shape(plainly(drawn) if self.plain else drawn)
 
 
 BUGS: list[Planted] = []
 
 
 def bug(
-    *expected: str, focus: tuple[str, ...] = (), shape: Shape | None = None, first: int = 1, slow: bool = False
+    *expected: str,
+    focus: tuple[str, ...] = (),
+    shape: Shape | None = None,
+    first: int = 1,
+    slow: bool = False,
+    plain: bool = True,
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Add a bug to the list, with the kinds of breach that prove it."""
 
     def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, slow))
+        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, slow, plain))
         return plant
 
     return add
