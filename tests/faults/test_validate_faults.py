@@ -273,7 +273,9 @@ def without_scan(points: list[str]) -> list[tuple[dict[str, Any], str]]:
         slow("parquet", without_scan([*COMPLETION, *LIST]), name="parquet-completion"),
         slow("parquet", [*SCAN, *SAMPLES], name="parquet-scan"),
         slow("parquet", OF_KEYS, name="parquet-keys"),
-        slow("iceberg", without_scan([*PLAN[1:], "manifest_facts.snapshot_of.after", *REPORT[1:3]]), name="iceberg-jobs"),
+        slow(
+            "iceberg", without_scan([*PLAN[1:], "manifest_facts.snapshot_of.after", *REPORT[1:3]]), name="iceberg-jobs"
+        ),
         slow("iceberg", without_scan(COMPLETION), name="iceberg-completion"),
         slow("iceberg", [SCAN[1], SAMPLES[1], OF_KEYS[1]], name="iceberg-scan"),
         slow("spark", [*without_scan([PLAN[1], LIST[1]]), SAMPLES[1], OF_KEYS[1]], name="spark"),

@@ -34,8 +34,8 @@ class Planted:
     in which it is looked for; ``first``: the seed with which the search starts, where seed 1 and its next neighbours do
     not show the bug, or cost much. It only saves time: the search continues through all other seeds. A change of the
     draw or of the timing can outdate it; the test then fails and prints the seed to record. ``slow``: what it does is
-    seen after very long alone, so it is not looked for at every change. ``plain``: the shape starts from a plain cluster,
-    as scenes do.
+    seen after very long alone, so it is not looked for at every change. ``plain``: the shape starts from a plain
+    cluster, as scenes do.
     """
 
     name: str
