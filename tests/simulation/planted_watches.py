@@ -66,7 +66,7 @@ def take_old_events_for_new(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=scenes.an_old_server_with_watches_behind, first=64, plain=False)
+@bug("liveness", focus=("slow-watches",), shape=scenes.an_old_server_with_watches_behind, first=74, plain=False)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)
