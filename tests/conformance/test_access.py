@@ -194,7 +194,7 @@ def test_a_tls_mismatch_is_one_line_on_the_command_line(
         (f"https://127.0.0.1:{shared_etcd.port}", ("--cacert", certificates.ca), 3, "does not use TLS"),
         (f"127.0.0.1:{tls_etcd.port}", (), 3, "the server uses TLS: use https://"),
     ):
-        command = [sys.executable, "-m", "distop.cli", "ls", "--etcd", endpoint, "--connect-timeout", "3", *options]
+        command = [sys.executable, "-m", "distop.cli", "ls", "--etcd", endpoint, "--connect-timeout", "1", *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DISTOP_", "GRPC_"))}
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (code, "", 1), ran
