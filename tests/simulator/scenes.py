@@ -29,7 +29,16 @@ def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
     and it does not show that nobody stops them.
     """
     arg = {"pace": 70.0, "name": "x", "trouble": 0.0}
-    wishes = tuple(replace(wish, acts=acts, type="index", arg={**wish.arg, **arg}) for wish in wanted.wishes)
+    wishes = tuple(
+        replace(
+            wish,
+            acts=acts,
+            type="index",
+            names=None,
+            arg={**wish.arg, **arg, "partitions": min(6, wish.arg["partitions"])},
+        )
+        for wish in wanted.wishes
+    )
     hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts, drains=())
 
@@ -47,8 +56,11 @@ def paused_for_long(wanted: Scenario) -> Scenario:
 
 
 def drained_for_long(wanted: Scenario) -> Scenario:
-    """An executor is drained that runs them."""
-    return replace(minutes_long(wanted), drains=(DrainAct(2.0, wanted.hosts[0].name, 100.0, False),))
+    """One of at least two executors is drained that runs them."""
+    long = minutes_long(wanted)
+    (first, *_) = long.hosts
+    hosts = long.hosts if len(long.hosts) > 1 else (first, replace(first, name="exec-1"))
+    return replace(long, hosts=hosts, drains=(DrainAct(2.0, first.name, 100.0, False),))
 
 
 def some_cannot(wanted: Scenario) -> Scenario:
