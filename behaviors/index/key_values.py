@@ -7,10 +7,9 @@ compares the keys of the rows that it reads.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME
+from distop.tables.reading.arrow_types import EPOCH, FIRST_DAY, FIRST_TIME, micros_since_epoch
 from distop.tables.reading.file_facts import ddl, decimal_of, problem
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.int64]
     Whole = npt.NDArray[np.int32]
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
 
 _FAMILIES = {
     "boolean": "bool",
@@ -101,9 +99,9 @@ def canonical(values: Any, family: str) -> Any:
         return values.cast(pa.large_binary())
     if t.is_timestamp(values.type):
         values = values.cast(pa.timestamp("us", values.type.tz))
-        _not_before(values.cast(pa.int64()), (FIRST_TIME - _EPOCH) // timedelta(microseconds=1), "times before 1900")
+        _not_before(values.cast(pa.int64()), micros_since_epoch(FIRST_TIME), "times before 1900")
     elif family == "date":
-        _not_before(values.cast(pa.int32()), (FIRST_DAY - _EPOCH.date()).days, "days before 15 October 1582")
+        _not_before(values.cast(pa.int32()), (FIRST_DAY - EPOCH.date()).days, "days before 15 October 1582")
     elif family == "float" and values.type != pa.float64():
         values = pc.cast(values, pa.float64())
     return values.cast(arrow_type(family))

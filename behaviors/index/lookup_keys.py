@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
-from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME
+from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME, micros_since_epoch
 from distop.tables.reading.file_facts import decimal_of, quote
 from distop_behaviors.index.key_values import Unindexable
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- for times without a zone, and for UTC times with the zone removed
 _LITERALS = 200
 """Up to this many keys become literals in a condition, which Spark pushes down to the file reader; more are joined."""
 
@@ -249,7 +248,7 @@ def _literal(value: Any, kind: str) -> Column:
 def _raw(value: Any, kind: str) -> Any:
     """The value in a form that reaches the JVM unchanged (no time zone, calendar or precision is applied)."""
     if kind == "timestamp":
-        return (value - _EPOCH) // timedelta(microseconds=1)
+        return micros_since_epoch(value)
     if kind in ("date", "timestamp_ntz"):
         return value.isoformat()
     return f"{value:f}" if isinstance(value, Decimal) else value

@@ -6,8 +6,9 @@ Spark needs more time to plan a scan than Arrow needs to read a few row groups.
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+
+from distop.tables.reading.arrow_types import micros_since_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +23,6 @@ many tasks, while Arrow decodes everything before a row.
 """
 LOCAL_ROWS = 10_000
 """Maximum rows: the frame carries them in its plan."""
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
 _NAN = "NaN"
 """Represents NaN, which does not equal itself in Python."""
 _FLOATS = ("float", "double")
@@ -62,7 +62,7 @@ def _told(value: Any, kind: str) -> Any:
     if isinstance(value, str):
         return value.encode()
     if kind in ("timestamp", "timestamp_ntz"):
-        return (value - _EPOCH) // timedelta(microseconds=1)
+        return micros_since_epoch(value)
     return value
 
 

@@ -46,7 +46,7 @@ def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
 def few_jobs(wanted: Scenario) -> Scenario:
     """Two in each operation, which save a few times on their way, minutes apart."""
     long = minutes_long(wanted)
-    wishes = tuple(replace(w, names=None, rerun="", arg={**w.arg, "partitions": 2}) for w in long.wishes)
+    wishes = tuple(replace(w, rerun="", arg={**w.arg, "partitions": 2}) for w in long.wishes)
     return replace(long, wishes=wishes)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -17,7 +16,7 @@ from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
 from distop.storage.files import for_arrow
 from distop.tables.reading import parquet_footers
-from distop.tables.reading.arrow_types import FIRST_DAY, FIRST_TIME, Unfaithful, arrow_type
+from distop.tables.reading.arrow_types import EPOCH, FIRST_DAY, FIRST_TIME, Unfaithful, arrow_type, micros_since_epoch
 from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from distop.tables.reading.arrow_types import Reading
     from distop.tables.reading.file_facts import Chunk, FileFacts, PlannedFile, SparkType
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
 _footers: LruCache[Any] = LruCache(256)
 
 
@@ -224,9 +222,9 @@ def _check_calendar(array: Any) -> None:
     elif t.is_list(kind):
         _check_calendar(array.flatten())
     elif t.is_date(kind) or t.is_timestamp(kind):
-        first = (FIRST_DAY - _EPOCH.date()).days
+        first = (FIRST_DAY - EPOCH.date()).days
         if t.is_timestamp(kind):
-            first = (FIRST_TIME - _EPOCH) // timedelta(microseconds=1)
+            first = micros_since_epoch(FIRST_TIME)
         low = pc.min(array.cast(pa.int32() if t.is_date(kind) else pa.int64())).as_py()
         if low is not None and low < first:
             raise Unfaithful("days or times that Spark may read by another calendar")

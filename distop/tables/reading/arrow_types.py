@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
@@ -24,8 +24,14 @@ FIRST_DAY = date(1582, 10, 15)
 """Days before it may have been written by another calendar, and Spark may read them as others."""
 FIRST_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
 """Times before it, likewise."""
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
 _ELEMENT = "\0"
 """In a path, what writers call ``element`` or ``item``."""
+
+
+def micros_since_epoch(moment: datetime) -> int:
+    """Microseconds since 1970 of a time without a zone, or of a UTC time with the zone removed."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 class Unfaithful(Exception):
