@@ -534,7 +534,7 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
         await Node(etcd, Verified(False)).see_to(etcd)
         terms, record, _ = hold(etcd)
         assert (record.state, terms.alarm) == (HoldState.DENIED, True)
-        assert "was not completed, as orders says" in record.text
+        assert "orders reports that its sender's transaction was not completed" in record.text
 
     run(work)
     assert [one.levelname for one in caplog.records] == ["ERROR"]
@@ -553,7 +553,7 @@ def test_C14_nobody_can_tell() -> None:
         terms, record, _ = hold(etcd)
         assert (record.state, terms.alarm) == (HoldState.DENIED, True)
         assert record.text.endswith(
-            "asked 3 times, did not tell whether its sender's transaction was completed (the last time: status 5xx)"
+            "asked 3 times, did not answer whether its sender's transaction was completed (last attempt: status 5xx)"
         )
 
     run(work)
@@ -564,7 +564,7 @@ def test_C14_without_a_verifier_it_ends_with_an_alarm() -> None:
         await prepare(etcd, verify_after=7)
         await Node(etcd).see_to(etcd)
         _, record, _ = hold(etcd)
-        assert record.text == "'tx-17' was not confirmed within 7 s, and it names nobody who could be asked"
+        assert record.text == "'tx-17' was not confirmed within 7 s, and it names no verifier to ask"
 
     run(work)
 
