@@ -1,4 +1,4 @@
-"""Records of dependencies: edges between two operations, and holds; and which follow-ups are allowed.
+"""Records of dependencies: edges between two operations, and holds.
 
 :func:`follows_elsewhere` is the one rule for follow-ups, used by completion code and coordinator. Pure.
 """
@@ -68,10 +68,10 @@ GRAPH = "graph"
 
 @frozen
 class Hold:
-    """``distOpHold.<id>``: operations whose spec names it do not begin while it exists.
+    """``distOpHold.<id>``: delays the operations that name it in their spec.
 
-    ``kind``: "graph" (operations that are being inserted in several transactions), or "prepared" (a submission in two
-    phases that its sender has not confirmed yet). ``text``: why it was denied.
+    They do not begin while it exists. ``kind``: "graph" (operations that are being inserted in several transactions),
+    or "prepared" (a submission in two phases that its sender has not confirmed yet). ``text``: why it was denied.
     """
 
     kind: str
@@ -101,10 +101,10 @@ class Hold:
 
 
 def follows_elsewhere(op: OperationRef, table: Any) -> str:
-    """Why an operation may not have a follow-up on ``table``: a sentence; "": it is its own table.
+    """Why an operation may not have a follow-up on ``table``.
 
-    Submitters of the operation's table can write the decision, which names the follow-ups. So the decision must not
-    start operations on tables where they may not.
+    A sentence; "": it is the operation's own table. Submitters of the operation's table can write the decision, which
+    names the follow-ups. So the decision must not start operations on tables where they may not.
     """
     if table == op.table:
         return ""

@@ -58,10 +58,11 @@ ALL = Serves()
 
 
 def refusal(serves: Serves, type_name: str | None, tables: Iterable[str]) -> str:
-    """Why an executor refuses work: a clause such as "it does not serve table sales.orders"; "": it serves it.
+    """Why an executor refuses work; "": it serves it.
 
-    ``type_name`` None: no code of a type is needed. ``tables``: all tables that are read or written. An operation on no
-    table has the table ``@cluster``, which is treated like any other table.
+    The reason is a clause such as "it does not serve table sales.orders". ``type_name`` None: no code of a type is
+    needed. ``tables``: all tables that are read or written. An operation on no table has the table ``@cluster``, which
+    is treated like any other table.
     """
     if type_name == JOIN:
         return ""

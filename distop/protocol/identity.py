@@ -84,7 +84,7 @@ def computed_id(declaration: Declaration, table: str, arg: bytes) -> str | None:
 
 
 def differing(declaration: Declaration, stored: bytes, new: bytes) -> list[str]:
-    """The fields in which two arguments differ, so that they belong to different operations.
+    """The fields that show that two arguments belong to different operations.
 
     Compared are the fields of the id, or all fields if the behavior names none. [""]: they differ and are not both
     objects.
@@ -98,9 +98,10 @@ def differing(declaration: Declaration, stored: bytes, new: bytes) -> list[str]:
 
 
 def combined(declaration: Declaration, stored: bytes, new: bytes) -> bytes:
-    """One argument for both, by the behavior's rules; ``stored`` itself if the new one adds nothing.
+    """One argument for both, by the behavior's rules.
 
-    Raises InvalidArgument if a field without a rule differs, or a rule does not fit the values.
+    ``stored`` itself, if the new one adds nothing to it. Raises InvalidArgument if a field without a rule differs, or a
+    rule does not fit the values.
     """
     if not (isinstance(loads(stored), dict) and isinstance(loads(new), dict)):
         raise InvalidArgument(f"cannot combine arguments of {declaration.type_name}: both must be objects with fields")
@@ -315,7 +316,7 @@ def noted(keys: Keys, ref: OperationRef, spec: Spec) -> Put:
 
 
 def forgotten(keys: Keys, ref: OperationRef, request_id: str) -> tuple[Txn, ...]:
-    """The writes that delete the request's key of an operation whose history is deleted.
+    """The writes that delete the request's key when the history is deleted.
 
     Nothing if it cannot have one. Guard: the key still names the operation.
     """

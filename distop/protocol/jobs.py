@@ -1,4 +1,4 @@
-"""The records of jobs: claims and outcomes, with their JSON forms; and the rules of checkpoints.
+"""The records of jobs: claims, outcomes and checkpoints, with their JSON forms.
 
 If a job ends without a result, its output is removed before the end is reported. If that report fails, the next attempt
 must not continue from what was removed. So the checkpoint is given up before the cleanup, under the claim's fence. The

@@ -1,6 +1,6 @@
-"""Encodes values for etcd: compact JSON, RFC 3339 times in UTC, ranges of ordinals.
+"""Encodes values for etcd: compact JSON, times, ranges of ordinals.
 
-Nothing here reads a clock.
+Times are RFC 3339 in UTC. Nothing here reads a clock.
 """
 
 from __future__ import annotations

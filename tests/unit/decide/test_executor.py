@@ -164,7 +164,7 @@ async def test_what_lasts_is_logged_once_and_an_end_that_was_not_seen_yet_not_at
     executor = Executor(ctx)
     ctx.cluster.gates[REF] = Seen(Gate(), 5)
     executor.cluster_changed(hint=False)
-    unreadable = UnreadableRecord("the plan does not fit its digest")
+    unreadable = UnreadableRecord("the plan does not match its digest")
     with caplog.at_level(logging.INFO, "distop"):
         for error in (unreadable, unreadable, NotFound("it has ended"), RuntimeError("a"), RuntimeError("b")):
             executor._failed(REF, error)
@@ -173,6 +173,6 @@ async def test_what_lasts_is_logged_once_and_an_end_that_was_not_seen_yet_not_at
         ("WARNING", True),
         ("WARNING", True),
     ]
-    assert "does not fit its digest" in caplog.records[0].getMessage()
+    assert "does not match its digest" in caplog.records[0].getMessage()
     executor._failed(REF, UnreadableRecord("the record at distOp.t.noop.1.spec cannot be read"))
     assert len(caplog.records) == 4, "something else is wrong now"
