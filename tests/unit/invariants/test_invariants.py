@@ -100,7 +100,7 @@ def test_an_end_that_deletes_what_ends_is_judged_as_both() -> None:
     world.tamper(*txn.success)
     told = {v.text.partition(" ")[0] for v in found(world)}
     assert {v.invariant for v in found(world)} == {5, 9}, told
-    assert any("finished while 1 claims were left" in v.text for v in found(world))
+    assert any("finished while 1 claim existed" in v.text for v in found(world))
     assert any("remained after the operation's end" in v.text for v in found(world))
 
 

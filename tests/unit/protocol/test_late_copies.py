@@ -78,7 +78,8 @@ def test_the_audit_finds_a_gate_without_the_current_options() -> None:
     world, ref = ready()
     world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
     (fault,) = check(world.keys, world.store.history)
-    assert (fault.invariant, fault.text) == (16, "the gate does not say what the options say")
+    assert fault.invariant == 16
+    assert fault.text == f"the gate has {Options()}, expected {Options(max_jobs=1)}"
 
 
 # ---------------------------------------------------------------------- plans

@@ -627,9 +627,9 @@ def breaches(etcd: Etcd) -> list[str]:
 @pytest.mark.parametrize(
     ("write", "text"),
     [
-        (lambda terms: Put(HOLD, terms.hold().encode()), "which was denied, was written as held"),
+        (lambda terms: Put(HOLD, terms.hold().encode()), "the denied hold was written as held"),
         (lambda terms: Put(HOLD, terms.hold(HoldState.CONFIRMED).encode()), "was written as confirmed"),
-        (lambda terms: Delete(HOLD), "taken away while t/noop/1 waits for it"),
+        (lambda terms: Delete(HOLD), "was deleted while t/noop/1 was still pending under it"),
     ],
     ids=["held", "confirmed", "gone"],
 )
@@ -662,7 +662,7 @@ def test_one_that_begins_while_it_is_held_is_found() -> None:
         )
         return breaches(etcd)
 
-    assert asyncio.run(main()) == ["15: went on although the hold prepared:tx-17 is there"]
+    assert asyncio.run(main()) == ["15: the operation began while its hold prepared:tx-17 existed"]
 
 
 @pytest.mark.parametrize("request_id", ["prepared:tx-17", "t/noop/1#next", "t/noop/1#0"])
