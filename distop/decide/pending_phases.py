@@ -15,8 +15,9 @@ _BITS = 10
 
 
 class Instances:
-    """A set of instance numbers. They are drawn one after the other, so that a bit for each is less than a hundredth of
-    what a set of them takes.
+    """A set of instance numbers, stored as bits.
+
+    The numbers are consecutive, so this takes less than a hundredth of the memory of a set.
     """
 
     __slots__ = ("_blocks", "_count")
@@ -54,8 +55,10 @@ class Instances:
 
 
 class Phases(Mapping[OperationRef, Phase]):
-    """Operation → phase, as a mapping. Those that wait are kept by their numbers alone: 100,000 of them shall cost
-    nothing in daemons that have nothing to do with them.
+    """Operation → phase, as a mapping.
+
+    Waiting operations are stored only by their numbers: 100,000 of them must cost nothing in daemons that do not serve
+    them.
     """
 
     __slots__ = ("_others", "_waiting")
