@@ -17,7 +17,7 @@ def waits(mine: Suspicion, *refs: OperationRef, now: float = 0.0) -> list[float]
     return [mine.wait(ref, now) for ref in refs]
 
 
-def test_what_is_suspected() -> None:
+def test_the_circuit_breaker_opens_for_a_node_or_an_operation() -> None:
     assert suspected({A: IN_A_ROW - 1}, IN_A_ROW - 1) is None
     assert suspected({A: IN_A_ROW}, IN_A_ROW) is Suspected.OPERATION
     assert suspected({A: 1000}, 3) is None, "one operation says nothing of the node"
@@ -26,7 +26,7 @@ def test_what_is_suspected() -> None:
     assert suspected({OperationRef("t", "a", "", n): 2 for n in range(IN_A_ROW // 2)}, 2) is Suspected.NODE
 
 
-def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on() -> None:
+def test_one_failing_operation_is_left_to_others_and_the_rest_continues() -> None:
     mine, told = node("a", "b"), []
     for _ in range(IN_A_ROW):
         assert waits(mine, A) == [0]
@@ -37,7 +37,7 @@ def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on() -> None:
     assert mine.wait(A, PAUSE) == 0
 
 
-def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing() -> None:
+def test_a_node_on_which_several_operations_fail_claims_nothing() -> None:
     mine, told = node("a", "b"), []
     for _ in range(IN_A_ROW // 2):
         assert waits(mine, A) == [0]
@@ -47,7 +47,7 @@ def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing() -> No
     assert [one for one in told if one[0] is not None] == [(Suspected.NODE, IN_A_ROW, 2)]
 
 
-def test_any_job_that_ends_speaks_for_the_node_and_its_operation() -> None:
+def test_any_ended_job_clears_the_node_and_its_operation() -> None:
     mine = node("a", "b")
     for _ in range(IN_A_ROW):
         for ref in (A, B):
@@ -57,7 +57,7 @@ def test_any_job_that_ends_speaks_for_the_node_and_its_operation() -> None:
     assert waits(mine, A, B) == [0, 0]
 
 
-def test_where_nobody_else_lives_nothing_is_held_back() -> None:
+def test_a_single_executor_never_opens_its_circuit_breaker() -> None:
     offered: set[str] = set()
     mine = Suspicion(lambda ref: ref.type in offered)
     for _ in range(3 * IN_A_ROW):
@@ -73,7 +73,7 @@ def test_where_nobody_else_lives_nothing_is_held_back() -> None:
     assert waits(mine, A) == [0], "the others are gone"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_errors_are_bounded() -> None:
     mine = node("a")
     for number in range(1, 10 * REMEMBERED):
         ref = OperationRef("t", "a", "", number)

@@ -22,7 +22,7 @@ def signed(record: History, key: bytes = KEY, namespace: str = "ns") -> History:
     return replace(record, signature=signature(key, namespace, record))
 
 
-def test_hole_8_a_signed_record_is_accepted_as_it_comes_back_from_etcd() -> None:
+def test_hole_8_a_signed_record_read_from_etcd_is_accepted() -> None:
     found = History.decode(signed(RECORD).encode())
     assert found.signature.startswith("hmac-sha256-")
     assert why_unsigned(KEY, "ns", found) == ""
