@@ -36,7 +36,7 @@ from distop.decide.backlog_entries import (
 )
 from distop.decide.executor import Suspected, Suspicion
 from distop.decide.fresh_operations import FreshOperations
-from distop.protocol.operation_options import DEFAULT as NOTHING_SAID
+from distop.protocol.operation_options import DEFAULT as NO_OPTIONS
 from distop.protocol.operation_options import rank
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Backlog:
 
     def _open(self, ref: OperationRef, gate: Seen[Gate], now: float) -> None:
         entry = self.entries[ref] = Entry(ref, gate.value, gate.mod, now)
-        one = gate.value.count == 1 and gate.value.options == NOTHING_SAID
+        one = gate.value.count == 1 and gate.value.options == NO_OPTIONS
         plain = one and not gate.value.where and not gate.value.beside
         fresh = plain and gate.mod > self._around.caught_up_at and self._around.serves(ref.type, (ref.table,))
         self._move(entry, EntryEvent.OPEN_NEW if fresh else EntryEvent.OPEN)

@@ -19,7 +19,7 @@ from distop.errors import InvalidArgument, InvalidToken
 from distop.protocol.frozen import frozen
 from distop.protocol.jobs import Claim, JobState, Outcome
 from distop.protocol.json_codec import word
-from distop.protocol.permits import gives_back
+from distop.protocol.permits import permit_puts
 from distop.protocol.records import OperationRef, State
 from distop.protocol.texts import shown
 from distop.protocol.txn import Delete, Get, GetResult, Operation, Put, Txn, TxnResult, absent, is_not, unchanged
@@ -107,7 +107,7 @@ def _take(keys: Keys, one: Taking) -> Txn:
     if one.outcome is not None:
         told = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
         ops = (Put(state, word(JobState.FAILED)), told, Delete(key))
-    ops = (*ops, *gives_back(keys, one.ref, one.former))
+    ops = (*ops, *permit_puts(keys, one.ref, one.former))
     return Txn((unchanged(keys.gate(one.ref), one.gate_mod), *seen, *gone), ops, (Get(key),))
 
 
@@ -172,16 +172,16 @@ def finish(keys: Keys, token: Token, fence: int, state: JobState, outcome: Outco
     key = keys.claim(token.ref, token.partition)
     state_key, told = (keys.job(token.ref, token.partition, name) for name in ("state", "outcome"))
     puts = (Put(state_key, word(state)), Put(told, outcome.encode()), Delete(key))
-    return Txn((unchanged(key, fence),), puts, _what_stands(keys, token), "return")
+    return Txn((unchanged(key, fence),), puts, _job_reads(keys, token), "return")
 
 
 def put_back(keys: Keys, token: Token, fence: int, waiting: Claim) -> Txn:
     """Set a claim to waiting, for a retry or a release. Guard: the fence."""
     key = keys.claim(token.ref, token.partition)
-    return Txn((unchanged(key, fence),), (Put(key, waiting.encode()),), _what_stands(keys, token), "return")
+    return Txn((unchanged(key, fence),), (Put(key, waiting.encode()),), _job_reads(keys, token), "return")
 
 
-def _what_stands(keys: Keys, token: Token) -> tuple[Get, ...]:
+def _job_reads(keys: Keys, token: Token) -> tuple[Get, ...]:
     """Reads of the job's claim, state and outcome."""
     ref, p = token.ref, token.partition
     return (Get(keys.claim(ref, p)), Get(keys.job(ref, p, "state")), Get(keys.job(ref, p, "outcome")))

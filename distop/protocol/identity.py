@@ -168,12 +168,12 @@ def _combine(rule: str, name: str, a: Any, b: Any) -> Any:
     fits, combine = _RULES[rule]
     if not (fits(a, b)):
         raise InvalidArgument(
-            f"{name!r} cannot be combined by the rule {rule!r}: the values are {_told(a)} and {_told(b)}"
+            f"{name!r} cannot be combined by the rule {rule!r}: the values are {_shortened(a)} and {_shortened(b)}"
         )
     return combine(a, b)
 
 
-def _told(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
@@ -241,7 +241,7 @@ def holder_of(value: bytes) -> OperationRef:
         raise ValueError(str(error)) from None
 
 
-def free_for(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]:
+def id_guards(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]:
     """Guards of a start that takes an id.
 
     Without a holder: the key is absent. With one: the key still names it and its state is unchanged; with ``alone`` it
@@ -254,12 +254,12 @@ def free_for(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]
     return (*seen, none_within(*keys.edges_range(holder, "next"))) if takes.alone else seen
 
 
-def taken(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
+def id_put(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
     """The write of the id's key, which names the operation from its start on."""
     return Put(keys.unique(ref.table, ref.type, takes.id), word(str(ref)))
 
 
-def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
+def id_releases(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
     """The writes that release the id of an operation that ends with this record.
 
     Nothing if it has no id, or if the next operation of a series may take it. Guard: the key still names the operation.
@@ -295,7 +295,7 @@ def may_come_again(series: bool, ended: State) -> bool:
     return series and ended is not State.CANCELLED
 
 
-def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+def series_id_releases(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
     """The writes that release the id of an operation of a series with its last keys.
 
     Guard: the key still names the operation, so no next one has taken the id.
@@ -310,12 +310,12 @@ MADE = "auto-"
 """Prefix of generated request ids."""
 
 
-def noted(keys: Keys, ref: OperationRef, spec: Spec) -> Put:
+def request_key_put(keys: Keys, ref: OperationRef, spec: Spec) -> Put:
     """The write of the request's key, which names the operation from its start on."""
     return Put(keys.request(ref.table, ref.type, spec.request_id), word(str(ref)))
 
 
-def forgotten(keys: Keys, ref: OperationRef, request_id: str) -> tuple[Txn, ...]:
+def request_key_deletes(keys: Keys, ref: OperationRef, request_id: str) -> tuple[Txn, ...]:
     """The writes that delete the request's key when the history is deleted.
 
     Nothing if it cannot have one. Guard: the key still names the operation.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import word
-from distop.protocol.permits import gives_back, takes
+from distop.protocol.permits import permit_puts, take_permit
 from distop.protocol.state_tables import Event, JobEvent, comes_in, job_ends
 from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import (
@@ -92,9 +92,9 @@ def claim(
         guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
         puts: tuple[Put, ...] = (Put(key, want.claim.encode()),)
         if want.permit_mod >= 0:
-            free, taken = takes(keys, ref, want.claim.permit, want.permit_mod, want.partition)
+            free, taken = take_permit(keys, ref, want.claim.permit, want.permit_mod, want.partition)
             guards, puts = (*guards, free), (*puts, taken)
-        success.append(Txn(guards, (*puts, *gives_back(keys, ref, want.former)), (Get(key), Get(state))))
+        success.append(Txn(guards, (*puts, *permit_puts(keys, ref, want.former)), (Get(key), Get(state))))
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
@@ -162,7 +162,7 @@ def report(
     told = Put(keys.job(ref, partition, "outcome"), outcome.encode())
     return Guarded(
         unchanged(key, fence),
-        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *gives_back(keys, ref, former)),
+        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *permit_puts(keys, ref, former)),
         "report",
         proof=told,
     )
@@ -177,7 +177,7 @@ def wait_again(
     """
     key = keys.claim(ref, partition)
     put = Put(key, waiting.encode())
-    return Guarded(unchanged(key, fence), (put, *gives_back(keys, ref, former)), "retry", proof=put)
+    return Guarded(unchanged(key, fence), (put, *permit_puts(keys, ref, former)), "retry", proof=put)
 
 
 def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:
@@ -256,7 +256,7 @@ def fail_lost(
                     Put(keys.job(ref, p, "state"), word(job_ends(JobEvent.FAIL_LOST))),
                     Put(keys.job(ref, p, "outcome"), outcome.encode()),
                     Delete(keys.claim(ref, p)),
-                    *gives_back(keys, ref, claims.get(p)),
+                    *permit_puts(keys, ref, claims.get(p)),
                 ),
             )
             for p, mod, outcome in lost
@@ -288,7 +288,9 @@ def revoke(
     Guards: my election; the state is unchanged and cancelling. Of each claim: it is unchanged; the node key of its
     incarnation is absent.
     """
-    return Txn(_cancelling(keys, ref, election, state_mod), _set_waiting(keys, ref, claims, released), (), "revoke")
+    return Txn(
+        _cancelling_guards(keys, ref, election, state_mod), _set_waiting(keys, ref, claims, released), (), "revoke"
+    )
 
 
 def _set_waiting(
@@ -301,7 +303,7 @@ def _set_waiting(
         if claim.incarnation:
             guards.append(absent(keys.node(claim.incarnation)))
         if not claim.waiting:
-            puts = [Put(key, released(claim).encode()), *gives_back(keys, ref, claim)]
+            puts = [Put(key, released(claim).encode()), *permit_puts(keys, ref, claim)]
         parts.append(Txn(tuple(guards), tuple(puts), ()))
     return tuple(parts)
 
@@ -333,9 +335,9 @@ def reap(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claim
     cancelling; each claim is unchanged.
     """
     parts = (Txn((unchanged(keys.claim(ref, p), mod),), (Delete(keys.claim(ref, p)),), ()) for p, mod in claims)
-    return Txn(_cancelling(keys, ref, election, state_mod), tuple(parts), (), "reap")
+    return Txn(_cancelling_guards(keys, ref, election, state_mod), tuple(parts), (), "reap")
 
 
-def _cancelling(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
+def _cancelling_guards(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
     """Guards: my election; the state is unchanged and cancelling."""
     return election, unchanged(keys.of(ref, "state"), state_mod), comes_in(keys, ref, Event.REAP)

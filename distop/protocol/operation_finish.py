@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import forgotten, freed, released
+from distop.protocol.identity import id_releases, request_key_deletes, series_id_releases
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.records import Decision, History, OperationRef, State
 from distop.protocol.state_tables import PHASES, Event, Stage, enters
@@ -60,7 +60,7 @@ def decide(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            *_undecided(keys, ref, decision.verdict, planned),
+            *_undecided_guards(keys, ref, decision.verdict, planned),
             absent(keys.history(ref)),
         ),
         (
@@ -160,10 +160,10 @@ def common(
 
 def part(keys: Keys, one: Final) -> Txn:
     """The part of one operation in a finish of several."""
-    return Txn(_last_seen(keys, one), _over_with(keys, one), (Get(keys.of(one.ref, "state")),))
+    return Txn(_finish_guards(keys, one), _finish_writes(keys, one), (Get(keys.of(one.ref, "state")),))
 
 
-def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
+def _finish_guards(keys: Keys, one: Final) -> tuple[Compare, ...]:
     """Guards of one operation that finishes."""
     ref, decision = one.ref, keys.of(one.ref, "decision")
     if one.gone:
@@ -174,12 +174,12 @@ def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
             none_within(*keys.claims_range(ref)),
             none_within(*keys.edges_range(ref, "next")),
         )
-    undecided = _undecided(keys, ref, one.history.state, one.planned)
+    undecided = _undecided_guards(keys, ref, one.history.state, one.planned)
     decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else undecided
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
-def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
+def _finish_writes(keys: Keys, one: Final) -> tuple[Operation, ...]:
     """The writes of one operation that finishes."""
     ref = one.ref
     event = Event.FINISH if one.decision_mod else Event.FINISH_AT_ONCE
@@ -189,7 +189,7 @@ def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
         *one.kept,
         *((Delete(keys.gate(ref)), Delete(*keys.own_range(ref))) if one.gone else ended),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
-        *freed(keys, ref, one.history),
+        *id_releases(keys, ref, one.history),
     )
 
 
@@ -214,7 +214,7 @@ def finish_refused(refused: TxnResult, run_ops_mod: int, finals: Sequence[Final]
     return FinishRefused(run_ops, run_ops is not None and run_ops.mod_revision != run_ops_mod, tuple(gone))
 
 
-def _undecided(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> tuple[Compare, ...]:
+def _undecided_guards(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> tuple[Compare, ...]:
     """Guards of a decision: none exists, no job is claimed, and the verdict's cancel or plan exists."""
     reason = "cancel" if verdict is State.CANCELLED else "plan"
     none = () if planned else (absent(keys.of(ref, "plan")),)
@@ -230,7 +230,7 @@ def clean(
     cleaning.
     """
     return Txn(
-        (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
+        (election, unchanged(keys.of(ref, "state"), state_mod), _cleaning_guard(keys, ref)),
         (_job_page(keys, ref, first, size),),
         (),
         "clean",
@@ -250,21 +250,21 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: s
         (
             unchanged(keys.of(ref, "state"), state_mod),
             election,
-            _over(keys, ref),
+            _cleaning_guard(keys, ref),
             none_within(*keys.edges_range(ref, "next")),
         ),
         (
             Delete(*keys.own_range(ref)),
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
-            *released(keys, ref, id_),
+            *series_id_releases(keys, ref, id_),
         ),
         (),
         "end",
     )
 
 
-def _over(keys: Keys, ref: OperationRef) -> Compare:
+def _cleaning_guard(keys: Keys, ref: OperationRef) -> Compare:
     """Guard: the operation has ended and is being cleaned up."""
     return value_is(keys.pending(ref), word(PHASES[Stage.CLEANING]))
 
@@ -294,7 +294,7 @@ def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Water
                 (
                     Delete(keys.history(ref)),
                     Delete(*_beside_history(keys, ref)),
-                    *forgotten(keys, ref, request_id),
+                    *request_key_deletes(keys, ref, request_id),
                 ),
             )
             for ref, mod, request_id in old

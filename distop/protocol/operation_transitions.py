@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import free_for, noted, taken
+from distop.protocol.identity import id_guards, id_put, request_key_put
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.operation_options import DEFAULT, Options, Terms
 from distop.protocol.pending_operations import ending, link
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue, Result, TxnResult
     from distop.protocol.user_actions import Actions
 
-NOTHING_SAID = Terms()
+NO_TERMS = Terms()
 START_BYTES_PER_TXN = 1024 * 1024
 """Bytes of keys and values of operations that are started together. A single operation may have more."""
 STARTS_PER_TXN = 64
@@ -147,7 +147,7 @@ def starts(
       runOps.
     - ``.current`` is absent, for each that runs at once and one at a time.
     - The state of each predecessor is unchanged: it has not ended.
-    - Each id is free, or held as read (:func:`identity.free_for`).
+    - Each id is free, or held as read (:func:`identity.id_guards`).
 
     The failure branch reads runOps and nextInstanceId, then the spec, history and ``.current`` of each operation
     (:func:`found_instead`). The request id in the spec or history shows whether an earlier copy of this transaction
@@ -169,7 +169,7 @@ def starts(
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
-    reads: Sequence[Operation] = instead_of(keys, [one.ref for one in new]) if looks else []
+    reads: Sequence[Operation] = conflict_reads(keys, [one.ref for one in new]) if looks else []
     puts: Sequence[Operation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
     if max(len(puts), len(reads)) > _IN_ONE_LIST:
         puts, reads = parcels(puts), parcels(reads)
@@ -179,8 +179,8 @@ def starts(
             unchanged(following, seen.next_instance_mod),
             *((unchanged(keys.table(first.table), seen.table_mod),) if waiting and seen.table_mod is not None else ()),
             *(absent(current) for current in alone),
-            *_not_ended(keys, new),
-            *(compare for one in new for compare in _free_for(keys, one)),
+            *_predecessor_guards(keys, new),
+            *(compare for one in new for compare in _start_id_guards(keys, one)),
         ),
         (
             *((Put(run_ops, dumps(counts)),) if running else ()),
@@ -196,18 +196,18 @@ _IN_ONE_LIST = MAX_OPERATIONS - 2
 """Operations in one list beside the two counters."""
 
 
-def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
+def _predecessor_guards(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
     """Guards: the states of predecessors are unchanged, so none of them has ended."""
     seen = {pred.ref: pred.mod for one in new for pred in one.after if pred.mod}
     return [unchanged(keys.of(ref, "state"), mod) for ref, mod in sorted(seen.items())]
 
 
-def _free_for(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
+def _start_id_guards(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
     """Guards: the operation's id is free, or held as read; the operation that it replaces is still pending."""
     takes = one.takes
     if takes is None:
         return ()
-    compares = free_for(keys, one.ref, takes)
+    compares = id_guards(keys, one.ref, takes)
     if takes.replaced is not None and takes.holder is not None:
         compares += ending(keys, takes.holder, *takes.replaced)[0]
     return compares
@@ -220,12 +220,12 @@ def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
     """
     ref, takes = one.ref, one.takes
     puts = [
-        *((noted(keys, ref, one.spec),) if one.named else ()),
-        *((taken(keys, ref, takes),) if takes is not None else ()),
+        *((request_key_put(keys, ref, one.spec),) if one.named else ()),
+        *((id_put(keys, ref, takes),) if takes is not None else ()),
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
         Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
-        *_puts(enters(keys, ref, begin_event(one))),
+        *_only_puts(enters(keys, ref, begin_event(one))),
     ]
     if one.options != DEFAULT:
         puts.append(Put(keys.of(ref, "options"), one.options.encode()))
@@ -241,7 +241,7 @@ def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
     return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), gate(one.terms, plan.count))]
 
 
-def _puts(ops: Iterable[Put | Delete]) -> list[Put]:
+def _only_puts(ops: Iterable[Put | Delete]) -> list[Put]:
     """Only the puts: before its first event, an operation has no keys to delete."""
     return [op for op in ops if isinstance(op, Put)]
 
@@ -258,7 +258,7 @@ def gate(terms: Terms, count: int = 0) -> bytes:
     return Gate(count, terms.options, terms.where, terms.beside).encode()
 
 
-def start_together(
+def fitting_starts(
     keys: Keys, new: Sequence[NewOperation], begun: Sequence[Sequence[Put]] | None = None, *, flat: bool = False
 ) -> int:
     """The number of operations, in order, that one transaction starts; at least one.
@@ -273,7 +273,7 @@ def start_together(
         puts += len(written)
         size += sum([len(put.key) + len(put.value) for put in written])
         behind.update(pred.ref for pred in one.after if pred.mod)
-        compares += one.spec.one_at_a_time + len(_free_for(keys, one))
+        compares += one.spec.one_at_a_time + len(_start_id_guards(keys, one))
         packed = puts > _IN_ONE_LIST or 3 * (n + 1) > _IN_ONE_LIST
         room = MAX_OPERATIONS - (PARCEL if packed else 0)
         full = n >= STARTS_PER_TXN or size > START_BYTES_PER_TXN or (flat and packed)
@@ -282,8 +282,8 @@ def start_together(
     return len(new)
 
 
-def instead_of(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
-    """Reads that show what exists in place of the new operations (:func:`found_in`)."""
+def conflict_reads(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
+    """Reads that show what exists in place of the new operations (:func:`conflicts_in`)."""
     return [
         Get(key)
         for ref in refs
@@ -302,11 +302,11 @@ class FoundInstead:
 
 def found_instead(refused: TxnResult) -> list[FoundInstead]:
     """What the failure branch of :func:`starts` read for each operation, in order."""
-    return found_in(unpacked(refused.responses[2:]))
+    return conflicts_in(unpacked(refused.responses[2:]))
 
 
-def found_in(answers: Iterable[Result]) -> list[FoundInstead]:
-    """The answers to the reads of :func:`instead_of`, for each operation."""
+def conflicts_in(answers: Iterable[Result]) -> list[FoundInstead]:
+    """The answers to the reads of :func:`conflict_reads`, for each operation."""
     found = [answer.kv if isinstance(answer, GetResult) else None for answer in answers]
     return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
 
@@ -341,7 +341,7 @@ def write_plan(
     plan: Plan,
     chunk_mods: Sequence[int],
     chunks: Sequence[bytes] = (),
-    terms: Terms = NOTHING_SAID,
+    terms: Terms = NO_TERMS,
 ) -> Txn:
     """Write the plan of an operation and open its gate.
 
@@ -440,12 +440,12 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
             Put(keys.of(ref, "cancel"), why.encode()),
             *enters(keys, ref, Event.FAIL_FAST if election else Event.CANCEL),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "fail_fast" if election else "cancel",
     )
 
 
-def _recorded(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...]:
+def _action_writes(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...]:
     """The write of the operation's recorded actions, including the current one.
 
     Each transaction that writes them also writes the state and compares its revision. So no recorded action is
@@ -479,9 +479,9 @@ def pause(
         ),
         (
             *enters(keys, ref, event, phase=Phase.HALTED if now else None),
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "pause_now" if now else "pause",
     )
 
@@ -491,7 +491,7 @@ def resume(
     ref: OperationRef,
     state_mod: int,
     planned: bool,
-    terms: Terms = NOTHING_SAID,
+    terms: Terms = NO_TERMS,
     actions: Actions = NO_ACTIONS,
 ) -> Txn:
     """Resume a paused operation: it is open again, or being planned if it had no plan.
@@ -510,9 +510,9 @@ def resume(
         (
             *((Put(keys.gate(ref), gate(terms)),) if planned else ()),
             *enters(keys, ref, Event.RESUME, stage),
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "resume",
     )
 
@@ -547,14 +547,14 @@ def alter(
             Put(keys.of(ref, "state"), word(state)),
             Put(keys.of(ref, "options"), new.encode()),
             *again,
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "alter",
     )
 
 
-def _who_won(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
+def _conflict_reads(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
     """Reads that show which other transaction won."""
     return (Get(keys.of(ref, "state")), Get(keys.of(ref, "decision")), Get(keys.of(ref, "cancel")))
 

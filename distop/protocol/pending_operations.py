@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.dependencies import Edge
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import edge_id, freed
+from distop.protocol.identity import edge_id, id_releases
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.operation_options import Terms
 from distop.protocol.plan import Gate
@@ -190,10 +190,10 @@ def _part(keys: Keys, one: Beginning) -> Txn:
     """The part of one operation in a begin of several."""
     ref = one.ref
     reads = (Get(keys.of(ref, "state")), Get(keys.current(ref.table, ref.type, ref.object)))
-    return Txn(tuple(_nothing_left(keys, one)), tuple(_begun(keys, one)), reads)
+    return Txn(tuple(_begin_guards(keys, one)), tuple(_begin_writes(keys, one)), reads)
 
 
-def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
+def _begin_guards(keys: Keys, one: Beginning) -> list[Compare]:
     """Guards of one operation that begins: nothing is left to wait for."""
     ref = one.ref
     compares = [
@@ -208,7 +208,7 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
     return compares
 
 
-def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
+def _begin_writes(keys: Keys, one: Beginning) -> list[Put | Delete]:
     """The writes of one operation that begins."""
     ref = one.ref
     ops = [*enters(keys, ref, Event.BEGIN if one.planned is None else Event.BEGIN_PLANNED)]
@@ -222,7 +222,7 @@ def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
     return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate]
 
 
-def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
+def fitting_begins(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
     """The number of operations, in order, that begin in one transaction; at least one.
 
     See ``transaction_groups.Room``.
@@ -283,7 +283,7 @@ def end_waiting(
     compares, puts = ending(keys, ref, history, why)
     return Txn(
         (*guards, unchanged(state, state_mod), *compares, *((absent(keys.hold(hold)),) if hold else ())),
-        (*puts, *freed(keys, ref, history)),
+        (*puts, *id_releases(keys, ref, history)),
         (Get(state), Get(keys.history(ref))),
         "join" if why is None else "end_waiting",
     )

@@ -93,7 +93,7 @@ def permits(
     return Permits(free, below, gone, tuple(overdue))
 
 
-def takes(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: int) -> tuple[Compare, Put]:
+def take_permit(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: int) -> tuple[Compare, Put]:
     """The guard and the write of a claim that takes a permit.
 
     Guard: the permit is unchanged, so it is still free.
@@ -102,6 +102,6 @@ def takes(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: 
     return unchanged(key, seen_mod), Put(key, b"%d" % partition)
 
 
-def gives_back(keys: Keys, ref: OperationRef, claim: Claim | None) -> tuple[Put, ...]:
+def permit_puts(keys: Keys, ref: OperationRef, claim: Claim | None) -> tuple[Put, ...]:
     """The write that gives a claim's permit back, under the claim's fence."""
     return (Put(keys.permit(ref, claim.permit), FREE),) if claim is not None and claim.permit >= 0 else ()

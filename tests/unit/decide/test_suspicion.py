@@ -57,7 +57,7 @@ def test_any_ended_job_clears_the_node_and_its_operation() -> None:
     assert waits(mine, A, B) == [0, 0]
 
 
-def test_a_single_executor_never_opens_its_circuit_breaker() -> None:
+def test_errors_open_no_circuit_breaker_without_other_executors() -> None:
     offered: set[str] = set()
     mine = Suspicion(lambda ref: ref.type in offered)
     for _ in range(3 * IN_A_ROW):

@@ -111,7 +111,7 @@ def test_the_largest_group_of_starts_fits_into_a_transaction(objects: bool, brin
         txn = t.starts(world.keys, world.counters(), new[:count])
         assert operations(txn) <= MAX_OPERATIONS
         assert any(isinstance(op, Txn) for op in txn.success) is nested, "in parcels where one list is too short"
-    assert t.start_together(world.keys, new) == t.STARTS_PER_TXN
+    assert t.fitting_starts(world.keys, new) == t.STARTS_PER_TXN
     txn = t.starts(world.keys, world.counters(), new[: t.STARTS_PER_TXN])
     assert operations(txn) <= MAX_OPERATIONS
     world.do(txn)
@@ -127,9 +127,9 @@ def test_the_largest_group_of_starts_fits_into_a_transaction(objects: bool, brin
 def test_the_largest_group_of_starts_fits_into_a_request() -> None:
     world = World()
     new = [t.NewOperation(ref, world.spec(ref), b'"' + b"x" * 400_000 + b'"') for ref in refs(*range(1, 6))]
-    assert t.start_together(world.keys, new) == 2
+    assert t.fitting_starts(world.keys, new) == 2
     huge = [replace(new[0], arg=b'"' + b"x" * 2 * t.START_BYTES_PER_TXN + b'"'), *new[1:]]
-    assert t.start_together(world.keys, huge) == 1, "one at least"
+    assert t.fitting_starts(world.keys, huge) == 1, "one at least"
 
 
 # ------------------------------------------------------------------- finishes

@@ -877,7 +877,7 @@ def test_the_largest_groups_with_ids_fit_into_the_limits_of_etcd() -> None:
         world.do(world.start_of(f"x{n}", waits=True))
     seen, held = world.counters(), [world.own_start_of(f"x{n}", n) for n in range(40)]
     for new, most in ((held, 14), ([replace(one, takes=Takes(f"y{n}")) for n, one in enumerate(held)], 40)):
-        fit = t.start_together(world.keys, new)
+        fit = t.fitting_starts(world.keys, new)
         txn = t.starts(world.keys, seen, new[:fit])
         assert operations(txn) <= MAX_OPERATIONS
         # One more may fit by chance: the last parcel is counted as a full one.
