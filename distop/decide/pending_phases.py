@@ -1,4 +1,4 @@
-"""What operations without a gate are in: few are in a phase of some length, and very many may wait."""
+"""Phases of operations without a gate: most of them wait, and few are in another phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BITS = 10
-"""Of an instance number, that are a place within a block."""
+"""Bits of an instance number that are its place within a block."""
 
 
 class Instances:

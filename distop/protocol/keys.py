@@ -59,7 +59,7 @@ def encode(name: str) -> str:
     try:
         text = "".join([_ENCODED[b] for b in name.encode()])
     except UnicodeEncodeError:
-        raise InvalidArgument(f"the name {name!r} holds a lone surrogate, which is no character") from None
+        raise InvalidArgument(f"the name {name!r} contains a lone surrogate, which is not a character") from None
     if len(text) > MAX_COMPONENT_BYTES:
         raise InvalidArgument(
             f"the name {name[:40]!r}… takes {len(text)} bytes in a key (percent-encoded); at most "
