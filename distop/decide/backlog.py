@@ -277,7 +277,7 @@ class Backlog:
         """Gives free slots to all other operations; yields seconds until each waiting one is due."""
         ranks: dict[OperationRef, int] = {}
         for ref, entry in list(self._scheduled.items()):
-            if entry.state is EntryState.DRY:  # of many that are open, most are: they must cost little at each wake
+            if entry.state is EntryState.DRY:  # most of many open operations are, so they must cost little at each wake
                 wait = entry.due - now if entry.due is not None else self._poll
                 if wait > 0:
                     yield wait
@@ -459,7 +459,7 @@ class Backlog:
                 event = EntryEvent.MORE
             self._move(entry, EntryEvent.ALL if entry.all_taken else event)
             if not entry.held and (self.running_alone or (entry.trouble and entry.trouble.until > now)):
-                self._end_exclusive(ref)  # its suspect was not won
+                self._end_exclusive(ref)  # its suspect was not claimed
             if entry.state is EntryState.CLOSED:
                 out += self._close(entry)
         return out

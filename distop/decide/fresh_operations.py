@@ -90,7 +90,7 @@ class FreshOperations:
         """
         pauses: list[float] = []
         waits: dict[tuple[str, str], float] = {}
-        # Of others' the last ones: those to whom they fall come from the front, and to these last.
+        # Others' operations from the end: their assigned executors take them from the front.
         for waiting in (islice(self.mine, LOOKED_AT), islice(reversed(self.others), LOOKED_AT)):
             due: dict[str, list[OperationRef]] = {}
             for ref in waiting:

@@ -23,6 +23,7 @@ from distop.protocol.operation_options import allowance
 from distop.protocol.records import Attempts, Cancel, Decision, State
 from distop.protocol.revisioned import Seen
 from distop.protocol.state_tables import Stage
+from distop.protocol.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -130,8 +131,8 @@ def next_step(
         return MakePlan()
     if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
         if op.ended >= op.plan.count:
-            # Its claims are gone, though nobody looks: each went with its job's end, and no job that has ended is
-            # claimed.
+            # No claim exists, though claims are not watched: each was deleted with its job's end, and no ended job is
+            # claimed again.
             verdict = State.FAILED if op.failed else State.SUCCESS
             return _decided(keys, op, election, verdict, at_once=op.spec.rules.reports_only)
         max_failed, fail_fast = op.terms.options.max_failed, op.spec.rules.failure_policy == "fail_fast"
@@ -150,7 +151,7 @@ def next_step(
         )
         if gone:
             return Reap(gone)
-        if op.claims:  # a holder has yet to stop
+        if op.claims:  # a holder has not stopped yet
             return WakeAt(now + max(SOONEST, min(actors.values()))) if actors else None
         failed = op.cancel is not None and op.cancel.reason == "failed"
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
@@ -433,7 +434,7 @@ def shares(
     dealt = [0] * len(names)
     mine: list[int] = []
     rest: list[int] = []
-    # By powers of two: sizes that differ by chance leave the order as it is.
+    # By powers of two, so that random differences of sizes do not change the order.
     for n in sorted(range(len(runs)), key=lambda n: -weights[n].bit_length()):
         whose = dealt.index(min(dealt))
         dealt[whose] += weights[n]
@@ -502,7 +503,7 @@ def lost_text(old: Claim, failures: int) -> str:
         text = f"the worker {old.executor} did not extend its claim of attempt {old.attempt} in time"
     else:
         text = f"executor {old.executor} was lost while it ran attempt {old.attempt}"
-    text += f" ({failures} failures)"
+    text += f" ({plural(failures, 'failure')})"
     return f"{text}; the error before: {old.error}" if old.error else text
 
 
@@ -514,7 +515,7 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
     """
     failures = claim.failures + lost
     if rules.at_limit(failures) or (lost and rules.lost == "fail") or only_ends(claim, rules):
-        return False  # it is over
+        return False  # its limit is reached
     return rules.at_limit(failures + 1) and claim.losses + (lost and not claim.actor) > 0
 
 
@@ -591,7 +592,7 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
 def revoked(claim: Claim) -> Claim:
     """The waiting claim of a cancelled job whose holder is gone; its error says so."""
     lost = Tried(claim.attempt, claim.executor, EXPIRED if claim.actor else LOST)
-    # Without its story: many of these are written at once (T2), and nobody runs the job again.
+    # Without the list of attempts: many are written at once (T2), and the job is never run again.
     return Claim(claim.executor, "", claim.attempt, claim.failures, losses=claim.losses, tried=(lost,))
 
 

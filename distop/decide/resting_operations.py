@@ -43,7 +43,7 @@ def _digest(values: tuple[Any, ...]) -> int:
                 if not isinstance(value, TableRecord)
             )
         )
-    except TypeError:  # somebody wrote what distop does not
+    except TypeError:  # a forged record with values that distop never writes
         return hash(repr(values))
 
 

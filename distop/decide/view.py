@@ -110,7 +110,7 @@ class ClusterView:
             self.drained_by = listed.drained_by
         if K.PENDING in families:
             self.pending = listed.pending
-        for family, mine, theirs in (  # in place: somebody may be using them
+        for family, mine, theirs in (  # in place: other objects refer to them
             (K.NODE, self.nodes, listed.nodes),
             (K.OPEN, self.gates, listed.gates),
             (K.COORDINATOR, self.elections, listed.elections),

@@ -165,7 +165,7 @@ class Checker:
                 own.setdefault(key.ref, []).append((key, change))
         for ref, writes in own.items():
             if any(key.family == K.OPEN and not change.deleted for key, change in writes):
-                self._trace(ref).gate = True  # a plan may bring claims along
+                self._trace(ref).gate = True  # one transaction may write a plan and claims
         for op, deltas in jobs.items():
             for partition, delta in deltas.items():
                 self._job(op, partition, delta)
@@ -195,7 +195,7 @@ class Checker:
                 self._request_key(change)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
+            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # bounds memory
                 del self._cluster_log[change.kv.key]
         for ref, writes in own.items():
             forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
@@ -659,7 +659,7 @@ class Checker:
         key, named = self.keys.unique(*place), self._cluster.ids.get(place)
         if text := self._ids.wrong(place, named):
             self._found(18, key, text, op)
-        if named is None:  # many come and go
+        if named is None:  # bounds memory
             self._cluster_log.pop(key, None)
 
     def _holds_current(self, ref: OperationRef) -> None:

@@ -228,7 +228,9 @@ class OperationTrace:
         elif name == "options":
             self.options = Options.decode(value) if value is not None else DEFAULT
         elif name == "actions":
-            self.actions = Actions.decode(value) if value is not None else self.actions  # its last keys go at once
+            self.actions = (
+                Actions.decode(value) if value is not None else self.actions
+            )  # kept: the last keys are deleted together
         elif name == "cancel":
             self.cancel = Cancel.decode(value) if value is not None else None
         elif name == "decision":

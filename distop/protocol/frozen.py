@@ -28,7 +28,7 @@ def frozen(cls: type[T]) -> type[T]:
     """
     value = dataclass(slots=True, repr=False, eq=False)(cls)
     for name, method in _methods(value).items():
-        if vars(cls).get(name) is None:  # Python leaves None for the hash of a class that has its own __eq__
+        if vars(cls).get(name) is None:  # Python sets __hash__ to None in a class with its own __eq__
             setattr(value, name, method)
     return value
 

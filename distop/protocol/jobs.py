@@ -186,7 +186,7 @@ class Outcome:
             data["fence"] = self.fence
         value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
         if len(value) > MAX_OUTCOME_BYTES and self.tried:
-            value = dumps(data)  # the result is worth more
+            value = dumps(data)  # the result is more important than former errors
         if len(value) > MAX_OUTCOME_BYTES:
             raise InvalidArgument(
                 f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "

@@ -34,7 +34,7 @@ def dumps(value: Any) -> bytes:
 
 def loads(value: bytes | str) -> Any:
     """The JSON value. Raises ValueError for invalid JSON."""
-    # Of bytes, json would guess the encoding first.
+    # For bytes, json would detect the encoding first.
     return json.loads(value if isinstance(value, str) else value.decode(errors="surrogatepass"))
 
 

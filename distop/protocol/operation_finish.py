@@ -167,8 +167,8 @@ def _finish_guards(keys: Keys, one: Final) -> tuple[Compare, ...]:
     """Guards of one operation that finishes."""
     ref, decision = one.ref, keys.of(one.ref, "decision")
     if one.gone:
-        # The gate is there from the plan on. Whatever writes the state writes or deletes the gate, too: where it is the
-        # one that was seen, so is the state. A decision and an end delete it.
+        # The gate exists from the plan on. Every transaction that writes the state writes or deletes the gate as well:
+        # if the gate is unchanged, so is the state. A decision and an end delete the gate.
         return (
             unchanged(keys.gate(ref), one.gate_mod),
             none_within(*keys.claims_range(ref)),

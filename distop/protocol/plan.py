@@ -213,13 +213,14 @@ class Plan:
     digest: str
     chunks: int
     spilled: int = 0
-    """Partitions whose file lists stand in the shared directory: what the cleanup has to remove there."""
+    """The number of partitions whose file lists are in the shared directory; the cleanup deletes these."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the table, as its catalog had them when it was planned: jobs find them among those of its record. Once for
-    all partitions, since a schema may be large.
+    """Options of the table that planning read from its catalog; jobs find them in its record.
+
+    They are stored once for all partitions, because a schema may be large.
     """
     beside: tuple[str, ...] = ()
-    """The names of other tables that its jobs read, sorted: an executor must serve them, too."""
+    """The names of other tables that its jobs read, sorted: an executor must serve them as well."""
 
     def encode(self) -> bytes:
         if self.spilled or self.options or self.beside:

@@ -94,7 +94,7 @@ class OperationRef:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process hashes texts otherwise.
+        # Hashes of texts differ between processes.
         return OperationRef, (self.table, self.type, self.object, self.instance)
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class OperationRef:
                 raise ValueError(text)
             named = [unquote(part, errors="strict") for part in parts[:-1]]
             return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
-        except ValueError:  # or an escape that is no UTF-8, or more digits than Python reads
+        except ValueError:  # also an escape that is not UTF-8, or more digits than Python parses
             raise InvalidArgument(
                 f"{text[:200]!r} is not an operation: write table/type/instance or table/type/object/instance, "
                 "with % and / inside a part percent-encoded"
@@ -258,7 +258,7 @@ class Spec:
                 data.get("by", ""),
             )
         )
-        # Keys are made of these.
+        # Keys contain these, so they must be encodable.
         "".join((spec.request_id, spec.hold, spec.id, spec.follows, spec.rerun_of)).encode()
         return spec
 

@@ -93,7 +93,7 @@ def following(series: Series, op: str, state: State, finished: float, now: float
     if series.since == "start":
         due = (parse_time(series.due) or finished) + series.interval
         last = min(now, parse_time(series.until)) if series.until else now
-        if due < last:  # the last of those that were missed
+        if due < last:  # the last missed time of the grid
             due += math.floor((last - due) / series.interval) * series.interval
     else:
         due = finished + series.interval

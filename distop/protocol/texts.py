@@ -39,7 +39,7 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
         return quoted if len(value) <= limit and len(quoted) <= 2 * limit else f"{quoted[: limit + 1]}…"
     try:
         text = repr(value)
-    except Exception:  # an int of over 4,300 digits, or an object of the caller's own
+    except Exception:  # an int of over 4,300 digits, or a caller's object
         return f"a value of type {type(value).__name__}"
     text = text.replace("\n", " ")
     return text if len(text) <= limit else f"{text[:limit]}…"
@@ -51,7 +51,7 @@ def did_you_mean(name: object, known: Iterable[str], listed_as: str = "") -> str
     An example: `` (did you mean 'validate'? known: index, validate)``. ``listed_as``: what the known names are called
     in their list; "": they are not listed. "" where there is nothing to say.
     """
-    from difflib import get_close_matches  # loads slowly, for errors alone
+    from difflib import get_close_matches  # loads slowly, only needed for errors
 
     names = [str(one) for one in known]
     parts = []
