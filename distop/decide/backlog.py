@@ -34,7 +34,7 @@ from distop.decide.backlog_entries import (
     Trouble,
     Wait,
 )
-from distop.decide.executor import Suspected, Suspicion
+from distop.decide.executor import BreakerScope, CircuitBreaker
 from distop.decide.fresh_operations import FreshOperations
 from distop.protocol.operation_options import DEFAULT as NO_OPTIONS
 from distop.protocol.operation_options import rank
@@ -91,7 +91,7 @@ class Backlog:
         self._scheduled: dict[OperationRef, Entry] = {}
         """Entries that are served one by one: READY, CLAIMING and DRY."""
         self._fresh = FreshOperations(around.executor_id, around.limits, self._others_of)
-        self.suspicion = Suspicion(lambda ref: bool(self._others_of(ref.type, ref.table)))
+        self.breaker = CircuitBreaker(lambda ref: bool(self._others_of(ref.type, ref.table)))
         self._turn_of_fresh = True
         self.leaving = False
         self._held = 0
@@ -163,7 +163,7 @@ class Backlog:
             self._move(entry, EntryEvent.GONE)
             self._end_exclusive(entry.ref)
             self._with_suspects.pop(entry.ref, None)
-            self.suspicion.forget(entry.ref)
+            self.breaker.forget(entry.ref)
             del self.entries[entry.ref]
             out.append(Forget(entry.ref))
         return out
@@ -213,7 +213,7 @@ class Backlog:
         if not self._able(entry):
             return self._poll
         trouble = entry.trouble.until - now if entry.trouble is not None else 0.0
-        return max(trouble, self.suspicion.wait(ref, now))
+        return max(trouble, self.breaker.wait(ref, now))
 
     def _able(self, entry: Entry) -> bool:
         gate, ref = entry.gate, entry.ref
@@ -490,9 +490,9 @@ class Backlog:
         """Jobs of a type that ran in sequence took longer than allowed."""
         self._fresh.took_long(type_name)
 
-    def job_broke(self, ref: OperationRef, now: float) -> tuple[Suspected | None, int, int]:
-        """As :meth:`Suspicion.broke`."""
-        return self.suspicion.broke(ref, now)
+    def job_failed(self, ref: OperationRef, now: float) -> tuple[BreakerScope | None, int, int]:
+        """As :meth:`CircuitBreaker.job_failed`."""
+        return self.breaker.job_failed(ref, now)
 
     def settled(self, ref: OperationRef, partition: int, *, ended: bool) -> list[Instruction]:
         """A job is no longer held. Not ``ended``: it waits, or another has it, so check again."""

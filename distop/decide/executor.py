@@ -35,25 +35,25 @@ REMEMBERED = 64
 """Maximum number of operations whose errors are remembered, also after they have ended."""
 
 
-class Suspected(StrEnum):
+class BreakerScope(StrEnum):
     """What the circuit breaker stops."""
 
     NODE = "node"
     OPERATION = "operation"
 
 
-def suspected(broke: Mapping[OperationRef, int], of_it: int) -> Suspected | None:
+def breaker_scope(broke: Mapping[OperationRef, int], of_it: int) -> BreakerScope | None:
     """What to stop on this node after an unexpected error.
 
     ``broke``: errors since any job ended here, by operation. ``of_it``: those of the last operation since one of its
     jobs ended here.
     """
     if sum(min(count, FROM_ONE) for count in broke.values()) >= IN_A_ROW:
-        return Suspected.NODE
-    return Suspected.OPERATION if of_it >= IN_A_ROW else None
+        return BreakerScope.NODE
+    return BreakerScope.OPERATION if of_it >= IN_A_ROW else None
 
 
-class Suspicion:
+class CircuitBreaker:
     """The circuit breaker of one node.
 
     ``others``: whether other executors serve an operation.
@@ -61,9 +61,9 @@ class Suspicion:
 
     def __init__(self, others: Callable[[OperationRef], bool]) -> None:
         self._others = others
-        self._broke: dict[OperationRef, int] = {}
+        self._failures: dict[OperationRef, int] = {}
         """Errors since any job ended here. They count against the node, also once an operation is gone."""
-        self._of_one: dict[OperationRef, int] = {}
+        self._failures_of: dict[OperationRef, int] = {}
         """Errors since a job of the same operation ended here."""
         self._node_until = 0.0
         self._until: dict[OperationRef, float] = {}
@@ -73,12 +73,12 @@ class Suspicion:
         until = max(self._node_until, self._until.get(ref, 0.0)) - now
         return until if until > 0 and self._others(ref) else 0.0
 
-    def ended(self, ref: OperationRef) -> None:
+    def job_ended(self, ref: OperationRef) -> None:
         """A job of the operation ended here, with any result."""
-        self._broke.clear()
-        self._of_one.pop(ref, None)
+        self._failures.clear()
+        self._failures_of.pop(ref, None)
 
-    def broke(self, ref: OperationRef, now: float) -> tuple[Suspected | None, int, int]:
+    def job_failed(self, ref: OperationRef, now: float) -> tuple[BreakerScope | None, int, int]:
         """An unexpected error of one of its jobs here.
 
         Returns what is stopped, and how many jobs of how many operations have failed. Errors of jobs that no other
@@ -86,25 +86,25 @@ class Suspicion:
         """
         if not self._others(ref):
             return None, 0, 0
-        self._broke[ref] = self._broke.pop(ref, 0) + 1
-        while len(self._broke) > REMEMBERED:
-            del self._broke[next(iter(self._broke))]
-        count = self._of_one[ref] = self._of_one.get(ref, 0) + 1
-        held = suspected(self._broke, count)
-        if held is Suspected.NODE:
-            told = held, sum(self._broke.values()), len(self._broke)
-            self._broke.clear()
-            self._of_one.clear()
+        self._failures[ref] = self._failures.pop(ref, 0) + 1
+        while len(self._failures) > REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        count = self._failures_of[ref] = self._failures_of.get(ref, 0) + 1
+        held = breaker_scope(self._failures, count)
+        if held is BreakerScope.NODE:
+            told = held, sum(self._failures.values()), len(self._failures)
+            self._failures.clear()
+            self._failures_of.clear()
             self._node_until = now + PAUSE
             return told
-        if held is Suspected.OPERATION:
-            del self._of_one[ref]
+        if held is BreakerScope.OPERATION:
+            del self._failures_of[ref]
             self._until[ref] = now + PAUSE
         return held, count, 1
 
     def forget(self, ref: OperationRef) -> None:
         """The operation is closed. Its errors still count against the node."""
-        self._of_one.pop(ref, None)
+        self._failures_of.pop(ref, None)
         self._until.pop(ref, None)
 
 

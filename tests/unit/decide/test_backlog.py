@@ -431,8 +431,8 @@ def test_an_open_circuit_breaker_leaves_an_operation_to_others() -> None:
     one = Driven(Here("ann", ("ann", "ben")))
     one.open(A, B)
     for _ in range(IN_A_ROW):
-        one.backlog.suspicion.ended(B)
-        one.backlog.job_broke(A, one.now)
+        one.backlog.breaker.job_ended(B)
+        one.backlog.job_failed(A, one.now)
     assert [under.refs for under in one.next()] == [(B,)]
     assert one.backlog.wait(A, one.now) == PAUSE
     one.now = PAUSE
@@ -930,4 +930,4 @@ class Random:
     def breaks(self) -> None:
         if (ref := self.some()) is not None:
             for _ in range(5):
-                self.one.backlog.job_broke(ref, self.one.now)
+                self.one.backlog.job_failed(ref, self.one.now)
