@@ -179,4 +179,4 @@ class _InThread:
         try:
             self._function(result)
         except Exception as error:
-            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)
+            log.error("Error in a callback", extra={"operation": self._op}, exc_info=error)

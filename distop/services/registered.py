@@ -12,8 +12,8 @@ from distop.protocol.records import CLUSTER_TABLE, TableRecord
 from distop.protocol.texts import did_you_mean
 from distop.protocol.txn import Get
 from distop.services.inspection.status import live_nodes
+from distop.services.nearest_names import unknown_table
 from distop.services.readable_records import readable
-from distop.services.table_registry import unknown_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

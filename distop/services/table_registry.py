@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
-from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, NotFound, UnreadableRecord
-from distop.protocol import keys as K
+from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.protocol import table_registry
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.record_reading import read
 from distop.protocol.records import CLUSTER_TABLE, TableRecord
-from distop.protocol.texts import did_you_mean, shown
-from distop.protocol.txn import Get
+from distop.protocol.texts import shown
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.schemas.argument_schema import encode_json
+from distop.services.nearest_names import unknown_table
 from distop.services.submission.option_values import text
 from distop.services.submission.start_request import acting
 from distop.store.connection_settings import WRITE_LIMIT
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys
     from distop.protocol.txn import KeyValue, Txn
     from distop.store.client import EtcdClient
-
-
-_TABLES_SEARCHED = 1_000
-"""Registered tables among which a similar name is searched for an error message."""
 
 
 async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: bool, check: bool) -> TableRecord:
@@ -72,19 +67,6 @@ def check_record(record: object) -> None:
     encode_json(record.options, "the options of a table")
     if record.name == CLUSTER_TABLE:
         raise InvalidArgument(f"{CLUSTER_TABLE} stands for operations without a table: choose another name")
-
-
-async def unknown_table(etcd: EtcdClient, keys: Keys, name: str) -> str:
-    """``there is no table 'x' (did you mean 'y'?)``. A user that may not list all tables gets no proposal."""
-    try:
-        listed = (await etcd.read(Get(*keys.family(K.TABLE), limit=_TABLES_SEARCHED, keys_only=True)))[0].kvs
-    except EtcdRejected:
-        listed = ()
-    known = []
-    for kv in listed:
-        with contextlib.suppress(InvalidArgument):  # no key of ours
-            known.append(keys.parse(kv.key).table)
-    return f"there is no table {shown(name)}{did_you_mean(name, known)}"
 
 
 async def remove(etcd: EtcdClient, keys: Keys, name: str) -> None:

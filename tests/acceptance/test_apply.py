@@ -208,7 +208,7 @@ def test_hole_3_nothing_is_committed_into_folders_of_other_users(
     else:
         monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", act).wrapped)
     former = bench.version(name)
-    with pytest.raises(UnsafePath, match="the table is not changed: "):
+    with pytest.raises(UnsafePath, match="the table is not changed, because "):
         bench.apply(bench.context(name), certificate)
     assert (bench.version(name), bench.mark(name)) == (former, None)
     assert not list(metadata.glob("*.tmp"))

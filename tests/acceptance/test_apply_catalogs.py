@@ -302,7 +302,7 @@ def test_hole_3_pyiceberg_writes_no_metadata_where_others_may_write(
     if bench.kind == "rest":
         assert bench.apply(certificate).report["verdict"] == "applied"
         return
-    with pytest.raises(UnsafePath, match=f"the table is not changed: .* {folder}, which is writable"):
+    with pytest.raises(UnsafePath, match=f"the table is not changed, because .* {folder}, which is writable"):
         bench.apply(certificate)
     assert (bench.versions(), bench.required) == (before, False)
 
@@ -323,7 +323,7 @@ def test_hole_3_iceberg_writes_no_manifests_where_others_may_write(
             message = bench.apply(certificate).message
         except UnsafePath as error:
             message = str(error)
-        assert re.search(f"the table is not changed: .* {folder}, which is writable", message)
+        assert re.search(f"the table is not changed, because .* {folder}, which is writable", message)
         assert set(folder.rglob("*")) == before
 
 

@@ -489,7 +489,7 @@ def test_hole_3_nothing_is_rewritten_into_folders_of_other_users(
         message = bench.apply(certificate).message
     except UnsafePath as error:
         message = str(error)
-    assert re.search(f"the table is not changed: .* {folder}, which is writable", message)
+    assert re.search(f"the table is not changed, because .* {folder}, which is writable", message)
     assert bench.kind == "long"
     written = {path for path in set(folder.rglob("*")) - before if path.is_file()}
     assert not written
@@ -711,7 +711,7 @@ def test_hole_8_outcomes_and_plans_that_are_forged_remove_no_row(bench: Bench, f
         "success", count, count, 0, lambda: iter(rows), version=planned.version, plan=lambda: iter(partitions)
     )
     if forged == "twice":
-        with pytest.raises(OperationFailed, match="has files of partition again twice"):
+        with pytest.raises(OperationFailed, match="has files of partition again in two partitions"):
             Apply().complete_operation(argument, bench.record, done, ctx)
         assert bench.kind == "long"
     else:

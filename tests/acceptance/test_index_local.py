@@ -185,9 +185,9 @@ def test_rows_that_share_the_number_of_a_key_are_left_out(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text stands in the index by a hash: here all texts have the same."""
-    for module in ("postings", "finding"):
+    for module in ("postings", "key_lookup"):
         name = f"distop_behaviors.index.{module}"
-        monkeypatch.setattr(sys.modules[name], "together", lambda parts, families: parts[0] * 0)
+        monkeypatch.setattr(sys.modules[name], "key_numbers", lambda parts, families: parts[0] * 0)
     table = tmp_path / "t"
     table.mkdir()
     pq.write_table(pa.table({"k": ["a", "b", "c", "b"]}), table / "0.parquet")

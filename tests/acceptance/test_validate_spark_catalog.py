@@ -164,7 +164,7 @@ def test_columns_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
     assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error", "valid"]
     assert "extra" in ran.report["checks"][0]["error"]
     assert "'wrong' is string in the file" in ran.report["checks"][1]["error"]
-    assert "and int in the catalog" in ran.report["checks"][1]["error"]
+    assert "but int in the catalog" in ran.report["checks"][1]["error"]
     pq.write_table(pa.table({"id": pa.array([3], pa.int64()), "later": ["b"]}), folder / "new.parquet")
     shop.spark.catalog.refreshTable("shop.typed")
     shop.agrees("typed", checks)

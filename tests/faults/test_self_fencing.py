@@ -60,7 +60,7 @@ def command(pid: int) -> str:
 
 def deadline(daemon: Daemon) -> tuple[float, float]:
     """The last deadline that the daemon knew, and the seconds from it to the earliest end of the lease."""
-    found = re.findall(r"deadline ([0-9.]+), margin ([0-9.]+)", daemon.log.read_text())
+    found = re.findall(r"Deadline .* moved to ([0-9.]+), margin ([0-9.]+)", daemon.log.read_text())
     return float(found[-1][0]), float(found[-1][1])
 
 

@@ -161,7 +161,7 @@ async def test_jobs_ask_for_the_record_once_and_not_on_no_table(worker: Worker, 
     records.away = True
     kind, error = await run(worker, MINE.to_json(), {}, op="t/sample/2")
     assert (kind, error) == ("refused", "cannot read the records of its tables: etcd is away"), "it is tried again"
-    with pytest.raises(WorkerError, match="cannot be read: etcd is away") as caught:
+    with pytest.raises(WorkerError, match="cannot read the records of its tables: etcd is away") as caught:
         await worker.plan(OP, "sample", {}, MINE.to_json(), None)
     assert caught.value.kind == "transient"
 

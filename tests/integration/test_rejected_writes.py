@@ -71,7 +71,7 @@ def test_a_rejected_write_is_reported_and_blocks_no_other(
         group.eventually(told, "why tells what etcd refuses", "e1")
         why = distop_process(group, "why", large.ref)
         retried = "etcd to accept a write of executor e1, which retries with back-off: "
-        assert f"{retried}coordination: the plan" in why.stdout
+        assert f"{retried}coordination: etcd rejected the plan" in why.stdout
         assert "etcdserver: request is too large: it has " in why.stdout
         assert f"distOp.t.noop.{large.ref.rpartition('/')[2]}.plan" in why.stdout
         assert "raise etcd's --max-request-bytes (default 1572864)" in why.stdout
@@ -79,7 +79,7 @@ def test_a_rejected_write_is_reported_and_blocks_no_other(
         assert doctor.returncode == 1
         (writes,) = [one for one in json.loads(doctor.stdout)["checks"] if one["name"] == "writes"]
         assert writes["status"] == "error"
-        assert f"etcd rejects a write of {large.ref} (e1): coordination: the plan" in writes["text"]
+        assert f"etcd rejects a write of {large.ref} (e1): coordination: etcd rejected the plan" in writes["text"]
         narrow_etcd.kill()
         narrow_etcd._arguments = []  # as somebody raises its limit
         narrow_etcd.restart()
@@ -193,9 +193,10 @@ def _told_of_verifications(server: EmbeddedEtcd, group: Daemons) -> None:
 
     group.eventually(told, "why tells that etcd refuses a verification", "e1")
     hold = f"hold prepared:{'x' * 200}"
-    text = f"{hold}, which retries with back-off: verification: the"
+    text = f"{hold}, which retries with back-off: verification: etcd rejected the"
     assert f"etcd to accept a write of executor e1 about {text}" in distop_process(group, "why", large.ref).stdout
-    assert f"etcd rejects a write of {hold} (e1): verification: the" in distop_process(group, "doctor").stdout
+    rejected = f"etcd rejects a write of {hold} (e1): verification: etcd rejected the"
+    assert rejected in distop_process(group, "doctor").stdout
     assert small.wait(LIMIT).state == "cancelled"
     assert group.client.start_operation("noop", "t", {}).wait(LIMIT).state == "success"
     assert told()

@@ -86,7 +86,7 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
             nothing()
     data_of = path.read_bytes()
     path.write_bytes(data_of.replace(b"xx", b"yy", 1))
-    with pytest.raises(UnreadableRecord, match="its checksum is another"):
+    with pytest.raises(UnreadableRecord, match="whose size or checksum has changed"):
         list(op.results())
     path.unlink()
     with pytest.raises(NotFound, match=r"cannot be read here: No such file"):
@@ -138,7 +138,7 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
             assert [r.partition async for r in op.results()] == [0, 1, 120]
             async with connected(etcd.endpoint) as other:
                 await compacted(other, (await other.status()).revision)
-            with pytest.raises(NotFound, match="etcd has compacted its history since it ended"):
+            with pytest.raises(NotFound, match="etcd has compacted them since it ended"):
                 await anext(op.results())
             with pytest.raises(NotFound, match="there is no operation"):
                 await anext(client.operation("t/noop/9").results())

@@ -53,7 +53,7 @@ def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     substitute(patch, insertion, "_overtaken", lambda asked, of_type: False)
 
 
-@bug("two branches", focus=("answers-lost", "requests-late"), shape=scenes.with_both_branches, first=8)
+@bug("two branches", focus=("answers-lost", "requests-late"), shape=scenes.with_both_branches, first=76)
 def a_failure_branch_refuses_no_other_copy(patch: Patch) -> None:
     """Of a caller's transaction: what it compares may have come to hold by then."""
     for name in ("writes_failure", "fences_failure"):

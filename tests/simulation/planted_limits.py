@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from distop.daemon.coordinator.label_routing import Placing
@@ -11,6 +13,7 @@ from distop.daemon.executor.claimer import Claimer
 from distop.daemon.incarnation import Incarnation
 from distop.daemon.incarnation_context import Context
 from distop.protocol import job_transitions, permits
+from distop.protocol.records import OperationRef
 from distop.protocol.txn import Txn
 from distop.services.claims import job_owner
 from distop.services.open_operation import OpenOperation
@@ -87,11 +90,25 @@ def lost_claims_that_count_until_they_are_taken_over(patch: Patch) -> None:
     substitute(patch, Claimer, "revoke_lost", nothing)
 
 
-@bug("liveness", shape=scenes.gates_change_at_once, focus=("answers-lost",), first=104)
+def forget_claims(patch: Patch) -> None:
+    """An executor forgets every third group of claims that it has won, as after an error in its own code."""
+    former, calls = Claimer.claim_fresh, count(1)
+
+    async def claim_fresh(
+        self: Claimer, jobs: Mapping[OperationRef, Sequence[int]]
+    ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
+        won, failures = await former(self, jobs)
+        return ([], failures) if next(calls) % 3 == 0 else (won, failures)
+
+    substitute(patch, Claimer, "claim_fresh", claim_fresh)
+
+
+@bug("liveness", shape=scenes.gates_change_at_once, first=26)
 def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
     async def settle(self: Incarnation) -> None:
         return
 
+    forget_claims(patch)
     substitute(patch, Incarnation, "_release_unknown_claims", settle)
 
 

@@ -9,10 +9,12 @@ import pytest
 from distop.protocol.jobs import Claim
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Put, Txn
+from tests.simulation.planted_limits import forget_claims
 from tests.simulation.test_scenarios import argument
 from tests.simulator import Simulation, run
 from tests.simulator.run import quietly
-from tests.simulator.scenario import Act, Wish, plain
+from tests.simulator.scenario import Act, Wish, plain, scenario
+from tests.simulator.scenes import gates_change_at_once, plainly
 
 COORDINATORS = 330.0
 """Seconds between two listings of a coordinator's, at most."""
@@ -40,6 +42,14 @@ def test_all_ends_where_no_watch_tells_anything(
     assert report.breaches == []
     assert (report.ended, report.claimed) == (1, 2), "both executors found work"
     assert sim.told.ended == {"a/check/1": "cancelled" if acts else "success"}
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_claims_that_an_executor_forgets_are_given_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_claims(monkeypatch)
+    with quietly():
+        report = Simulation(gates_change_at_once(plainly(scenario(seed, scenes=False)))).run()
+    assert report.breaches == []
 
 
 def test_a_poll_gives_back_a_claim_unknown_to_its_holder() -> None:

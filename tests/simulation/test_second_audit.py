@@ -53,7 +53,8 @@ OTHER_SHAPES = {"drop_the_election_compare": ended_late}
 """Bugs whose own schedules show the effect in what history does not tell: who sent a failed planning attempt."""
 FIRST = {
     "drop_the_gate_compare": 53,
-    "drop_the_election_compare": 145,
+    "drop_the_election_compare": 784,
+    "plan_without_comparing_its_chunks": 38,
     "complete_on_a_stale_count": 95,
     "finish_a_group_under_the_guards_of_its_first": 25,
     "claim_a_permit_without_comparing_it": 2,

@@ -26,13 +26,13 @@ from distop.protocol.record_reading import read, word
 from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableRecord
 from distop.protocol.texts import did_you_mean
 from distop.protocol.txn import Get, GetResult
+from distop.services.nearest_names import unknown_table
 from distop.services.submission.awaited_operations import predecessors, standings
 from distop.services.submission.contention import Inserting, Lost
 from distop.services.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.services.submission.idempotency import BeingInserted, find_earlier
 from distop.services.submission.option_values import refuse_unowned
 from distop.services.suggested_commands import command
-from distop.services.table_registry import unknown_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -741,7 +741,7 @@ def test_a_build_on_a_dropped_table_raises_table_unavailable(indexes: Indexes) -
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        (["nowhere"], r"the table has no column 'nowhere' \(columns: k, s, l, at\)"),
+        (["nowhere"], r"the table has no column 'nowhere' \(its columns: k, s, l, at\)"),
         (
             ["s"],
             "the column 's' cannot be indexed: only columns of single values can be indexed, not struct<`x`:bigint>",

@@ -51,7 +51,7 @@ def test_an_end_is_another_edge_than_a_success() -> None:
         ([], "the list is empty"),
         ([1], "is no operation to start"),
         ([Start("noop", "t", after=[noop()])], "which is not started"),
-        ([noop(colour="red")], "'colour' is no option of an operation of a graph (its options: partitions"),
+        ([noop(colour="red")], "'colour' is no option of an operation of a graph .its options: partitions"),
         ([noop(prioritty=3)], "did you mean 'priority'"),
         ([noop(after=[])], "after is a field of its own"),
         ([noop(request_id="one"), noop(request_id="one")], "have the request id 'one'"),

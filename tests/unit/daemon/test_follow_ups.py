@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,12 @@ REF = OperationRef("t", "noop", "", 1)
 LOG = logging.getLogger("distop.test")
 
 
+def context(keys: Keys, log: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        client=None, keys=keys, log=log, limits=DEFAULT, lost=asyncio.Future(), rejected_writes=None
+    )
+
+
 class HoursAhead(StandingClock):
     """Its wall clock is wrong by hours."""
 
@@ -39,7 +46,7 @@ class HoursAhead(StandingClock):
 
 async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
     clock, keys = HoursAhead(), Keys()
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=None, limits=DEFAULT, lost=None, rejected_writes=None)
+    ctx: Any = context(keys, None)
     reset = source.set(clock)
     try:
         ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
@@ -65,7 +72,7 @@ async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytes
             raise refusals.pop()
 
     monkeypatch.setattr(Ending, "_follow", follow)
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ctx: Any = context(keys, LOG)
     reset = source.set(clock)
     try:
         ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
@@ -92,7 +99,7 @@ async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str,
     spec = Spec("r", "2025-01-01T00:00:00.000Z", "tester", rules)
     decision = Decision(State.SUCCESS, 1, 1, 0)
     op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ctx: Any = context(keys, LOG)
     ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None, None)  # type: ignore[arg-type]
     error = WorkerError(kind, "no")  # type: ignore[arg-type]
     if final:
@@ -116,7 +123,7 @@ async def test_a_forged_follow_up_on_another_table_is_never_started(
         pytest.fail(f"{request.type} is started on {request.table}")
 
     monkeypatch.setattr(coordinator, "submit", submit)
-    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ctx: Any = context(Keys(), LOG)
     ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
     await ending._follow_all(REF, [{"type": "noop", "arg": {}, **wanted}])
     (record,) = caplog.records
@@ -132,7 +139,7 @@ async def test_a_follow_up_on_the_operation_s_own_table_is_started(monkeypatch: 
         return SimpleNamespace(ref="t/noop/2")
 
     monkeypatch.setattr(coordinator, "submit", submit)
-    ctx: Any = SimpleNamespace(client=None, keys=Keys(), log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
+    ctx: Any = context(Keys(), LOG)
     ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
     await ending._follow_all(REF, [{"type": "noop", "table": "t", "arg": {}}])
     assert started == [("noop", "t")]

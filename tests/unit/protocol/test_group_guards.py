@@ -272,8 +272,7 @@ def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
 # -------------------------------------------------------------------------- jobs
 
 
-@pytest.mark.parametrize("claimed", [False, True])
-def test_the_guard_of_each_chunk_of_a_plan_is_needed(claimed: bool) -> None:
+def test_the_guard_of_each_chunk_of_a_plan_is_needed() -> None:
     world = elected()
     ref = world.next_ref()
     world.do(world.start(ref))
@@ -281,16 +280,14 @@ def test_the_guard_of_each_chunk_of_a_plan_is_needed(claimed: bool) -> None:
         world.do(world.chunk(ref, n, b"[]"))
     mods = [world.store.mod(world.keys.chunk(ref, n)) for n in range(3)]
     txn = t.write_plan(world.keys, ref, world.election, Plan(3, "v1", "", 3), mods)
-    if claimed:
-        wants = [job_transitions.Want(0, FIRST)]
-        txn = job_transitions.with_first(world.keys, ref, txn, world.mod(ref, "state"), "a", wants)
     each_alone_refuses(world, txn, [Put(world.keys.chunk(ref, n), b"[1]") for n in range(3)])
 
 
 def test_the_guards_of_each_run_of_jobs_in_a_claim_are_needed() -> None:
     world, (ref,) = opened(1, 9)
     gate = world.store.mod(world.keys.gate(ref))
-    txn = job_transitions.claim_runs(world.keys, ref, gate, "a", [(0, 2), (3, 5), (6, 9)], FIRST)
+    runs = batch_claims.Untouched(ref, gate, ((0, 2), (3, 5), (6, 9)))
+    txn = batch_claims.claim_together(world.keys, "a", [runs], FIRST)
     taken = [Put(world.keys.claim(ref, p), FIRST.encode()) for p in (1, 4, 8)]
     ended = [Put(world.keys.job(ref, p, "state"), word(JobState.SUCCESS)) for p in (0, 3, 6)]
     each_alone_refuses(world, txn, [*taken, *ended])
@@ -299,7 +296,7 @@ def test_the_guards_of_each_run_of_jobs_in_a_claim_are_needed() -> None:
 def test_the_guards_of_each_operation_in_a_batch_claim_are_needed() -> None:
     world, refs = opened()
     gates = [kv for ref in refs if (kv := world.store.get(world.keys.gate(ref)))]
-    listed = [batch_claims.Opened(ref, kv.mod_revision, ()) for ref, kv in zip(refs, gates, strict=True)]
+    listed = [batch_claims.Untouched(ref, kv.mod_revision, ((0, 1),)) for ref, kv in zip(refs, gates, strict=True)]
     txn = batch_claims.claim_together(world.keys, "a", listed, FIRST)
     ended = [Put(world.keys.job(ref, 0, "state"), word(JobState.SUCCESS)) for ref in refs]
     changes = [*(Put(kv.key, kv.value) for kv in gates), *claims(world, refs), *ended]

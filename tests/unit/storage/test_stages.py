@@ -201,7 +201,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     monkeypatch.setattr(file_rewrite.iceberg_rows, "check_installed", lambda _: None)
     monkeypatch.setattr(file_rewrite, "raw_metadata", lambda *_: raw)
     monkeypatch.setattr(file_rewrite, "new_schema", lambda *_: {})
-    monkeypatch.setattr(file_rewrite, "scratch", lambda *_: {})
+    monkeypatch.setattr(file_rewrite, "staging_metadata", lambda *_: {})
     monkeypatch.setattr(file_rewrite, "_write", lambda *_: written.append("rows"))
     monkeypatch.setattr(file_rewrite, "check_opened", lambda *_: None)
     monkeypatch.setattr(rewrite_publication, "check_table", lambda *_: None)

@@ -166,5 +166,5 @@ def test_an_index_file_is_bounded(tmp_path: Path) -> None:
     generations.mkdir(parents=True)
     with (generations / "000001.json").open("wb") as file:
         file.truncate(files.METADATA_BYTES + 1)
-    with pytest.raises(InvalidArgument, match="the index file .* cannot be read: .* has more than 268435456 bytes"):
+    with pytest.raises(InvalidArgument, match="cannot read the index file .*: .* has more than 268435456 bytes"):
         IndexFolder(str(tmp_path), "i").current()
