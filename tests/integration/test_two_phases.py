@@ -151,7 +151,7 @@ def test_C14_a_url_that_cannot_be_understood_is_asked_again_and_then_it_is_an_al
         ended = prepare(group, verify=server.url, verify_attempts=3, **SOON).wait(LIMIT)
         assert len(server.asked) == 3
     assert ended.state == "cancelled"
-    assert "asked 3 times, did not tell" in ended.alarm
+    assert "asked 3 times, did not answer" in ended.alarm
     assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).state == "success", "the node works on"
 
 

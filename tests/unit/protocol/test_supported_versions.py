@@ -35,7 +35,7 @@ from distop.protocol.supported_versions import (
         ("3.4.23", 1, "warning", "development node"),
         ("3.3.25", 1, "error", "too old"),
         ("2.3.8", 1, "error", "too old"),
-        ("", 1, "warning", "may not ask"),
+        ("", 1, "warning", "not permitted"),
         ("garbage", 1, "warning", "garbage"),
     ],
 )
