@@ -133,7 +133,7 @@ async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker
         row = PartitionPlan(0, "a", beside=(Pinned(other),)).to_json()
         job, _, _, cleanup, _ = await everything(worker, MINE.to_json(), diary, row)
         for kind, text in (job, cleanup):
-            assert (kind, text.partition(" is not ")[0]) == ("fatal", f"the record of table {other.name}")
+            assert (kind, text.partition(" differs ")[0]) == ("fatal", f"the registered record of table {other.name}")
 
         async def page(number: int, row: Any = row) -> tuple[list[str], int | None]:
             return [json.dumps(row)], None
