@@ -175,7 +175,7 @@ async def test_hole_2_a_number_that_is_used_again_is_compared_again(
     diary = tmp_path / "diary"
     for opened in (8, 0):
         kind, error = await run(worker, MINE.to_json(), {"diary": str(diary)}, opened=opened)
-        assert (kind, "the table was changed or removed since" in error) == ("fatal", True)
+        assert (kind, "the table, or the operation's copy, was changed or removed" in error) == ("fatal", True)
     assert not diary.exists()
     moved, asked = records.there["t"].to_json(), records.asked
     for n in (1, 2):  # without a gate nothing is kept
