@@ -1,12 +1,12 @@
-"""The backlog of an executor: which jobs of which operations it claims next, as a pure state machine.
+"""The backlog of an executor: the jobs it claims next, as a pure state machine.
 
-Events come in, instructions go out; the shell (``daemon.executor.executor_role``) performs them and tells what came of
-it. There is one entry for each open operation, whose states and events are a table (``decide.backlog_entries``).
-Nothing here has a clock: ``now`` is the time of a monotonic one, in seconds.
+It takes events and returns instructions; the shell (``daemon.executor.executor_role``) performs them and reports the
+results. Each open operation has an entry, whose states and events are a table (``decide.backlog_entries``). Nothing
+here has a clock: ``now`` is a monotonic time in seconds.
 
-A *suspect* is a job that is to run alone in its executor. It is taken by the first executor on which nothing runs. So
-that this happens beside a backlog, too, one of them claims nothing more until its own jobs have ended (it "falls
-quiet"): the first by rendezvous for that job. The others go on, and take their turn only if it is there long after.
+A *suspect* is a job that must run alone in its executor. An idle executor takes it first. If all are busy, one of them
+becomes *quiet*: it claims nothing more until its own jobs have ended. It is the first by rendezvous for that job. The
+others continue, and take their turn only if the suspect is still there much later.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from distop.decide.backlog_entries import (
     Trouble,
     Wait,
 )
-from distop.decide.executor import Suspected, Suspicion
+from distop.decide.executor import BreakerScope, CircuitBreaker
 from distop.decide.fresh_operations import FreshOperations
-from distop.protocol.operation_options import DEFAULT as NOTHING_SAID
+from distop.protocol.operation_options import DEFAULT as NO_OPTIONS
 from distop.protocol.operation_options import rank
 
 if TYPE_CHECKING:
@@ -48,36 +48,40 @@ if TYPE_CHECKING:
     from distop.protocol.size_limits import Limits
 
 ROUND = 2.0
-"""Seconds for which those that are less urgent wait for a round of a more urgent one: that may clean up, or be sent
-again and again, and free slots must not wait for it."""
+"""Seconds for which less urgent operations wait for a more urgent round.
+
+The round may clean up or be retried again and again, and free slots must not wait for that.
+"""
 FIRST_LOOK = 0.5
-"""Seconds after which an operation of which no more jobs may run is looked at again; from one look to the next twice as
-many, up to the poll."""
+"""Seconds until the next check of an operation of which no more jobs may run.
+
+The interval doubles up to the poll.
+"""
 
 
 class Surroundings(Protocol):
-    """What the backlog asks of the view of the cluster, which changes between events alone."""
+    """The backlog's view of the cluster, which changes only between events."""
 
     executor_id: str
     caught_up_at: int
     limits: Limits
 
     def others(self, type_name: str, tables: Collection[str], where: Mapping[str, str] | None = None) -> list[str]:
-        """The other executors that work for such operations."""
+        """The other executors that serve such operations."""
 
     def serves(self, type_name: str, tables: Collection[str]) -> bool:
-        """This executor works for such operations."""
+        """Whether this executor serves such operations."""
 
     def fits(self, where: Mapping[str, str]) -> bool:
-        """This executor has these labels."""
+        """Whether this executor has these labels."""
 
     @property
     def draining(self) -> bool:
-        """This executor shall run nothing."""
+        """Whether this executor has to drain."""
 
 
 class Backlog:
-    """Of one incarnation, with so many slots."""
+    """The backlog of one incarnation with a number of slots."""
 
     def __init__(self, around: Surroundings, slots: int, poll: float) -> None:
         self._around = around
@@ -85,21 +89,24 @@ class Backlog:
         self._poll = poll
         self.entries: dict[OperationRef, Entry] = {}
         self._scheduled: dict[OperationRef, Entry] = {}
-        """Those that are served one by one: neither new nor left to others nor taken."""
+        """Entries that are served one by one: READY, CLAIMING and DRY."""
         self._fresh = FreshOperations(around.executor_id, around.limits, self._others_of)
-        self.suspicion = Suspicion(lambda ref: bool(self._others_of(ref.type, ref.table)))
+        self.breaker = CircuitBreaker(lambda ref: bool(self._others_of(ref.type, ref.table)))
         self._turn_of_fresh = True
         self.leaving = False
         self._held = 0
         self._runs = 0
         self._rounds: set[Round] = set()
         self.exclusive: OperationRef | None = None
-        """Nothing is claimed here but a suspect of this operation: until a look shows that none is left, it cannot be
-        served, or its suspect has run here. Hints and polls do not end it."""
+        """Only a suspect of this operation is claimed here, if set.
+
+        It ends when a check finds no suspect left, the operation cannot be served, or its suspect has run here. Hints
+        and polls do not end it.
+        """
         self.running_alone = False
-        """Its suspect runs here."""
+        """The suspect of ``exclusive`` runs here."""
         self._with_suspects: dict[OperationRef, None] = {}
-        """Other operations with suspects, which are left to others unless nothing runs here."""
+        """Other operations with suspects, which are left to other executors unless this one is idle."""
 
     def _others_of(self, type_name: str, table: str) -> list[str]:
         return self._around.others(type_name, (table,))
@@ -109,7 +116,7 @@ class Backlog:
     def changed(
         self, gates: Mapping[OperationRef, Seen[Gate]], refs: Iterable[OperationRef] | None, now: float
     ) -> list[Instruction]:
-        """The gates of these operations changed; None: perhaps of all."""
+        """Take changes of these operations' gates (None: of any)."""
         out: list[Instruction] = []
         for ref in list(dict.fromkeys((*self.entries, *gates))) if refs is None else refs:
             entry, gate = self.entries.get(ref), gates.get(ref)
@@ -131,7 +138,7 @@ class Backlog:
 
     def _open(self, ref: OperationRef, gate: Seen[Gate], now: float) -> None:
         entry = self.entries[ref] = Entry(ref, gate.value, gate.mod, now)
-        one = gate.value.count == 1 and gate.value.options == NOTHING_SAID
+        one = gate.value.count == 1 and gate.value.options == NO_OPTIONS
         plain = one and not gate.value.where and not gate.value.beside
         fresh = plain and gate.mod > self._around.caught_up_at and self._around.serves(ref.type, (ref.table,))
         self._move(entry, EntryEvent.OPEN_NEW if fresh else EntryEvent.OPEN)
@@ -139,8 +146,9 @@ class Backlog:
             self._fresh.add(ref, now)
 
     def _close(self, entry: Entry) -> list[Instruction]:
-        """Its gate is gone: no more claims. What is held is stopped; said again each time, in case a run was on its
-        way.
+        """Take the end of an operation's gate: no more claims, and held jobs are stopped.
+
+        The stop is repeated each time, because a run may have been starting.
         """
         if entry.state not in (EntryState.CLOSED, EntryState.CLOSING):
             self._move(entry, EntryEvent.CLOSE)
@@ -155,7 +163,7 @@ class Backlog:
             self._move(entry, EntryEvent.GONE)
             self._end_exclusive(entry.ref)
             self._with_suspects.pop(entry.ref, None)
-            self.suspicion.forget(entry.ref)
+            self.breaker.forget(entry.ref)
             del self.entries[entry.ref]
             out.append(Forget(entry.ref))
         return out
@@ -170,11 +178,11 @@ class Backlog:
             self._scheduled.pop(entry.ref, None)
 
     def nodes_changed(self, now: float) -> None:
-        """Nodes came, went or changed; :meth:`changed` follows."""
+        """Take a change of nodes; :meth:`changed` follows."""
         self._fresh.divide_anew(now)
 
     def hint(self) -> None:
-        """There may be claims to take: a node left, released jobs, or it is time for the poll."""
+        """Jobs may be claimable: a node left, jobs were released, or the poll is due."""
         for entry in self.entries.values():
             if entry.state in (EntryState.DRY, EntryState.LEFT):
                 self._move(entry, EntryEvent.AGAIN)
@@ -185,41 +193,42 @@ class Backlog:
 
     @property
     def busy(self) -> bool:
-        """It holds a claim, or may be about to."""
+        """Whether it holds a claim, or may be about to."""
         return bool(self._rounds or self._held)
 
     def stopping(self, ref: OperationRef) -> bool:
-        """No job of it may start any more."""
+        """Whether no job of the operation may start any more."""
         entry = self.entries.get(ref)
         shut = entry is None or entry.state in (EntryState.CLOSED, EntryState.CLOSING)
         return self.leaving or self._around.draining or shut
 
     def claiming(self, ref: OperationRef) -> bool:
-        """A round for it is under way."""
+        """Whether a claim round for the operation is in progress."""
         entry = self.entries.get(ref)
         return entry is not None and entry.round is not None
 
     def wait(self, ref: OperationRef, now: float) -> float:
-        """Seconds for which an operation is not to be served here."""
+        """Seconds for which the operation is not served here."""
         entry = self.entries[ref]
         if not self._able(entry):
             return self._poll
         trouble = entry.trouble.until - now if entry.trouble is not None else 0.0
-        return max(trouble, self.suspicion.wait(ref, now))
+        return max(trouble, self.breaker.wait(ref, now))
 
     def _able(self, entry: Entry) -> bool:
         gate, ref = entry.gate, entry.ref
         return self._around.serves(ref.type, gate.tables(ref.table)) and self._around.fits(gate.where)
 
     def _alone(self, mine: int = 0) -> bool:
-        """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
+        """Whether nothing else runs here and no end is being written, besides ``mine`` slots."""
         return self.free + mine == self.slots and not self._held
 
     # ------------------------------------------------------------------ choice
 
     def next(self, now: float) -> list[Instruction]:
-        """Rounds to begin, the most urgent first, of those that are as urgent the one with the fewest held jobs; and
-        how long to wait then.
+        """The rounds to begin, and how long to wait afterwards.
+
+        The most urgent operations come first; of equally urgent ones, those with the fewest held jobs.
         """
         if self.leaving or self._around.draining:
             return [Wait(None)]
@@ -231,9 +240,9 @@ class Backlog:
         if self.exclusive is not None:
             return [*self._rounds_alone(self.entries[self.exclusive], now), Wait(None)]
         if self.free <= 0:
-            return [Wait(None)]  # until one falls free
+            return [Wait(None)]  # until a slot is free
         out: list[Instruction] = []
-        # In turn: neither are to wait for all of the others; but what is more urgent than they are goes first.
+        # They alternate, so neither waits for all of the others; more urgent operations come first.
         urgent = any(entry.gate.options.priority > 0 for entry in self._scheduled.values())
         self._turn_of_fresh = not self._turn_of_fresh and not urgent
         kinds = [self._rounds_of_fresh(now, out), self._rounds_of_others(now, out)]
@@ -241,8 +250,9 @@ class Backlog:
         return [*out, Wait(min(pauses, default=None))]
 
     def _rounds_alone(self, entry: Entry, now: float) -> list[Instruction]:
-        """Nothing but a job of this operation is to begin here, and that once nothing runs. Each hint has it looked at
-        before: somebody else may have run what it was for.
+        """The round for a suspect of this operation, once nothing else runs here.
+
+        After each hint the operation is checked again: another executor may have run the suspect.
         """
         alone = self._alone()
         if self.running_alone or entry.round is not None or not (alone or entry.state is EntryState.READY):
@@ -252,7 +262,7 @@ class Backlog:
         return [self._begin([entry.ref], int(alone), 0, 0.0)] if entry.state is EntryState.READY else []
 
     def _rounds_of_fresh(self, now: float, out: list[Instruction]) -> Iterator[float]:
-        """Give free slots to groups of operations of one job; seconds until that may be possible."""
+        """Gives free slots to groups of one-job operations; yields seconds until that may be possible."""
         while self.free > 0:
             refs, borrowed, pause = self._fresh.choose(self.free, now, lambda ref: self.wait(ref, now))
             if not refs:
@@ -264,17 +274,17 @@ class Backlog:
             out.append(begun)
 
     def _rounds_of_others(self, now: float, out: list[Instruction]) -> Iterator[float]:
-        """Give free slots to all other operations; seconds until each of those that wait is due."""
+        """Gives free slots to all other operations; yields seconds until each waiting one is due."""
         ranks: dict[OperationRef, int] = {}
         for ref, entry in list(self._scheduled.items()):
-            if entry.state is EntryState.DRY:  # of many that are open, most are: they must cost little at each wake
+            if entry.state is EntryState.DRY:  # most of many open operations are, so they must cost little at each wake
                 wait = entry.due - now if entry.due is not None else self._poll
                 if wait > 0:
                     yield wait
                     continue
             if self._able(entry):
                 ranks[ref] = self._rank(entry, now)
-        # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
+        # A round in progress has not taken its slots yet: less urgent operations wait for it for a short time.
         under_way = [(one.rank, one.until) for one in self._rounds if one.until > now and one.refs[0] in ranks]
         first, until = max(under_way, default=(None, now))
         waiting = [self.entries[ref] for ref in ranks if self.entries[ref].round is None]
@@ -314,9 +324,11 @@ class Backlog:
         return begun
 
     def _few(self, entry: Entry, slots: int) -> list[int]:
-        """This executor's share of an operation that has just opened, where its gate tells that it fits into so many
-        slots; else nothing. Where something went wrong with it before, it is read before its jobs are claimed: what
-        cannot be read would be claimed and released again and again.
+        """This executor's share of a newly opened operation, or [].
+
+        The operation must fit into these slots. The gate shows the number of jobs. After trouble with the operation its
+        records are read before jobs are claimed. Otherwise unreadable ones would be claimed and released again and
+        again.
         """
         gate, ref = entry.gate, entry.ref
         fresh = entry.trouble is None and not entry.lost and entry.gate_mod > self._around.caught_up_at
@@ -327,7 +339,7 @@ class Backlog:
         return sorted(ordered[:mine])
 
     def _take_slots(self, wanted: int) -> int:
-        """As many free slots as are wanted, if there are so many."""
+        """Take up to this number of free slots."""
         taken = max(0, min(wanted, self.free))
         self.free -= taken
         return taken
@@ -335,19 +347,20 @@ class Backlog:
     # ------------------------------------------------------------------ rounds
 
     def read(self, ref: OperationRef, count: int, *, batch: bool) -> None:
-        """The records of an operation were read."""
+        """Take the facts of an operation's records after they were read."""
         if (entry := self.entries.get(ref)) is not None:
             entry.count, entry.batch = count, batch
 
     def looked(self, under: Round, look: Look, now: float, jitter: float) -> Grant | None:
-        """A look at the operation of a round, for the slots that it may claim for; None: nothing for now. ``jitter``:
-        the factor of a back-off, from 0.5 to 1.
+        """Take a check of a round's operation.
+
+        Returns the slots it may claim for (None: nothing for now). ``jitter``: the factor of a back-off, from 0.5 to 1.
         """
         (ref,) = under.refs
         entry = self.entries[ref]
         entry.due = look.due
         if not look.room and not look.suspects:
-            # Others have all that may run, and nobody tells when they end.
+            # Others hold all jobs that may run, and no event shows their end.
             entry.full = min(entry.full * 2 or min(FIRST_LOOK, self._poll), self._poll)
             entry.due = now + entry.full * jitter
             self._with_suspects.pop(ref, None)
@@ -369,8 +382,9 @@ class Backlog:
         return Grant(under.slots)
 
     def _claims_alone(self, entry: Entry, under: Round, look: Look, now: float) -> bool:
-        """Whether one of the operation's suspects is to be claimed now. If not, this executor may have fallen quiet for
-        it, or it is looked at again when it is due.
+        """Whether one of the operation's suspects is to be claimed now.
+
+        If not, this executor may have become quiet for it, or the operation is checked again when it is due.
         """
         ref, alone, first = entry.ref, self._alone(under.slots), min(look.suspects.values())
         if self.exclusive is None and (alone or first <= 0):
@@ -385,7 +399,7 @@ class Backlog:
         return False
 
     def claimed(self, under: Round, got: Mapping[OperationRef, Got], now: float, jitter: float) -> list[Instruction]:
-        """What the claims of a round brought; of operations that are not told of, others have all that was asked."""
+        """Take the claims of a round. Operations missing in ``got`` were claimed by others."""
         out: list[Instruction] = []
         for ref in under.refs:
             entry, one = self.entries[ref], got.get(ref)
@@ -394,7 +408,7 @@ class Backlog:
                 continue
             self._hold(entry, one.won)
             if one.refused:
-                # Its event may be here already, so look anew.
+                # The event of the change may have arrived already, so check again.
                 self._back_off(entry, Reason.CHANGED, now, jitter)
             if one.refused or one.failed:
                 continue
@@ -429,11 +443,11 @@ class Backlog:
         return [*out, *runs]
 
     def apart(self, under: Round) -> None:
-        """etcd takes no such group: each is served by itself."""
+        """etcd does not accept such a group: serve each operation on its own."""
         under.over.update(dict.fromkeys(under.refs, EntryEvent.MORE))
 
     def round_over(self, under: Round, now: float) -> list[Instruction]:
-        """It has ended, however."""
+        """Take the end of a round, successful or not."""
         out: list[Instruction] = []
         self._rounds.discard(under)
         self.free += under.slots
@@ -445,14 +459,16 @@ class Backlog:
                 event = EntryEvent.MORE
             self._move(entry, EntryEvent.ALL if entry.all_taken else event)
             if not entry.held and (self.running_alone or (entry.trouble and entry.trouble.until > now)):
-                self._end_exclusive(ref)  # its suspect was not won
+                self._end_exclusive(ref)  # its suspect was not claimed
             if entry.state is EntryState.CLOSED:
                 out += self._close(entry)
         return out
 
     def _end_exclusive(self, ref: OperationRef, *, look_again: bool = True) -> None:
-        """Nothing of it runs here (any more), or it cannot be served for now: go on with others. That more is to run
-        alone shows at the next look.
+        """Stop being exclusive for this operation, and serve others again.
+
+        No job of it runs here any more, or it cannot be served for now. The next check shows whether another suspect is
+        left.
         """
         if self.exclusive == ref:
             self.exclusive, self.running_alone = None, False
@@ -462,24 +478,24 @@ class Backlog:
     # ------------------------------------------------------------------- jobs
 
     def run_over(self, slots: int = 1) -> None:
-        """A run ended, and its slot is free."""
+        """Take the end of a run: its slot is free."""
         self.free += slots
         self._runs -= slots
 
     def ran_together(self, type_name: str, seconds: Sequence[float]) -> None:
-        """Jobs of a type that ran in turn took so long."""
+        """Take the durations of jobs of a type that ran in sequence."""
         self._fresh.ran(type_name, seconds)
 
     def took_long(self, type_name: str) -> None:
-        """Jobs of a type that ran in turn were not done when they should have been."""
+        """Jobs of a type that ran in sequence took longer than allowed."""
         self._fresh.took_long(type_name)
 
-    def job_broke(self, ref: OperationRef, now: float) -> tuple[Suspected | None, int, int]:
-        """As :meth:`Suspicion.broke`."""
-        return self.suspicion.broke(ref, now)
+    def job_failed(self, ref: OperationRef, now: float) -> tuple[BreakerScope | None, int, int]:
+        """As :meth:`CircuitBreaker.job_failed`."""
+        return self.breaker.job_failed(ref, now)
 
     def settled(self, ref: OperationRef, partition: int, *, ended: bool) -> list[Instruction]:
-        """A job is held no longer; not ``ended``: it waits, or another has it, so look again."""
+        """A job is no longer held. Not ``ended``: it waits, or another has it, so check again."""
         entry = self.entries[ref]
         if partition in entry.held:
             entry.held.discard(partition)
@@ -490,7 +506,7 @@ class Backlog:
             self._end_exclusive(ref)
         done = 0 < entry.count <= entry.ended
         if not ended or ((over or entry.gate.options.limited) and not done):
-            # The block is done: what failed here, or was left by others, may be claimable.
+            # The block is done: jobs that failed here or were released by others may be claimable.
             entry.again = True
             self._move(entry, EntryEvent.AGAIN)
         elif done and entry.round is None:
@@ -509,9 +525,9 @@ class Backlog:
         pause: float | None = None,
         run: bool = False,
     ) -> float:
-        """An operation could not be served, or (``run``) a run of its jobs not be begun. Seconds until the next try.
+        """An operation could not be served, or (``run``) a run of its jobs not begin.
 
-        ``pause``: these, where somebody else counts them.
+        Returns the seconds until the next try. ``pause``: a back-off that the caller has computed.
         """
         entry = self.entries.get(ref)
         if entry is None or entry.state in (EntryState.CLOSED, EntryState.CLOSING):
@@ -519,7 +535,7 @@ class Backlog:
         trouble = self._back_off(entry, reason, now, jitter, pause)
         trouble.run = run
         if reason is Reason.MISSING:
-            entry.since = now  # it waits anew: others have their turn
+            entry.since = now  # its waiting time starts again, so others have their turn
         return trouble.until - now
 
     def _back_off(self, entry: Entry, reason: Reason, now: float, jitter: float, pause: float | None = None) -> Trouble:
@@ -534,14 +550,14 @@ class Backlog:
         return trouble
 
     def _served(self, entry: Entry) -> list[Instruction]:
-        """It was claimed from; if it was runs that went wrong, that they go well is yet to be seen."""
+        """Its jobs were claimed. Trouble with runs stays until a run succeeds."""
         out = self._settle(entry)
         if entry.trouble is not None and not entry.trouble.run:
             entry.trouble = None
         return out
 
     def ran(self, ref: OperationRef) -> None:
-        """A run of its jobs came to its end, which tells nothing of other claims."""
+        """A run of its jobs ended, which shows nothing about other claims."""
         entry = self.entries.get(ref)
         if entry is not None and entry.trouble is not None:
             entry.trouble.run = False
@@ -558,9 +574,9 @@ class Backlog:
     # --------------------------------------------------------------- invariants
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where one does not hold; after each event all do."""
+        """Raises AssertionError if an invariant is broken; all hold after each event."""
         taken = sum(one.slots for one in self._rounds) + self._runs
-        assert self.free >= 0, "more is begun than there are slots"
+        assert self.free >= 0, "more slots are taken than exist"
         assert self.free + taken == self.slots, f"{self.free} of {self.slots} slots are free, and {taken} are taken"
         assert self._held == sum(len(entry.held) for entry in self.entries.values())
         assert all(ref == entry.ref for ref, entry in self.entries.items())
@@ -568,16 +584,18 @@ class Backlog:
             claiming = entry.state in (EntryState.CLAIMING, EntryState.CLOSING)
             assert claiming == (entry.round is not None and ref in entry.round.refs), f"{ref} is {entry.state}"
             assert entry.round is None or entry.round in self._rounds
-            assert (entry.state is EntryState.NEW) == (ref in self._fresh), f"{ref} is {entry.state}, and new"
+            assert (entry.state is EntryState.NEW) == (ref in self._fresh), f"{ref} is {entry.state}, but listed as new"
             scheduled = entry.state in (EntryState.READY, EntryState.CLAIMING, EntryState.DRY)
-            assert scheduled == (ref in self._scheduled), f"{ref} is {entry.state}, and forgotten"
+            assert scheduled == (ref in self._scheduled), f"{ref} is {entry.state}, but not scheduled"
             assert entry.state is not EntryState.ABSENT
-            assert entry.state is not EntryState.CLOSED or entry.held, f"{ref} is over, and kept"
-            assert entry.state is not EntryState.TAKEN or entry.all_taken, f"{ref} has jobs that nobody looks for"
+            assert entry.state is not EntryState.CLOSED or entry.held, (
+                f"{ref} is closed and holds nothing, but was kept"
+            )
+            assert entry.state is not EntryState.TAKEN or entry.all_taken, f"{ref} is taken, but has unclaimed jobs"
         assert self._scheduled.keys() <= self.entries.keys()
-        assert self._with_suspects.keys() <= self.entries.keys(), "suspects of what is gone"
+        assert self._with_suspects.keys() <= self.entries.keys(), "suspects of closed operations were kept"
         if self.running_alone:
-            assert self.exclusive is not None, "nothing is known of what runs alone"
+            assert self.exclusive is not None, "a job runs alone, but no operation is exclusive"
             others = [ref for ref, entry in self.entries.items() if entry.held and ref != self.exclusive]
-            assert not others, f"{others} run beside a job that is to run alone"
+            assert not others, f"{others} run beside a job that must run alone"
         assert self.exclusive is None or self.exclusive in self.entries

@@ -1,5 +1,7 @@
-"""The entries of an executor's backlog, one for each open operation: their states as a table that is executed, and the
-instructions that the backlog gives. Pure; times are seconds of a monotonic clock.
+"""The entries of an executor's backlog, and the backlog's instructions.
+
+There is one entry for each open operation. The states of an entry are a table that is executed. Pure; times are seconds
+of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,44 +20,47 @@ if TYPE_CHECKING:
 
 
 class EntryState(StrEnum):
-    """What an executor has to do for an operation."""
+    """The state of an operation in an executor's backlog."""
 
     ABSENT = "absent"
     NEW = "new"
-    """It has one job, and nobody here has looked at it: it is claimed together with others."""
+    """It has one job and was not examined here yet: it is claimed together with others."""
     READY = "ready"
     """It may have jobs to claim."""
     CLAIMING = "claiming"
-    """A round for it is under way."""
+    """A claim round for it is in progress."""
     CLOSING = "closing"
-    """Its gate went while a round was under way."""
+    """Its gate was closed during a claim round."""
     DRY = "dry"
-    """The last look found nothing to claim."""
+    """The last check found nothing to claim."""
     LEFT = "left"
-    """Others have its job."""
+    """Other executors claimed its job."""
     TAKEN = "taken"
-    """All of its jobs are claimed here, or have ended here."""
+    """All of its jobs were claimed or have ended here."""
     CLOSED = "closed"
-    """Its gate is gone, and jobs of it are held here."""
+    """Its gate is closed, and this executor still holds jobs of it."""
 
 
 class EntryEvent(StrEnum):
-    """What happens to an entry."""
+    """The events of an entry."""
 
     OPEN = "open"
     OPEN_NEW = "open_new"
     BEGIN = "begin"
-    """A round begins. MORE, NOTHING, LOST, ALL: it is over, and there may be more to claim; nothing is; others have it;
-    all is claimed here."""
+    """A claim round begins.
+
+    It ends with MORE (more jobs may be claimable), NOTHING (none is), LOST (others have them) or ALL (all are claimed
+    here).
+    """
     MORE = "more"
     NOTHING = "nothing"
     LOST = "lost"
     ALL = "all"
     AGAIN = "again"
-    """There may be something to claim: a hint, a time that has come, a job that waits again, another gate."""
+    """Jobs may be claimable: after a hint, a due time, a released job or a changed gate."""
     CLOSE = "close"
     GONE = "gone"
-    """Its gate is gone, and nothing of it is held."""
+    """Its gate is closed, and no job of it is held."""
 
 
 _S, _E = EntryState, EntryEvent
@@ -84,20 +89,20 @@ BACKLOG_TABLE: Mapping[EntryState, Mapping[EntryEvent, EntryState]] = {
     _S.TAKEN: {_E.AGAIN: _S.READY, _E.ALL: _S.TAKEN, _E.CLOSE: _S.CLOSED},
     _S.CLOSED: {_E.OPEN: _S.READY, _E.AGAIN: _S.CLOSED, _E.ALL: _S.CLOSED, _E.GONE: _S.ABSENT},
 }
-"""Where each event leads an entry. What is not here does not happen: the backlog raises."""
+"""The state to which each event leads. The backlog raises InvalidEvent for all others."""
 
 
 class Reason(StrEnum):
-    """Why an executor does not serve an operation before a time."""
+    """Why an executor does not serve an operation until some time."""
 
     CHANGED = "changed"
-    """What was compared is not as it was seen."""
+    """A compared key had changed."""
     ERROR = "error"
     MISSING = "missing"
-    """There are no records behind its gate."""
+    """No records exist behind its gate."""
     UNREADABLE = "unreadable"
     REJECTED = "rejected"
-    """etcd rejects a claim of it as invalid, even alone: the node record tells it."""
+    """etcd rejects its claim as invalid, also on its own; the node record shows it."""
 
 
 FIRST_PAUSE = 0.5
@@ -107,13 +112,16 @@ LONGEST_PAUSES: Mapping[Reason, float] = {
     Reason.MISSING: 600.0,
     Reason.UNREADABLE: 120.0,
 }
-"""Seconds of back-off, first and longest. Records that cannot be read stay so until a person mends them, or a later
-release is installed; those that are missing come within moments, by a watch that lags, or never."""
+"""Maximum seconds of back-off; the first one is FIRST_PAUSE.
+
+Unreadable records stay so until a person repairs them or a later release is installed. Missing ones appear within
+moments, when a watch catches up, or never.
+"""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Back-off after an operation could not be served here. It goes when the operation is served again, or goes."""
+    """Back-off after an operation could not be served here, until it is served again or closed."""
 
     reason: Reason
     pause: float = 0.0
@@ -121,57 +129,60 @@ class Trouble:
     rejected: bool = False
     """etcd rejected a claim of it, and has not accepted one since."""
     run: bool = False
-    """Its jobs could be claimed, and not run."""
+    """Its jobs could be claimed, but not run."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """What an executor keeps of one open operation to schedule it."""
+    """The scheduling state of one open operation."""
 
     ref: OperationRef
     gate: Gate
     gate_mod: int
     since: float
-    """Since when it waits: it was seen first, or served last."""
+    """Since when it waits: first seen, or last served."""
     state: EntryState = EntryState.ABSENT
     count: int = 0
-    """How many jobs it has; 0: it was not read yet."""
+    """The number of its jobs; 0: not read yet."""
     batch: bool = False
     held: set[int] = field(default_factory=set)
-    """Jobs that are claimed here."""
+    """Jobs that this executor holds."""
     ended: int = 0
     """Jobs that ended here."""
     lost: bool = False
-    """Others had its job: it is looked at before the next claim."""
+    """Others had claimed its job: it is read again before the next claim."""
     again: bool = False
-    """There may be something to claim that the round under way does not see."""
+    """Jobs may be claimable that the current round does not see."""
     due: float | None = None
-    """When it is looked at again, where nothing was to claim; None: at the poll."""
+    """The time of the next check, if nothing was claimable; None: at the next poll."""
     full: float = 0.0
     """Seconds of the last pause because no more of its jobs may run."""
     trouble: Trouble | None = None
     round: Round | None = None
 
     def happens(self, event: EntryEvent) -> None:
-        """Go where the table leads. Raises InvalidEvent where it leads nowhere."""
+        """Apply an event. Raises InvalidEvent if the state does not allow it."""
         after = BACKLOG_TABLE[self.state].get(event)
         if after is None:
-            raise InvalidEvent(f"{self.ref} is {self.state}: {event} leads nowhere")
+            raise InvalidEvent(f"{self.ref} is {self.state}, which does not allow the event {event}")
         self.state = after
 
     @property
     def crowded(self) -> bool:
-        """As many of its jobs are held here as one executor may hold."""
+        """Whether this executor holds as many of its jobs as one executor may."""
         return 0 < self.gate.options.max_jobs_per_executor <= len(self.held)
 
     @property
     def busy_with_batch(self) -> bool:
-        """One batch of an operation at a time: it has all cores already, and others share the rest."""
+        """Whether a batch of it runs here: at most one at a time.
+
+        The batch already uses all cores, and others share the rest.
+        """
         return self.batch and bool(self.held)
 
     @property
     def all_taken(self) -> bool:
-        """Nothing is left to claim: its jobs are held here, or have ended here."""
+        """Whether all of its jobs are held here or have ended here."""
         return 0 < self.count <= len(self.held) + self.ended
 
 
@@ -184,33 +195,35 @@ class InvalidEvent(DistopError):
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """Claim jobs of these operations; the backlog waits for its end. ``jobs``: of what was not read yet, which jobs to
-    claim together with the reading (none: look first). Those of several operations run in turn, in one slot.
+    """Claim jobs of these operations; the backlog waits for the end of the round.
+
+    ``jobs``: for operations not read yet, the jobs to claim together with the read (none: read first). The jobs of
+    several operations run in sequence, in one slot.
     """
 
     refs: tuple[OperationRef, ...]
     jobs: Mapping[OperationRef, Sequence[int]]
     slots: int
-    """Slots that it has taken so far."""
+    """Slots that the round has taken so far."""
     rank: int = 0
     until: float = 0.0
-    """So long those wait for it that are less urgent."""
+    """Until this time less urgent operations wait for the round."""
     borrowed: bool = False
-    """Some of them fall to other executors."""
+    """Some of them are assigned to other executors."""
     over: dict[OperationRef, EntryEvent] = field(default_factory=dict)
-    """How it ends for each; MORE where nothing is said."""
+    """The event that ends the round for each operation; MORE by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run these held jobs in one slot: those of an operation together, several operations in turn."""
+    """Run these held jobs in one slot: those of an operation together, several operations in sequence."""
 
     jobs: tuple[tuple[OperationRef, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give these held jobs back: they shall not start any more."""
+    """Give these held jobs back: they must not start any more."""
 
     ref: OperationRef
     jobs: tuple[int, ...]
@@ -218,7 +231,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the jobs of it that are held here: the operation is closed, or this executor is ``draining``."""
+    """Stop the operation's jobs that are held here: it is closed, or this executor is ``draining``."""
 
     ref: OperationRef
     draining: bool = False
@@ -226,21 +239,21 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The operation is gone, or paused: nothing of it is held here."""
+    """The operation is gone or paused, and none of its jobs is held here."""
 
     ref: OperationRef
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """etcd does not reject claims of the operation as invalid any more, or it is gone."""
+    """etcd no longer rejects claims of the operation as invalid, or the operation is gone."""
 
     ref: OperationRef
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to begin for so many seconds (None: until an event)."""
+    """Nothing can begin for this time (None: until an event)."""
 
     seconds: float | None
 
@@ -250,9 +263,10 @@ Instruction: TypeAlias = Round | Run | Release | Stop | Forget | Accepted | Wait
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at an operation showed. ``room``: how many jobs more may be claimed for all that limits them;
-    ``suspects``: seconds until it is this executor's turn to fall quiet for each of its suspects, soonest first, where
-    nothing else may be claimed; ``due``: when something is due.
+    """The result of reading an operation's jobs.
+
+    ``room``: how many more jobs may be claimed within all limits. ``suspects``: seconds until it is this executor's
+    turn for each suspect, soonest first, if nothing else may be claimed. ``due``: when something becomes due.
     """
 
     open_jobs: int
@@ -263,7 +277,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A round may claim: for so many slots, or (``alone``) one job that runs alone in its executor."""
+    """A round may claim: for these slots, or (``alone``) one job that runs alone in its executor."""
 
     slots: int
     alone: bool = False
@@ -271,8 +285,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a round brought of one operation. ``refused``: what was compared is not as it was seen; ``failed``: not all
-    of it could be done; ``open_jobs``: what is left to claim, as far as known.
+    """The result of a round for one operation.
+
+    ``refused``: a compared key had changed. ``failed``: not everything could be done. ``open_jobs``: jobs that are left
+    to claim, as far as known.
     """
 
     won: tuple[int, ...] = ()

@@ -82,9 +82,10 @@ def missing_executor(
 
 
 def unserved_tables(nodes: Collection[Node], type_name: str, tables: Collection[str]) -> list[str]:
-    """The tables for which no executor has the type that serves all of them; none where nobody has the type at all.
+    """The tables for which no executor with the type serves all tables.
 
-    Where each of them is served by somebody who has the type, but nobody serves them together, it is all of them.
+    [] if no executor has the type. All tables, if each is served by some executor with the type, but no executor serves
+    them together.
     """
     having = [node for node in nodes if rank(node, type_name) is not None]
     if not having or any(not refusal(node.serves, type_name, tables) for node in having):

@@ -1,4 +1,7 @@
-"""Whether an operation that waits may begin: a pure function of its view, the holds and the time. History records."""
+"""Decides whether a pending operation may begin, and builds history records.
+
+Both are pure functions: of the operation's view, the holds and the time; of its spec and its end.
+"""
 
 from __future__ import annotations
 
@@ -25,42 +28,42 @@ if TYPE_CHECKING:
 
 
 SUBMITTER_KEPT = 1_000
-"""Characters in a history record: an operation that submits others may have a long name."""
+"""Maximum characters in a history record: an operation that submits others may have a long name."""
 
 
 @frozen
 class Begin:
-    """Nothing is left that it waits for, but what runs on its table."""
+    """It waits for nothing any more, except conflicting types on its table."""
 
 
 @frozen
 class Join:
-    """The last of those that it waited for has ended, and it does nothing itself: it ends."""
+    """Its last predecessor has ended, and it has no jobs: it ends."""
 
 
 @frozen
 class EndWaiting:
-    """It never will begin."""
+    """It will never begin."""
 
     why: Cancel
     alarm: str = ""
-    """What people have to be told of."""
+    """An alarm for people."""
     void: bool = False
-    """Its graph never was there as a whole."""
+    """Its graph was never inserted as a whole."""
     hold: str = ""
-    """The hold that its transaction compares to be absent; the view has not seen it."""
+    """The hold that its transaction compares as absent; the view has not seen it."""
 
 
 @frozen
 class At:
-    """Not before this time (seconds since the epoch)."""
+    """It may not begin before this time (seconds since the epoch)."""
 
     time: float
 
 
 @frozen
 class Blocked:
-    """Until others have ended; or (``hold``) until this hold is gone."""
+    """It waits for predecessors, or (``hold``) for this hold."""
 
     hold: str = ""
 
@@ -69,8 +72,9 @@ Fate: TypeAlias = Begin | Join | EndWaiting | At | Blocked | None
 
 
 def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate:
-    """What becomes of an operation that waits; None: it is not for this release to say. Wall clocks decide nothing but
-    when a time has come (P2, P19).
+    """What happens to a pending operation; None: this release cannot decide it.
+
+    Wall clocks only decide whether a time has come (P2, P19).
     """
     spec = op.spec
     if spec is None or newer(op):
@@ -104,27 +108,28 @@ def ended_waiting(
     actions: Actions = NO_ACTIONS,
     executor: str = "",
 ) -> History:
-    """The history record of an operation that ended without having begun. ``void``, ``actions``, ``executor``: as in
-    it.
+    """The history record of an operation that ended while pending.
+
+    ``void``, ``actions``, ``executor``: fields of the record.
     """
     found: dict[str, Any] = {"total": 0, "success": 0, "failed": 0, "cancel": why, "alarm": alarm, "void": void}
     return record_of(ref, spec, state, finished, **found, actions=actions, executor=executor)
 
 
 def series_of(spec: Spec, ref: OperationRef) -> str:
-    """The operation with which the series began that it is of; "": it is of none."""
+    """The first operation of the series; "": it is of no series."""
     return str(spec.series.get("first") or ref) if spec.series is not None else ""
 
 
 ERRORS_KEPT = 10
-"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
+"""Errors in a history record; until cleanup the jobs' outcomes have all of them."""
 ERROR_TEXT = 2_000
-"""Characters of each."""
+"""Maximum characters of each."""
 MAX_HISTORY_BYTES = 1024 * 1024
 
 
 def error_of(partition: int, outcome: Outcome | None) -> dict[str, Any]:
-    """What a history record says of a job that failed."""
+    """The entry of a failed job in a history record."""
     if outcome is None:
         return {"partition": str(partition), "text": "failed"}
     told: dict[str, Any] = {"partition": outcome.name, "text": shorten(outcome.error or "failed", ERROR_TEXT)}
@@ -148,9 +153,11 @@ def final_record(
     actions: Actions,
     executor: str,
 ) -> tuple[History, bytes]:
-    """The history record of an operation that is decided, and its value. ``report`` and ``failure``: what its
-    completion code returned, and the sentence with which it made the operation fail. ``job_errors``: :func:`error_of`
-    the first jobs that failed. A report that is too large for the record fails the operation.
+    """The history record of a decided operation, and its value.
+
+    ``report`` and ``failure``: the result of its completion code, and the reason for which it made the operation fail.
+    ``job_errors``: :func:`error_of` the first failed jobs. A report that is too large for the record fails the
+    operation.
     """
     errors = list(job_errors)
     state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
@@ -182,7 +189,7 @@ def final_record(
 
 
 def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:
-    """The history record of an operation: what its spec tells of it, and what was ``found``."""
+    """The history record of an operation, from its spec and the fields in ``found``."""
     return History(
         op=str(ref),
         state=state,

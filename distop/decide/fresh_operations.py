@@ -1,8 +1,8 @@
-"""Operations of one job that nobody here has looked at: which of them are claimed next, and how many together.
+"""New one-job operations: which of them are claimed next, and how many together.
 
-Alone each would take a round trip to claim, a message to the child, and a slot of its own for all that time. How many
-go together is learned for each type from what its jobs take: as many as are done in a moment (``Limits.moment``), so
-that none waits long behind others while another executor is idle. Pure; times are seconds of a monotonic clock.
+Each on its own would take a round trip to claim, a message to the child, and a slot for that time. The group size is
+learned for each type from the duration of its jobs: as many as end within a moment (``Limits.moment``), so none waits
+long behind others while another executor is idle. Pure; times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
     from distop.protocol.size_limits import Limits
 
 HEAD_STARTS = (0.2, 10.0)
-"""Seconds for which an operation is left to the executor that it falls to by its name; then whoever has nothing else to
-do takes it. Longer each time that this one had long taken them all, and its coordinator was behind with their ends.
+"""Minimum and maximum seconds for which an operation is left to its assigned executor.
+
+Afterwards any idle executor takes it. The time doubles whenever the assigned executor had already taken them all and
+its coordinator was behind with their ends.
 """
 LOOKED_AT = 100
-"""Of those that wait, so many are looked at for a group."""
+"""Maximum number of waiting operations that are examined for a group."""
 
 
 class FreshOperations:
-    """Of one executor. ``others``: the other executors that work for a type on a table."""
+    """The new one-job operations in the backlog of one executor.
+
+    ``others``: the other executors that serve a type on a table.
+    """
 
     def __init__(self, executor: str, limits: Limits, others: Callable[[str, str], Sequence[str]]) -> None:
         self._executor = executor
@@ -38,9 +43,9 @@ class FreshOperations:
         self._others_of = others
         self.mine: dict[OperationRef, None] = {}
         self.others: dict[OperationRef, float] = {}
-        """Those that fall to other executors, with the time at which each was seen."""
+        """Operations assigned to other executors, with the time at which each was seen."""
         self._rivals: dict[tuple[str, str], tuple[str, ...]] = {}
-        """By type and table: the executors among which they were divided."""
+        """(type, table) → the other executors among which operations were divided."""
         self._sizes: dict[str, int] = {}
         self._head_starts: dict[str, float] = {}
 
@@ -51,7 +56,7 @@ class FreshOperations:
         return len(self.mine) + len(self.others)
 
     def add(self, ref: OperationRef, now: float) -> None:
-        """It falls to this executor or to another one, by its name."""
+        """Assign an operation to this executor or another one, by its name."""
         subject = ref.type, ref.table
         rivals = self._rivals.get(subject)
         if rivals is None:
@@ -62,12 +67,12 @@ class FreshOperations:
             self.others[ref] = now
 
     def remove(self, ref: OperationRef) -> None:
-        """It is claimed, served by itself, or gone."""
+        """The operation was claimed, is served on its own, or is gone."""
         self.mine.pop(ref, None)
         self.others.pop(ref, None)
 
     def divide_anew(self, now: float) -> None:
-        """Nodes have come or gone: what fell to one of them may fall to another."""
+        """Assign operations again after nodes came or went."""
         stale = {one for one, rivals in self._rivals.items() if rivals != tuple(self._others_of(*one))}
         for subject in stale:
             del self._rivals[subject]
@@ -78,12 +83,14 @@ class FreshOperations:
     def choose(
         self, slots: int, now: float, wait: Callable[[OperationRef], float]
     ) -> tuple[list[OperationRef], bool, float | None]:
-        """Those of one type to be claimed next, and whether some of them fall to others; where there are none, the
-        seconds until that may change. ``wait``: seconds for which one is not to be served here.
+        """The operations of one type to claim next.
+
+        Also returned: whether some are assigned to others. Without any: the seconds until that may change. ``wait``:
+        seconds for which an operation is not served here.
         """
         pauses: list[float] = []
         waits: dict[tuple[str, str], float] = {}
-        # Of others' the last ones: those to whom they fall come from the front, and to these last.
+        # Others' operations from the end: their assigned executors take them from the front.
         for waiting in (islice(self.mine, LOOKED_AT), islice(reversed(self.others), LOOKED_AT)):
             due: dict[str, list[OperationRef]] = {}
             for ref in waiting:
@@ -102,7 +109,7 @@ class FreshOperations:
         return [], False, min(pauses, default=None)
 
     def _take(self, refs: Sequence[OperationRef], slots: int) -> tuple[list[OperationRef], bool]:
-        """As many of these, which are of one type, as go together; for each free slot its share."""
+        """Take a group of these operations of one type: a share for each free slot, at most the learned size."""
         size = min(self._size(refs[0].type), -(-len(refs) // max(slots, 1)), self._limits.together)
         chosen = list(refs[:size])
         if any(ref.table != CLUSTER_TABLE for ref in chosen):
@@ -118,13 +125,13 @@ class FreshOperations:
         return self._head_starts.get(type_name, HEAD_STARTS[0])
 
     def borrowed(self, type_name: str, won: bool) -> None:
-        """Some that fall to others were claimed, or not."""
+        """Operations assigned to others were claimed (``won``), or were not."""
         shortest, longest = HEAD_STARTS
         longer = self._head_start(type_name) * (0.5 if won else 2.0)
         self._head_starts[type_name] = max(shortest, min(longest, longer))
 
     def ran(self, type_name: str, seconds: Sequence[float]) -> None:
-        """Jobs of a type that went together took so long: by that more or fewer of them go together."""
+        """Learn the group size from the durations of jobs that ran together."""
         if seconds:
             most, moment = self._limits.together, self._limits.moment
             each = sum(max(0.0, one) for one in seconds) / len(seconds)
@@ -133,7 +140,7 @@ class FreshOperations:
             self._sizes[type_name] = max(1, min(2 * self._size(type_name), most))
 
     def took_long(self, type_name: str) -> None:
-        """Jobs of a type that went together were not done when they should have been."""
+        """Jobs that ran together took longer than allowed: stop grouping this type."""
         self._sizes[type_name] = 1
 
     def _size(self, type_name: str) -> int:

@@ -1,7 +1,7 @@
-"""What a coordinator or an executor should do next: pure functions of one view and the time.
+"""The next step of a coordinator or an executor. Pure.
 
-They return actions as values; the shells (``distop.daemon.coordinator``, ``distop.daemon.executor``) perform them. An
-operation whose records are of a newer version is left alone (rolling upgrades).
+It is decided from one view and the time. Steps are returned as values; the shells (``distop.daemon.coordinator``,
+``distop.daemon.executor``) perform them. Operations with records of a newer version are skipped (rolling upgrades).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from distop.protocol.operation_options import allowance
 from distop.protocol.records import Attempts, Cancel, Decision, State
 from distop.protocol.revisioned import Seen
 from distop.protocol.state_tables import Stage
+from distop.protocol.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,8 +58,9 @@ class Finish:
 
 @frozen
 class Reap:
-    """Clean up after these jobs, which wait or whose holders are gone, then delete their claims: (partition, claim's
-    mod revision).
+    """Clean up after these jobs, then delete their claims.
+
+    ``claims``: (partition, the claim's mod revision). Their claims wait, or their holders are gone.
     """
 
     claims: tuple[tuple[int, int], ...]
@@ -73,9 +75,11 @@ class Commit:
 
 @frozen
 class CompleteFirst:
-    """Run the behavior's ``complete_operation``, which only makes a report, with what will be decided; then decide and
-    finish in one transaction. ``otherwise``: decide first, where the code that is installed here does more, or etcd has
-    refused the end once (the code would run again and again).
+    """Run the behavior's ``complete_operation`` before deciding.
+
+    It gets the expected decision. It only makes a report. Then one transaction decides and finishes. ``otherwise``:
+    decide first, if the installed code does more than a report, or etcd has refused the end once (the code would run
+    again and again).
     """
 
     decision: Decision
@@ -84,7 +88,7 @@ class CompleteFirst:
 
 @frozen
 class Clean:
-    """Start what follows, delete the operation's keys in pages, then ``.state`` and pending together."""
+    """Start follow-ups, delete the operation's keys in pages, then ``.state`` and pending together."""
 
     count: int
     follow_ups: tuple[Mapping[str, Any], ...] = ()
@@ -92,7 +96,7 @@ class Clean:
 
 @frozen
 class WakeAt:
-    """Nothing to do before this time (seconds since the epoch)."""
+    """Wait until this time (seconds since the epoch)."""
 
     time: float
 
@@ -111,11 +115,11 @@ def next_step(
     poll: float,
     actors: Mapping[int, float] = _NOBODY,
 ) -> Step:
-    """The one thing that the coordinator should do next for an operation; None: wait for an event.
+    """The coordinator's next step for an operation; None: wait for an event.
 
-    ``live``: incarnations with a node key. ``poll``: seconds between two looks; a ``retry_at`` that lies further ahead
-    than that and than the longest back-off is due at once, so that a clock an hour ahead delays nothing (fault 40).
-    ``actors``: seconds until each job's claim by an actor counts as abandoned (:func:`abandoned_in`).
+    ``live``: incarnations with a node key. ``poll``: seconds between two checks. A ``retry_at`` further ahead than that
+    and than the longest back-off is due at once, so a clock that is an hour ahead delays nothing (fault 40).
+    ``actors``: seconds until each actor's claim counts as abandoned (:func:`abandoned_in`).
     """
     if op.spec is None or newer(op):
         return None
@@ -127,8 +131,8 @@ def next_step(
         return MakePlan()
     if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
         if op.ended >= op.plan.count:
-            # Its claims are gone, though nobody looks: each went with its job's end, and no job that has ended is
-            # claimed.
+            # No claim exists, though claims are not watched: each was deleted with its job's end, and no ended job is
+            # claimed again.
             verdict = State.FAILED if op.failed else State.SUCCESS
             return _decided(keys, op, election, verdict, at_once=op.spec.rules.reports_only)
         max_failed, fail_fast = op.terms.options.max_failed, op.spec.rules.failure_policy == "fail_fast"
@@ -147,7 +151,7 @@ def next_step(
         )
         if gone:
             return Reap(gone)
-        if op.claims:  # a holder has yet to stop
+        if op.claims:  # a holder has not stopped yet
             return WakeAt(now + max(SOONEST, min(actors.values()))) if actors else None
         failed = op.cancel is not None and op.cancel.reason == "failed"
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
@@ -168,9 +172,9 @@ def next_step(
 
 
 def without_code(decision: Seen[Decision], why: str) -> Finish:
-    """The end of a cancelled operation whose completion code nobody can run.
+    """The decision for a cancelled operation that ends without completion code.
 
-    Its record says that the code did not run.
+    No executor can run the code. Its record states that the code did not run.
     """
     text = f"the completion code did not run: {why}"
     return Finish(replace(decision.value, error=text), decision.mod)
@@ -191,9 +195,10 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *
 
 
 def gives_up(rules: Rules, attempts: int) -> bool:
-    """So many attempts at planning or completion have failed that the operation fails. Unlike a job's, they are
-    counted whatever ``can_fail`` says: it speaks of jobs, and an operation that can neither go on nor end would hold
-    its table for ever.
+    """Whether planning or completion has failed so often that the operation fails.
+
+    These attempts count whatever ``can_fail`` says, which is about jobs. An operation that can neither continue nor end
+    would block its table for ever.
     """
     return attempts >= rules.retry.attempts
 
@@ -201,8 +206,10 @@ def gives_up(rules: Rules, attempts: int) -> bool:
 def failed_attempt(
     rules: Rules, before: int, text: str, now: float, *, final: bool, jitter: float
 ) -> tuple[Attempts, bool]:
-    """The attempts at planning or completion with one that failed after ``before`` others, and whether it was the last.
-    ``final``: no retry mends it. ``jitter``: the factor of the back-off, at most 1.
+    """The attempts at planning or completion after one more failure.
+
+    Also returned: whether it was the last. ``before``: failed attempts before it. ``final``: a retry cannot succeed.
+    ``jitter``: the factor of the back-off, at most 1.
     """
     if final or gives_up(rules, before + 1):
         return Attempts(before + 1, text), True
@@ -210,9 +217,9 @@ def failed_attempt(
 
 
 def after_failed_completion(decision: Decision, rules: Rules, attempts: Attempts, *, last: bool) -> Decision:
-    """The decision with an attempt at completion that failed (:func:`failed_attempt`).
+    """The decision after a failed attempt at completion (:func:`failed_attempt`).
 
-    After the last one the limit is reached: the next step finishes the operation as failed without completion code.
+    After the last attempt the limit is reached: the next step finishes the operation as failed without completion code.
     """
     after = replace(decision, attempts=attempts.attempts, error=attempts.error, retry_at=attempts.retry_at)
     if not last:
@@ -221,13 +228,15 @@ def after_failed_completion(decision: Decision, rules: Rules, attempts: Attempts
 
 
 def newer(op: OperationView) -> bool:
-    """A newer release wrote the operation, by rules that are not known here: it is left alone."""
+    """Whether a newer release wrote the operation. Its rules are unknown here, so it is skipped."""
     return op.spec is not None and op.spec.version > SCHEMA_VERSION
 
 
 def _due(retry_at: str, now: float, longest: float) -> float:
-    """When something may be tried again. No honest clock writes a time further ahead than the longest back-off: such a
-    one is due now. (Cutting it to ``now + longest`` would put it off again at each look.)
+    """The time of the next attempt.
+
+    A correct clock never writes a time further ahead than the longest back-off; such a time is due now. (Reducing it to
+    ``now + longest`` would postpone it again at each check.)
     """
     due = parse_time(retry_at)
     return due if due <= now + longest else now
@@ -243,39 +252,44 @@ class Claimable:
     free: tuple[int, ...]
     waiting: tuple[int, ...]
     lost: tuple[int, ...]
-    """Held by incarnations that have no node key any more, or by actors that have not extended their claims in time."""
+    """Held by incarnations without a node key, or by actors that did not extend their claims in time."""
     next_due: float | None
 
 
 SOONEST = 0.01
-"""Seconds until it is looked again at least: a wall clock cannot tell less from nothing."""
+"""Minimum seconds until the next check: wall clocks are not more precise."""
 PATIENCE = (0.5, 5.0)
-"""Seconds beyond its duration for which a claim by an actor is left alone: a tenth of it, but so many at least and at
-most. An extension may be on its way, and no two clocks run quite alike."""
+"""Seconds beyond its duration during which an actor's claim is not taken: a tenth of it, within these limits.
+
+An extension may be on its way, and clocks differ slightly.
+"""
 
 
 def abandoned_in(claim: Claim, unchanged_for: float) -> float:
-    """Seconds until a claim by an actor counts as abandoned, having been seen unchanged for so long by the clock of
-    whoever looks; 0 or less: now. The claim's revision, which every extension moves, is what is compared then: of an
-    actor that extends in time nothing can be taken, whatever anybody's clock says.
+    """Seconds until an actor's claim counts as abandoned; 0 or less: now.
+
+    ``unchanged_for``: seconds for which the observer has seen it unchanged, by its own clock. Every extension changes
+    the claim's revision, and a takeover compares it. So nothing is taken from an actor that extends in time, whatever
+    any clock shows.
     """
     least, most = PATIENCE
     return claim.duration + min(max(least, claim.duration / 10), most) - unchanged_for
 
 
 def actors_of(op: OperationView, clock: float) -> dict[int, float]:
-    """Seconds until each claim by an actor that the view has counts as abandoned, by a clock that never goes back."""
+    """Seconds until each actor's claim in the view counts as abandoned. ``clock``: a monotonic time."""
     return {
         p: abandoned_in(seen.value, op.unchanged_for(p, clock)) for p, seen in op.claims.items() if seen.value.actor
     }
 
 
 LEFT_TO_OTHERS = 30.0
-"""Minimum seconds for which an executor leaves a job to others, times the number of its attempts that failed there. A
-broken executor has free slots again at once, and would take all attempts of the job.
+"""Minimum seconds for which an executor leaves a job to others, times its failed attempts there.
+
+A broken executor has free slots again at once. It would otherwise use up all attempts of the job.
 """
 HEAD_START = 2.0
-"""Seconds for which a job that can go on is left to the executor that has its local state, if that one lives."""
+"""Seconds for which a resumable job is left to the live executor that has its local state."""
 
 
 def claimable(
@@ -290,14 +304,13 @@ def claimable(
     patience: float,
     homes: Collection[str] = (),
 ) -> Claimable:
-    """Sort the jobs of an operation by what may be done with them.
+    """Sort the jobs of an operation into free, waiting and lost ones.
 
-    ``executor``: my id; ``others``: another capable node lives, so that a job that failed here is left to it at
-    first. ``unchanged_for``: seconds for which I have seen a claim that waits, or is an actor's, unchanged, by my own
-    clock; a waiting one that stayed so for ``patience`` is due whatever its ``retry_at`` says (no clock is trusted for
-    liveness).
-    ``homes``: other live executors that have first call on what they ran last, since they have its local state (of a
-    resumable type).
+    ``executor``: my id. ``others``: another capable node lives, so a job that failed here is left to it at first.
+    ``unchanged_for``: seconds for which I have seen a waiting claim, or an actor's, unchanged, by my own clock. A
+    waiting claim that was unchanged for ``patience`` is due whatever its ``retry_at`` says (liveness depends on no wall
+    clock). ``homes``: other live executors that may first continue what they ran last, because they have its local
+    state (of a resumable type).
     """
     free, waiting, lost = [], [], []
     next_due: float | None = None
@@ -340,16 +353,17 @@ def claimable(
 
 
 def may_end_soon(op: OperationView) -> bool:
-    """So little is left of an open operation that one group of reports may be the last."""
+    """Whether one group of reports may be the last of an open operation."""
     return (
         op.stage is Stage.OPEN and op.plan is not None and op.plan.count - op.ended <= job_transitions.REPORTS_PER_TXN
     )
 
 
 def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
-    """How many jobs to claim at once: where one batch serves many jobs, those that are this executor's share
-    (``mine``), or an equal share of what is open when none is; else as many as there are free slots. Never over
-    ``limit``. Executors that see the same nodes so claim disjoint blocks that cover everything.
+    """The number of jobs to claim at once, at most ``limit``.
+
+    For a batch: this executor's share (``mine``), or an equal share of the open jobs if it has none. Otherwise: as many
+    as there are free slots. So executors that see the same nodes claim disjoint blocks that cover all jobs.
     """
     if free_slots <= 0:
         return 0
@@ -358,13 +372,15 @@ def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slot
 
 
 BATCH_BYTES_PER_SLOT = 16 * 1024**3
-"""Data in one batch at most, for each slot of its executor (which has a core for each): about a minute of scanning.
-Much less, and what a batch costs beside its data would show; much more is done again where its executor is lost, and
-leaves an executor that has finished its own share nothing to take over."""
+"""Maximum data in one batch, for each slot of its executor (with a core each): about a minute of scanning.
+
+With much less, the fixed cost of a batch would show. With much more, a lost executor would cost more work, and an
+executor that has finished its share could take over nothing.
+"""
 
 
 def within_bytes(sizes: Iterable[int], slots: int) -> int:
-    """How many of these partitions, in this order, make one batch of an executor with so many slots: at least one."""
+    """The number of partitions, in order, that make one batch of an executor with these slots; at least one."""
     total = count = 0
     for size in sizes:
         total += size
@@ -375,9 +391,10 @@ def within_bytes(sizes: Iterable[int], slots: int) -> int:
 
 
 def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], salt: str) -> tuple[list[int], int]:
-    """The partitions in the order in which this executor should claim them, and how many of them are its own: those
-    first for which it scores highest among all (highest random weight), then where it comes second, and so on. No
-    executor needs to know what another claims.
+    """The order in which this executor should claim the partitions.
+
+    Also returned: how many of them are its own. First come those for which it has the highest score (highest random
+    weight), then those for which it is second, and so on. No executor needs to know what another claims.
     """
     if not others:
         own = list(partitions)
@@ -392,18 +409,20 @@ def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], 
 
 
 LONGEST_RUN = 120
-"""Neighbouring ordinals that are dealt out together."""
+"""Maximum number of neighbouring ordinals that are assigned together."""
 
 
 def shares(
     count: int, executor: str, others: Sequence[str], salt: str, costs: Sequence[int] | None = None
 ) -> tuple[list[int], int]:
-    """The ordinals of a fresh plan in the order in which this executor should claim them, and how many of them, at the
-    head, are its share. Runs of neighbours are dealt out, each to whoever has least by then, so that everybody who sees
-    the same executors divides alike, and a run that nobody has touched is claimed under two range compares.
+    """The order in which this executor should claim a fresh plan's ordinals.
 
-    ``costs``: of each ordinal, in any unit; where they are not known all cost the same. Runs that cost many times more
-    than others come first: what takes longest must not begin last, and no share may be a multiple of another.
+    Also returned: the size of its share, at the head. Runs of neighbours are assigned, each to the executor with the
+    least work so far. So all executors that see the same nodes divide alike, and an untouched run is claimed under two
+    range compares.
+
+    ``costs``: of each ordinal, in any unit; without them all cost the same. Runs that cost many times more than others
+    come first: the longest work must not begin last, and no share may be a multiple of another.
     """
     names = sorted({executor, *others})
     if len(names) == 1 and costs is None:
@@ -415,7 +434,7 @@ def shares(
     dealt = [0] * len(names)
     mine: list[int] = []
     rest: list[int] = []
-    # By powers of two: sizes that differ by chance leave the order as it is.
+    # By powers of two, so that random differences of sizes do not change the order.
     for n in sorted(range(len(runs)), key=lambda n: -weights[n].bit_length()):
         whose = dealt.index(min(dealt))
         dealt[whose] += weights[n]
@@ -424,11 +443,11 @@ def shares(
 
 
 OPEN_COST = 4 * 1024**2
-"""What opening a file costs, in bytes that could be read meanwhile: as Spark has it (``openCostInBytes``)."""
+"""The cost of opening a file, in bytes that could be read meanwhile, as in Spark (``openCostInBytes``)."""
 
 
 def cost(partition: Mapping[str, Any]) -> int:
-    """What the work on a partition (its plan in JSON form) costs, in bytes, as far as its files tell."""
+    """The cost of a partition (its plan in JSON form) in bytes, estimated from its files."""
     return int(partition.get("bytes", 0)) + OPEN_COST * max(1, len(partition.get("files") or ()))
 
 
@@ -443,8 +462,10 @@ def _mix(seed: int, n: int) -> int:
 def claim_for(
     seen: Seen[Claim] | None, executor: str, incarnation: str, lost: bool, rules: Rules
 ) -> tuple[Claim, int, bool]:
-    """The claim to write for a job, the mod revision of the claim as seen, and whether its executor was lost once too
-    often: then the job fails, after another claim where :func:`only_ends` holds for it.
+    """The claim to write for a job, and the mod revision of the claim as read.
+
+    Also returned: whether its losses reached the limit. In that case the job fails, after another claim if
+    :func:`only_ends` holds for it.
     """
     if seen is None:
         return Claim(executor, incarnation, 1, 0), 0, False
@@ -460,10 +481,11 @@ def claim_for(
 
 
 def only_ends(claim: Claim, rules: Rules) -> bool:
-    """The job was lost once too often before this claim: it is not run under it, but ends, after a cleanup.
+    """Whether the job under this claim is only cleaned up and failed.
 
-    It is claimed for that, because of a holder that seems gone something may still arrive: it gives the job back, or
-    reports its success, as long as the claim is its own. No transaction that could be refused guards a cleanup.
+    Its losses had reached the limit before the claim. It is claimed for that because a holder that seems gone may still
+    act: it may give the job back, or report its success, while the claim is its own. A cleanup has no transaction that
+    could be refused.
     """
     if not (rules.code and rules.cleans and rules.can_fail):
         return False
@@ -476,28 +498,32 @@ EXPIRED = "the worker did not extend its claim in time"
 
 
 def lost_text(old: Claim, failures: int) -> str:
-    """What the outcome of a job says whose holders were lost once too often; ``old``: the claim of the last one."""
+    """The error of a job whose holders were lost too often; ``old``: the claim of the last one."""
     if old.actor:
         text = f"the worker {old.executor} did not extend its claim of attempt {old.attempt} in time"
     else:
         text = f"executor {old.executor} was lost while it ran attempt {old.attempt}"
-    text += f" ({failures} failures)"
+    text += f" ({plural(failures, 'failure')})"
     return f"{text}; the error before: {old.error}" if old.error else text
 
 
 def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
-    """Executors were lost while they ran this job, and the next loss is one too many: it runs alone in its executor, so
-    that no neighbour of a job that kills executors fails for it (F38). ``lost``: its holder is gone.
+    """Whether a job has to run alone in its executor.
+
+    Its next loss is the last allowed one. So no neighbour fails for a job that kills executors (F38). ``lost``: its
+    holder is gone.
     """
     failures = claim.failures + lost
     if rules.at_limit(failures) or (lost and rules.lost == "fail") or only_ends(claim, rules):
-        return False  # it is over
+        return False  # its limit is reached
     return rules.at_limit(failures + 1) and claim.losses + (lost and not claim.actor) > 0
 
 
 def place_for_suspect(claim: Claim, executor: str, others: Sequence[str], job: str) -> int:
-    """My place, from 0, among those that may run a suspect: another order for each job, the same for everybody. The
-    executor on which it broke comes last, since it leaves the job alone for a while.
+    """My place, from 0, among the executors that may run a suspect.
+
+    The order differs for each job and is the same for all executors. The executor on which it failed comes last,
+    because it leaves the job to others for a while.
     """
     if claim.waiting and claim.failures:
         if claim.executor == executor:
@@ -507,19 +533,22 @@ def place_for_suspect(claim: Claim, executor: str, others: Sequence[str], job: s
 
 
 QUIET_TURN = 300.0
-"""Seconds for which a suspect is left to the executor before me: it may have to wait for a long job of its own, but it
-may also be one that is never alone, for a reason that nobody else sees."""
+"""Seconds for which a suspect is left to the executor before me.
+
+That one may have to wait for a long job of its own, or may never be idle.
+"""
 
 
 def quiet_in(place: int, unchanged_for: float) -> float:
-    """Seconds until an executor at this place falls quiet for a suspect; 0: now."""
+    """Seconds until an executor at this place stops claiming other jobs for a suspect; 0: now."""
     return max(0.0, place * QUIET_TURN - unchanged_for)
 
 
 def after_end(kind: str, claim: Claim, rules: Rules) -> Literal["release", "retry", "fail", "report"]:
-    """What is written when a job has ended so (``worker.child_messages.Kind``) under this claim.
+    """What to write for a job that ended under this claim.
 
-    ``fail``: reported as failed, after a cleanup, since nobody comes after this attempt.
+    ``kind``: a ``worker.child_messages.Kind``. ``fail``: reported as failed, after a cleanup, because no attempt
+    follows.
     """
     if kind in ("cancelled", "refused", "unable", "unavailable"):
         return "release"
@@ -532,8 +561,9 @@ def after_end(kind: str, claim: Claim, rules: Rules) -> Literal["release", "retr
 def outcome(
     claim: Claim, fence: int, name: str, kind: str, result: Any, error: str, started: str, finished: str
 ) -> Outcome:
-    """The outcome of a job that has ended under this claim as ``kind``. It tells of each attempt where the job failed,
-    and not in its first one.
+    """The outcome of a job that ended as ``kind`` under this claim.
+
+    It lists the errors of all attempts if the job failed in a later attempt than the first.
     """
     tried = told(claim.tried, Tried(claim.attempt, claim.executor, error)) if kind != "success" and claim.tried else ()
     by = (name, claim.executor, claim.incarnation, claim.attempt)
@@ -560,9 +590,9 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
 
 
 def revoked(claim: Claim) -> Claim:
-    """The waiting claim of a cancelled job whose holder is gone, which it says."""
+    """The waiting claim of a cancelled job whose holder is gone; its error says so."""
     lost = Tried(claim.attempt, claim.executor, EXPIRED if claim.actor else LOST)
-    # Without its story: many of these are written at once (T2), and nobody runs the job again.
+    # Without the list of attempts: many are written at once (T2), and the job is never run again.
     return Claim(claim.executor, "", claim.attempt, claim.failures, losses=claim.losses, tried=(lost,))
 
 
@@ -581,8 +611,9 @@ def given_back(claim: Claim) -> frozenset[str]:
 
 
 def turn(candidates: Iterable[str], mine: str, subject: str) -> int:
-    """My place among the candidates for an election, from 0: another order for each subject, the same for everybody who
-    sees the same candidates.
+    """My place among the candidates for an election, from 0.
+
+    The order differs for each subject and is the same for all that see the same candidates.
     """
     own = (crc32(f"{subject}/{mine}".encode()), mine)
     return sum((crc32(f"{subject}/{name}".encode()), name) < own for name in candidates if name != mine)

@@ -1,8 +1,7 @@
-"""What a coordinator knows of each operation, kept small where very many wait.
+"""A coordinator's view of each operation of its type on a table.
 
-Collections that are empty in nearly all of very many views: they share one, until there is something to hold.
-
-What a coordinator knows of each operation: a record of its own, or, of very many that wait, a few numbers.
+An operation has a record of its own, or, if it only waits, a few numbers (``decide.resting_operations``). Collections
+that are empty in nearly all of very many views share one empty value.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ T = TypeVar("T")
 Key = TypeVar("Key")
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
-"""What each operation has none of as yet, for all of them: very many may wait."""
+"""The shared empty mapping."""
 
 
 def with_entry(held: Mapping[Key, T], key: Key, value: T) -> Mapping[Key, T]:
-    """An entry more, in place where there are some."""
+    """The mapping with one more entry; changed in place if it is not the shared one."""
     if isinstance(held, dict):
         held[key] = value
         return held
@@ -45,21 +44,21 @@ def with_entry(held: Mapping[Key, T], key: Key, value: T) -> Mapping[Key, T]:
 
 
 def without_entry(held: Mapping[Key, T], key: Key) -> Mapping[Key, T]:
-    """An entry less, in place."""
+    """The mapping without an entry, changed in place."""
     if isinstance(held, dict):
         held.pop(key, None)
     return held or NOTHING
 
 
 def without_member(held: AbstractSet[int], number: int) -> AbstractSet[int]:
-    """A member less, in place."""
+    """The set without a member, changed in place."""
     if isinstance(held, set):
         held.discard(number)
     return held
 
 
 EDGES_AT_REST = 8
-"""Edges of an operation that rests, at most: one that has thousands changes with each of them."""
+"""Maximum number of edges of a resting operation: one with thousands changes with each of them."""
 
 
 class SeenClaim:
@@ -74,7 +73,7 @@ class SeenClaim:
 
     @property
     def value(self) -> Claim:
-        """The claim. Raises what decoding raises where the record cannot be read."""
+        """The claim. Raises what decoding raises for an unreadable record."""
         if self._value is None:
             self._value = Claim.decode(self._raw)
         return self._value
@@ -93,7 +92,7 @@ class OperationView:
     chunks: Mapping[int, int] = field(default_factory=lambda: NOTHING)
     planning: Seen[Attempts] | None = None
     broken: dict[str, str] | None = None
-    """Of ``after``, those with a text: a wide join is not looked through for each that ends."""
+    """The entries of ``after`` with a text; a wide join is not searched at each end."""
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
     altered: Seen[Options] | None = None
@@ -102,20 +101,18 @@ class OperationView:
     failed: AbstractSet[int] = frozenset()
     claims: Mapping[int, SeenClaim] = field(default_factory=lambda: NOTHING)
     claims_known: bool = False
-    """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
+    """The claims are watched and were listed: jobs without an entry have no claim."""
     after: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    """What it waits for, by edge: "", or how that ended where it should have gone well."""
+    """Edge → "", or how the predecessor ended if the edge is broken."""
     next: Mapping[str, Edge] = field(default_factory=lambda: NOTHING)
-    """What waits for this one, by edge."""
+    """Edges to its successors."""
     seen_since: Mapping[int, tuple[int, float]] = field(default_factory=lambda: NOTHING)
-    """Of claims by actors: their fence, and since when it is seen (:meth:`unchanged_for`)."""
+    """Actors' claims: their fence, and since when it is unchanged (:meth:`unchanged_for`)."""
     outcomes: Mapping[int, KeyValue] = field(default_factory=lambda: NOTHING)
-    """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
-    them.
-    """
+    """Outcomes of small operations from watch events; large ones and those from listings are missing."""
 
     def as_it_is(self) -> OperationView:
-        """What does not change with the next jobs that fail."""
+        """A copy that later job failures do not change."""
         return OperationView(
             self.ref,
             self.state,
@@ -142,30 +139,31 @@ class OperationView:
 
     @property
     def terms(self) -> Terms:
-        """What its gate is to say."""
+        """The terms that its gate has to contain."""
         seen, where = self.altered, self.spec.where if self.spec is not None else {}
         beside = self.plan.beside if self.plan is not None else ()
         return Terms(seen.value, seen.mod, where, beside) if seen is not None else Terms(where=where, beside=beside)
 
     @property
     def opened(self) -> int:
-        """The mod revision of its gate, where it is open and nothing was altered: a gate is written with the plan, or
-        where there is one already, with the state ``running``, and goes with each other state.
+        """The mod revision of its gate, if it is open and nothing was altered.
+
+        The gate is written with the plan, or with a later state ``running``; every other state deletes it.
         """
         return max(self.state_mod, self.plan_mod)
 
     @property
     def ended(self) -> int:
-        """Jobs with a state."""
+        """The number of jobs with a state."""
         return self.success + len(self.failed)
 
     @property
     def stage(self) -> Stage:
-        """What the operation is in, from its own keys (gate and pending follow from them, invariant 12)."""
+        """The stage, from its own keys (gate and pending follow from them, invariant 12)."""
         return stage_of(self.state, decided=self.decision is not None, planned=self.plan is not None)
 
     def unchanged_for(self, partition: int, clock: float) -> float:
-        """Seconds for which a claim is seen as it is, at this moment of a clock that never goes back; 0 at first."""
+        """Seconds for which a claim is seen unchanged, by a monotonic clock; 0 at first."""
         mod = self.claims[partition].mod
         since = self.seen_since.get(partition, (0, 0.0))
         if since[0] != mod:
@@ -175,22 +173,24 @@ class OperationView:
 
     @property
     def empty(self) -> bool:
-        """Nothing is left of it."""
+        """Whether nothing is left of it."""
         return self.state is None and self.spec is None and self.plan is None and not self.claims
 
 
 class Operations(Mapping[OperationRef, OperationView]):
-    """The operations of one type on one table, as a mapping. Those that wait, and of which nothing else is to be known,
-    *rest*: what a look-up gives of one is made for it, and is nothing that may be changed (:meth:`wake`).
+    """The operations of one type on one table, as a mapping.
+
+    Pending operations with no further facts *rest*. A look-up creates a view of a resting operation, which must not be
+    changed; :meth:`wake` returns one that may.
     """
 
     def __init__(self, table: str, type_name: str, resting: Resting | None = None) -> None:
         self.table = table
         self.type = type_name
         self.claims_known = False
-        """As in each of them."""
+        """As in each view."""
         self.awake: dict[OperationRef, OperationView] = {}
-        """Those that do not rest."""
+        """Operations that do not rest."""
         self.resting = resting if resting is not None else Resting()
 
     def __len__(self) -> int:
@@ -216,18 +216,18 @@ class Operations(Mapping[OperationRef, OperationView]):
         return OperationRef(self.table, self.type, obj, number)
 
     def rests(self, ref: OperationRef) -> bool:
-        """It waits, and nothing else is to be known of it."""
+        """Whether the operation rests."""
         return self._mine(ref) and self.resting.has(ref.object, ref.instance)
 
     def priority(self, ref: OperationRef) -> int:
-        """How urgent it is; 0 where it is not known."""
+        """The operation's priority; 0 if unknown."""
         if (op := self.awake.get(ref)) is not None:
             return op.terms.options.priority
         rest = self.resting.rest_of(ref.object, ref.instance) if self._mine(ref) else None
         return Options.decode(rest[1]).priority if rest is not None and rest[1] else 0
 
     def wake(self, ref: OperationRef) -> OperationView:
-        """It, to be changed; a new one where it is not known."""
+        """A view of the operation that may be changed; a new one if it is unknown."""
         if (op := self.awake.get(ref)) is None:
             found = self.resting.take(ref.object, ref.instance) if self._mine(ref) else None
             op = self._made(ref, *found) if found is not None else OperationView(ref, claims_known=self.claims_known)
@@ -235,7 +235,7 @@ class Operations(Mapping[OperationRef, OperationView]):
         return op
 
     def settle(self, op: OperationView) -> bool:
-        """Let it rest, if it may."""
+        """Let the operation rest, if possible."""
         if op.state is not State.PENDING or op.spec is None or len(op.after) + len(op.next) > EDGES_AT_REST:
             return False
         altered = (op.altered.value.encode(), op.altered.mod) if op.altered is not None else (b"", 0)

@@ -1,4 +1,4 @@
-"""Keys that belong to nothing: what a listing of all keys at one revision shows that should not be there."""
+"""Finds orphan keys: keys in a listing that belong to no operation, or are not distop's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ class _Seen:
 
 
 def orphans(keys: Keys, found: Iterable[str]) -> list[str]:
-    """A sentence for each thing that is wrong, sorted; empty for a sound store. ``found``: all keys of the namespace
-    at one revision.
-    """
+    """A sentence for each orphan, sorted. ``found``: all keys of the namespace at one revision."""
     wrong: list[str] = []
     seen: dict[OperationRef, _Seen] = {}
     for key in found:

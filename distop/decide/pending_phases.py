@@ -1,4 +1,4 @@
-"""What operations without a gate are in: few are in a phase of some length, and very many may wait."""
+"""Phases of operations without a gate: most of them wait, and few are in another phase."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BITS = 10
-"""Of an instance number, that are a place within a block."""
+"""Bits of an instance number that are its place within a block."""
 
 
 class Instances:
-    """A set of instance numbers. They are drawn one after the other, so that a bit for each is less than a hundredth of
-    what a set of them takes.
+    """A set of instance numbers, stored as bits.
+
+    The numbers are consecutive, so this takes less than a hundredth of the memory of a set.
     """
 
     __slots__ = ("_blocks", "_count")
@@ -54,8 +55,10 @@ class Instances:
 
 
 class Phases(Mapping[OperationRef, Phase]):
-    """Operation → phase, as a mapping. Those that wait are kept by their numbers alone: 100,000 of them shall cost
-    nothing in daemons that have nothing to do with them.
+    """Operation → phase, as a mapping.
+
+    Waiting operations are stored only by their numbers: 100,000 of them must cost nothing in daemons that do not serve
+    them.
     """
 
     __slots__ = ("_others", "_waiting")

@@ -1,7 +1,8 @@
-"""Operations that wait, as their coordinator keeps them: very many may, for hours, and nothing happens to them.
+"""Pending operations in compact form.
 
-Of each there is one ``bytes`` value, of some 150, instead of the dozen objects that an operation is while something is
-done about it (750 bytes). What its spec says that those of others say, too, stands in a *template* that they share.
+Very many may wait for hours without a change. Each is one ``bytes`` value of about 150 bytes, instead of the dozen
+objects of an active operation (750 bytes). Fields of its spec that others have as well are in a *template* that they
+share.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OWN = ("request_id", "time", "request_digest", "not_before", "id", "follows")
-"""What the spec of one operation says of itself, all of it texts; the other fields are most often those of others."""
+"""Fields of a spec, all texts, that differ for each operation; other fields are mostly shared."""
 
 _FIELDS = tuple(field.name for field in fields(Spec))
 _PLACES = tuple(_FIELDS.index(name) for name in OWN)
@@ -28,12 +29,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def _packed(value: Any) -> Any:
-    """A digest in half the room."""
+    """A digest in half the bytes; other values are unchanged."""
     return bytes.fromhex(value) if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 def _digest(values: tuple[Any, ...]) -> int:
-    """The same for the same values."""
+    """An equal number for equal values."""
     try:
         return hash(
             tuple(
@@ -42,12 +43,15 @@ def _digest(values: tuple[Any, ...]) -> int:
                 if not isinstance(value, TableRecord)
             )
         )
-    except TypeError:  # somebody wrote what distop does not
+    except TypeError:  # a forged record with values that distop never writes
         return hash(repr(values))
 
 
 class Templates:
-    """Number → the fields of a spec in their order, None for its own; each as long as it is used."""
+    """Number → the shared fields of a spec in order; None for its own fields.
+
+    A template is kept while it is used.
+    """
 
     __slots__ = ("_last", "_next", "_numbers", "_uses", "_values")
 
@@ -55,10 +59,10 @@ class Templates:
         self._values: dict[int, tuple[Any, ...]] = {}
         self._uses: dict[int, int] = {}
         self._numbers: dict[int, list[int]] = {}
-        """By :func:`_digest`."""
+        """Numbers by :func:`_digest`."""
         self._next = 0
         self._last = 0
-        """The one that was used last: those of one submitter come in a row."""
+        """The template used last: operations of one submitter come in a row."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -67,7 +71,7 @@ class Templates:
         return self._values[number]
 
     def use(self, values: tuple[Any, ...]) -> int:
-        """The number of this one; it is to be released."""
+        """The number of this template; release it later."""
         if self._values.get(self._last) != values:
             alike = self._numbers.setdefault(_digest(values), [])
             self._last = next((number for number in alike if self._values[number] == values), 0)
@@ -79,7 +83,7 @@ class Templates:
         return self._last
 
     def release(self, number: int) -> None:
-        """It is used once less."""
+        """Release one use of a template."""
         self._uses[number] -= 1
         if not self._uses[number]:
             digest = _digest(self._values.pop(number))
@@ -90,9 +94,10 @@ class Templates:
 
 
 class Resting:
-    """Instance number → the object id, the spec, and what else is to be kept of an operation: values that ``marshal``
-    takes (numbers, texts, bytes, None, and tuples of them). Of one type on one table, whose instances are numbered
-    whatever their objects.
+    """Instance number → object id, spec and other facts of a pending operation.
+
+    The facts are values that ``marshal`` accepts (numbers, texts, bytes, None, and tuples of them). All are of one type
+    on one table, whose instances are numbered across objects.
     """
 
     __slots__ = ("_former", "_objects", "_records", "_templates")
@@ -100,9 +105,9 @@ class Resting:
     def __init__(self, templates: Templates | None = None, former: Mapping[int, bytes] | None = None) -> None:
         self._records: dict[int, bytes] = {}
         self._former = former if former is not None else {}
-        """What is kept beside this, with the same templates: the same values are kept once."""
+        """The records of another one with the same templates: equal values are kept once."""
         self._objects: dict[int, str] = {}
-        """Of those that have one."""
+        """Object ids of operations with an object."""
         self._templates = templates if templates is not None else Templates()
 
     def __len__(self) -> int:
@@ -114,23 +119,23 @@ class Resting:
         return ((objects.get(number, ""), number) for number in self._records)
 
     def beside(self) -> Resting:
-        """An empty one, which shares with this one what is the same, until it is :meth:`alone`."""
+        """An empty one that shares equal values with this one, until :meth:`alone`."""
         return Resting(self._templates, self._records)
 
     def alone(self) -> None:
-        """Nothing is kept beside it any more."""
+        """Stop sharing values with another one."""
         self._former = {}
 
     def object_of(self, number: int) -> str | None:
-        """The object id, or "", of the operation of this number; None: it is not here."""
+        """The object id, or "", of the operation with this number; None: it is not here."""
         return self._objects.get(number, "") if number in self._records else None
 
     def has(self, obj: str, number: int) -> bool:
-        """It is here."""
+        """Whether the operation is here."""
         return number in self._records and self._objects.get(number, "") == obj
 
     def put(self, obj: str, number: int, spec: Spec, rest: tuple[Any, ...]) -> bool:
-        """Keep it. False: the number is that of another object's, which no release of distop writes."""
+        """Keep it. False: another object's operation has the number, which distop never writes."""
         if number in self._records:
             return False
         values = [getattr(spec, name) for name in _FIELDS]
@@ -145,7 +150,7 @@ class Resting:
         return True
 
     def get(self, obj: str, number: int) -> tuple[Spec, tuple[Any, ...]] | None:
-        """What is kept of it."""
+        """The spec and the facts of an operation; None: it is not here."""
         if not self.has(obj, number):
             return None
         template, *own, rest = marshal.loads(self._records[number])
@@ -155,11 +160,11 @@ class Resting:
         return Spec(*values), rest
 
     def rest_of(self, obj: str, number: int) -> tuple[Any, ...] | None:
-        """What is kept of it beside the spec."""
+        """The facts of an operation without its spec; None: it is not here."""
         return marshal.loads(self._records[number])[-1] if self.has(obj, number) else None
 
     def take(self, obj: str, number: int) -> tuple[Spec, tuple[Any, ...]] | None:
-        """As :meth:`get`, and keep it no longer."""
+        """As :meth:`get`, and remove it."""
         found = self.get(obj, number)
         if found is not None:
             self._templates.release(marshal.loads(self._records.pop(number))[0])
@@ -167,13 +172,13 @@ class Resting:
         return found
 
     def differing(self, other: Resting) -> Iterator[tuple[str, int]]:
-        """Those that are not in the other one as they are here, object id and number. They share their templates."""
+        """Object id and number of operations that the other one lacks or has changed; both share templates."""
         for obj, number in self:
             if other._records.get(number) != self._records[number] or other._objects.get(number, "") != obj:
                 yield obj, number
 
     def clear(self) -> None:
-        """Keep none."""
+        """Remove all."""
         for record in self._records.values():
             self._templates.release(marshal.loads(record)[0])
         self._records.clear()

@@ -1,9 +1,9 @@
-"""URLs of verifiers (C14): which are well formed, and which of them an executor's list allows.
+"""URLs of verifiers (C14).
 
-A URL comes from whoever prepares an operation, and the executor sends the request. So it is compared with the prefixes
-of the executor's setting ``verifier-url`` part by part, never as text: ``https://host.evil/`` begins with
-``https://host``. Where the host's addresses may be is up to ``worker.child_side.sender_verification``, which resolves
-it. Pure.
+Decides which are valid, and which of them an executor's list allows. The URL comes from the sender of a prepared
+operation, and the executor sends the request. So it is compared with the prefixes of the executor's setting
+``verifier-url`` part by part, never as text: ``https://host.evil/`` begins with ``https://host``.
+``worker.child_side.sender_verification`` resolves the host and checks its addresses. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LONGEST = 1_000
-"""Characters of a URL."""
+"""Maximum characters of a URL."""
 PORTS = {"http": 80, "https": 443}
 _PRINTABLE = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+")
@@ -28,8 +28,10 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+")
 
 @frozen
 class VerifierUrl:
-    """A URL in its parts. ``host``: in lower case, an IPv6 address without brackets. ``segments``: of the path, with
-    their escapes resolved, without an empty last one.
+    """The parts of a URL.
+
+    ``host``: in lower case, an IPv6 address without brackets. ``segments``: of the path, unescaped, without an empty
+    last one.
     """
 
     scheme: str
@@ -39,13 +41,16 @@ class VerifierUrl:
     segments: tuple[str, ...]
 
     def within(self, prefix: VerifierUrl) -> bool:
-        """The prefix has the same scheme, host and port, and its path's segments are the first ones of this path."""
+        """Whether the prefix has the same scheme, host and port, and its path is a prefix of this path."""
         same = (self.scheme, self.host, self.port) == (prefix.scheme, prefix.host, prefix.port)
         return same and self.segments[: len(prefix.segments)] == prefix.segments
 
 
 def parse(url: str, what: str = "the URL of a verifier") -> VerifierUrl:
-    """Raises InvalidArgument for anything but ``http(s)://host[:port][/path]``; the sentence repeats nothing secret."""
+    """The parts of ``http(s)://host[:port][/path]``.
+
+    Raises InvalidArgument for anything else; the message repeats no secret.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -75,10 +80,10 @@ def parse(url: str, what: str = "the URL of a verifier") -> VerifierUrl:
 
 
 def _is_ambiguous(segment: str) -> bool:
-    """Some servers resolve escapes twice, or drop what follows a semicolon, before they resolve dots."""
+    """Whether servers may resolve the segment differently: doubly escaped, or with a semicolon before dots."""
     return segment.partition(";")[0] in (".", "..") or any(c in "/\\%" or not c.isprintable() for c in segment)
 
 
 def allowing(url: VerifierUrl, prefixes: Iterable[VerifierUrl]) -> VerifierUrl | None:
-    """The first prefix that the URL is within; None: it is not to be asked."""
+    """The first prefix that the URL is within; None: it must not be asked."""
     return next((prefix for prefix in prefixes if url.within(prefix)), None)

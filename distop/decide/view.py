@@ -1,8 +1,8 @@
-"""What is known of the store: folds of a listing and of watch events, to decide from.
+"""Views of the store, from which decisions are made.
 
-A view changes only inside ``apply``, which takes one whole response (W4); between two applies it is a value, and
-deciders only read it. Two views exist: :class:`ClusterView` (every daemon: nodes, gates, pending, elections) and
-:class:`TypeView` (a type's coordinator: its operations, their jobs and claims).
+They are folds of listings and watch events. A view changes only in ``apply``, which takes one whole response (W4).
+Between two applies it is a value, and deciders only read it. There are two views: :class:`ClusterView` (every daemon:
+nodes, gates, pending, elections) and :class:`TypeView` (a type's coordinator: its operations, their jobs and claims).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue
 
 _OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "decision"})
-"""Of keys that stand directly under an operation's root."""
+"""Names of keys directly below an operation's root."""
 ENDING_PHASES = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
-"""Of operations for which no job runs any more."""
+"""Phases in which no job of an operation runs any more."""
 
 MAX_KEPT_OUTCOME = 4 * 1024
-"""Bytes of an outcome that a view keeps."""
+"""Maximum bytes of an outcome that a view keeps."""
 MAX_KEPT_OUTCOMES = 16 * 1024 * 1024
-"""Bytes of all that it keeps; those that come then are read when they are wanted."""
+"""Maximum bytes of all outcomes that a view keeps; others are read on demand."""
 
 
 def alike(spec: Spec, other: Spec | None) -> Spec:
-    """The spec, which shares with another one what is the same: of very many that wait, most of it."""
+    """The spec, sharing equal fields with another one: most fields of very many pending operations."""
     if other is None:
         return spec
     same = {
@@ -69,15 +69,15 @@ SHARED = (
 
 
 class ClusterView:
-    """Nodes, gates, pending operations and elections: what every daemon watches (few events per operation)."""
+    """Nodes, gates, pending operations and elections, which every daemon watches (few events per operation)."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.nodes: dict[str, Node] = {}
         self.drains: set[str] = set()
-        """Executors that shall run nothing, alive or not."""
+        """Executors that have to drain, alive or not."""
         self.drained_by: dict[str, Actions] = {}
-        """Who drained executors, and undid that."""
+        """The recorded drains and undrains of executors."""
         self.gates: dict[OperationRef, Seen[Gate]] = {}
         """Open operations."""
         self.pending = Phases()
@@ -89,20 +89,20 @@ class ClusterView:
         """(table, type) → the incarnation that coordinates."""
         self.holds: dict[str, Seen[Hold]] = {}
         self.foreign: dict[str, str] = {}
-        """Keys that this release cannot read, with why: left alone."""
+        """Keys that this release cannot read, with the reason; they are skipped."""
 
     def replace(self, family_keys: Iterable[str], changes: Iterable[Change]) -> None:
-        """A listing: it holds everything of the families named; what is not in it is gone."""
+        """Take a whole listing of these families; keys that are not in it are gone."""
         listed = self.listing()
         listed.apply(changes)
         self.take(family_keys, listed)
 
     def listing(self) -> ClusterView:
-        """An empty view, for a listing that comes in parts (:meth:`take`)."""
+        """An empty view, for a listing in parts (:meth:`take`)."""
         return ClusterView(self.keys)
 
     def take(self, family_keys: Iterable[str], listed: ClusterView) -> None:
-        """What was listed is what there is of the families named."""
+        """Replace these families by a listing."""
         families = frozenset(family_keys)
         if K.NODE_DRAIN in families:
             self.drains.clear()
@@ -110,7 +110,7 @@ class ClusterView:
             self.drained_by = listed.drained_by
         if K.PENDING in families:
             self.pending = listed.pending
-        for family, mine, theirs in (  # in place: somebody may be using them
+        for family, mine, theirs in (  # in place: other objects refer to them
             (K.NODE, self.nodes, listed.nodes),
             (K.OPEN, self.gates, listed.gates),
             (K.COORDINATOR, self.elections, listed.elections),
@@ -189,15 +189,13 @@ class ClusterView:
         self.pending.set(ref, phase)
 
     def live(self, incarnation: str) -> bool:
-        """The incarnation has its node key."""
+        """Whether the incarnation has a node key."""
         return incarnation in self.nodes
 
     def capable(
         self, type_name: str, where: Mapping[str, str] | None = None, tables: Collection[str] = ()
     ) -> list[str]:
-        """The live incarnations that offer a type, serve these tables, have these labels and are not to be drained,
-        sorted.
-        """
+        """The live, undrained incarnations that offer a type, serve these tables and have these labels; sorted."""
         return sorted(
             inc
             for inc, node in self.nodes.items()
@@ -208,21 +206,22 @@ class ClusterView:
         )
 
     def any_in(self, subject: tuple[str, str], phases: Iterable[Phase]) -> bool:
-        """One of the pending operations of a (table, type) is in one of these phases."""
+        """Whether a pending operation of a (table, type) is in one of these phases."""
         return any(self._phases[subject, phase] for phase in phases)
 
     def wants(self, subject: tuple[str, str]) -> bool:
-        """An operation of a (table, type) is open or pending: it needs a coordinator."""
+        """Whether a (table, type) has open or pending operations: it needs a coordinator."""
         return bool(self._subjects[subject])
 
     def wanted_types(self) -> set[tuple[str, str]]:
-        """(table, type) of everything that is open or pending: those need a coordinator."""
+        """(table, type) of all open or pending operations: each needs a coordinator."""
         return {subject for subject, count in self._subjects.items() if count}
 
 
 class TypeView:
-    """All operations of one type on one table: what its coordinator decides from. ``few``: of operations with so many
-    jobs at most, outcomes are kept as well.
+    """All operations of one type on one table: what its coordinator decides from.
+
+    ``few``: outcomes are kept for operations with at most this number of jobs.
     """
 
     def __init__(self, keys: Keys, table: str, type_name: str, few: int = 0) -> None:
@@ -231,27 +230,27 @@ class TypeView:
         self.type = type_name
         self._few = few
         self.current: dict[str, int] = {}
-        """Object → the instance that runs, of a type that runs one at a time."""
+        """Object → its running instance, for a type that runs one at a time."""
         self._kept = 0
-        """Bytes of the outcomes that are kept."""
+        """Bytes of the kept outcomes."""
         self.operations = Operations(table, type_name)
         self.foreign: dict[str, str] = {}
-        """Keys of the type that this release cannot read, with why: left alone."""
+        """Keys of the type that this release cannot read, with the reason; they are skipped."""
         self._spec: Spec | None = None
-        """Read last: the next one has most in common with it."""
+        """The spec read last; the next one shares most fields with it."""
         self._listed: TypeView | None = None
-        """A listing that has not come to its end."""
+        """A listing in parts that is not complete."""
         self._job_roots: dict[str, OperationView] = {}
-        """Of operations that do not wait: of those there may be very many."""
+        """Root → operation, without pending ones: there may be very many."""
         self._claim_roots: dict[str, OperationView] = {}
 
     @property
     def claims_known(self) -> bool:
-        """They are watched, and were listed."""
+        """Whether claims are watched and were listed."""
         return self.operations.claims_known
 
     def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
-        """A listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
+        """Take a listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
         if not claims:
             listed = self.listing()
             listed.apply(changes)
@@ -264,8 +263,9 @@ class TypeView:
         return touched
 
     def listing(self) -> TypeView:
-        """An empty view, for a listing of the operations' keys that comes in parts (:meth:`take`). One that was begun
-        before, and did not come to its end, is void.
+        """An empty view, for a listing of the operations' keys in parts (:meth:`take`).
+
+        It invalidates an earlier listing that is not complete.
         """
         if self._listed is not None:
             self._listed.operations.resting.clear()
@@ -276,8 +276,10 @@ class TypeView:
         return listed
 
     def take(self, listed: TypeView) -> set[OperationRef]:
-        """What was listed is what there is, the claims aside; returns what may have changed. (Those that rest as they
-        did before are left out: a listing of very many tells most often nothing new.)
+        """Replace all operations by a listing, except claims.
+
+        Returns what may have changed. Unchanged resting operations are left out: a listing of very many mostly shows
+        nothing new.
         """
         former, now = self.operations, listed.operations
         self._listed = None
@@ -300,13 +302,13 @@ class TypeView:
         return touched
 
     def forget_claims(self) -> None:
-        """They are not watched any more."""
+        """Stop tracking claims: they are no longer watched."""
         self._set_claims_known(False)
         _forget(self.foreign, *self.keys.type_claims(self.table, self.type))
         self._drop_empty(list(self.operations.awake))
 
     def _set_claims_known(self, known: bool) -> None:
-        """None is known as yet, or any more."""
+        """Forget all claims."""
         self._claim_roots.clear()
         self.operations.claims_known = known
         for op in self.operations.awake.values():
@@ -354,7 +356,7 @@ class TypeView:
         return touched
 
     def _fold_own(self, op: OperationView, name: str, kv: KeyValue, deleted: bool) -> bool:
-        """Fold one of the keys that each operation has. False: it cannot be read."""
+        """Fold one of an operation's own keys. False: it cannot be read."""
         self.foreign.pop(kv.key, None)
         try:
             self._fold_operation(op, name, kv, deleted)
@@ -380,13 +382,13 @@ class TypeView:
             self._kept += size
 
     def _waits(self, op: OperationView, root: str) -> None:
-        """Very many may wait: as little as possible is kept of each."""
+        """Keep as little as possible of a pending operation: there may be very many."""
         self._job_roots.pop(root, None)
         if op.spec is not None and op.spec is not self._spec:
             self._spec = op.spec = alike(op.spec, self._spec)
 
     def _let_go(self, op: OperationView) -> None:
-        """Nobody asks for its outcomes any more."""
+        """Drop an operation's outcomes, which are not needed any more."""
         self._kept -= sum(len(kv.value) for kv in op.outcomes.values())
         op.outcomes = NOTHING
 
@@ -438,7 +440,7 @@ class TypeView:
             self.current[key.object] = int(kv.value)
 
     def _drop_empty(self, touched: Iterable[OperationRef]) -> None:
-        """Of what has changed, let go of what is gone, and let rest what waits."""
+        """Of the changed operations, drop those that are gone, and let pending ones rest."""
         awake = self.operations.awake
         for ref in touched:
             op = awake.get(ref)
@@ -454,7 +456,7 @@ class TypeView:
                 self._claim_roots.pop(claims, None)
 
     def _fold_claim(self, op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
-        """Fold a claim. One that cannot be read is not among the claims, but bars the operation's end in etcd."""
+        """Fold a claim. An unreadable one is not among the claims, but prevents the operation's end in etcd."""
         self.foreign.pop(kv.key, None)
         seen = SeenClaim(kv.value, kv.mod_revision)
         try:
@@ -512,7 +514,7 @@ class TypeView:
 
 
 def _forget(foreign: dict[str, str], first: str, after: str) -> None:
-    """A listing of this range follows."""
+    """Forget unreadable keys of a range whose listing follows."""
     for key in [key for key in foreign if first <= key < after]:
         del foreign[key]
 

@@ -1,1 +1,1 @@
-"""The invariants of distop, held against a history of etcd: pure (docs/internals/architecture.md, "Invariants")."""
+"""The invariants of distop, checked on a history of etcd. Pure (docs/internals/architecture.md)."""

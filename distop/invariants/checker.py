@@ -1,9 +1,12 @@
-"""The invariants of distop, checked on etcd's own history (docs/internals/architecture.md, "Invariants").
+"""Checks the invariants of distop on etcd's own history.
 
-:class:`Checker` replays the history revision by revision and judges each against what was before it; ``check`` is a
-fold over it. Time is linear in the number of changes; memory is bounded by what exists at a revision (operations that
-have not ended and their jobs, history records, nodes), not by how long the history is. Invariant 11 (everything ends)
-is about time and is not visible in a history. Invariant 0 stands for a record that cannot be read at all.
+They are listed in docs/internals/architecture.md, "Invariants". :class:`Checker` replays the history revision by
+revision, and judges each against the state before it; ``check`` is a fold over it. Time is linear in the number of
+changes. Memory is bounded by what exists at a revision (operations that have not ended and their jobs, history records,
+nodes), not by the length of the history.
+
+Invariant 11 (everything ends) is about time and not visible in a history. Invariant 0 stands for a record that cannot
+be read.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from distop.protocol.plan import Gate
 from distop.protocol.records import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.protocol.revisioned import Change
 from distop.protocol.schedule import Series, following, next_request
+from distop.protocol.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys, ParsedKey
     from distop.protocol.txn import KeyValue
 
-_LATE = "written after its operation was finished and cleaned up"
+_LATE = "the key was written after its operation had ended and was cleaned up"
 
 
 def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
@@ -60,7 +64,7 @@ def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
 
 
 def _ends(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
-    """An operation ends by these."""
+    """Whether these writes end an operation."""
     states = [change.kv.value for key, change in writes if key.name == "state" and key.family == K.OP]
     return any(State(value.decode()).terminal for value in states if value)
 
@@ -68,8 +72,10 @@ def _ends(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
 def check(
     keys: Keys, history: Iterable[tuple[int, Sequence[Change]]], listing: Iterable[KeyValue] = ()
 ) -> list[Violation]:
-    """Everything that the history breaks. ``history``: (revision, the changes of that revision) in order, from an
-    empty store, or from the state that ``listing`` holds (which itself is taken as it is).
+    """All violations in a history.
+
+    ``history``: (revision, its changes) in order, from an empty store, or from the state in ``listing``, which is not
+    checked itself.
     """
     checker = Checker(keys)
     checker.begin(listing)
@@ -79,7 +85,7 @@ def check(
 class Checker:
     """The replay, one revision at a time, for histories that are read as a stream.
 
-    It goes on after a violation, from what is there; a single wrong write may therefore show as several.
+    After a violation it continues from the state found. So a single wrong write may cause several violations.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -102,29 +108,32 @@ class Checker:
         self._request_keys = RequestKeys()
         self._ids = Ids()
         self._left_ids: dict[tuple[str, str, str], OperationTrace | None] = {}
-        """Those of which an operation went in this revision that might have kept it."""
+        """Ids that an operation may have held until its last keys were deleted in this revision."""
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
-        """Start from what a listing holds instead of from an empty store."""
+        """Start from a listing instead of an empty store."""
         self._quiet = True
         self.feed(0, [Change(kv) for kv in listing])
         self._quiet = False
         for op in self._operations.values():
             if op.plan is not None:
-                op.chunks = dict.fromkeys(op.chunks, b"")  # taken as they are; let their bytes go
+                op.chunks = dict.fromkeys(op.chunks, b"")  # not checked; frees their bytes
 
     @property
     def operations(self) -> Collection[OperationRef]:
-        """Those whose keys exist, their history aside."""
+        """The operations with keys other than their history."""
         return self._operations.keys()
 
     def jobs_of(self, ref: OperationRef) -> int:
-        """How many jobs of an operation were seen, as long as its keys exist."""
+        """The number of an operation's jobs that were seen, while its keys exist."""
         op = self._operations.get(ref)
         return len(op.jobs) if op is not None else 0
 
     def feed(self, revision: int, changes: Sequence[Change]) -> list[Violation]:
-        """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
+        """Take one whole revision; returns its violations.
+
+        The changes may include keys of other programs.
+        """
         self.revision = revision
         self._violations = []
         for part in apart(self.keys, changes, self._goes_on):
@@ -146,7 +155,7 @@ class Checker:
             try:
                 key = self.keys.parse(change.kv.key)
             except (InvalidArgument, ValueError):
-                continue  # not ours, or another namespace's
+                continue  # another program's or namespace's key
             if key.ref is None:
                 cluster.append((key, change))
             elif key.partition >= 0:
@@ -156,7 +165,7 @@ class Checker:
                 own.setdefault(key.ref, []).append((key, change))
         for ref, writes in own.items():
             if any(key.family == K.OPEN and not change.deleted for key, change in writes):
-                self._trace(ref).gate = True  # a plan may bring claims along
+                self._trace(ref).gate = True  # one transaction may write a plan and claims
         for op, deltas in jobs.items():
             for partition, delta in deltas.items():
                 self._job(op, partition, delta)
@@ -186,14 +195,16 @@ class Checker:
                 self._request_key(change)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
+            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # bounds memory
                 del self._cluster_log[change.kv.key]
         for ref, writes in own.items():
             forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
             if forgotten and (named := self._request_keys.naming(ref)):
-                self._found(14, named, f"it names {ref}, of which nothing is known any more", writes=forgotten)
+                self._found(14, named, f"the key still names {ref}, whose history was deleted", writes=forgotten)
         for table, type_name in started:
-            self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
+            self._found(
+                6, self.keys.next_instance(table, type_name), "an operation started without taking an instance number"
+            )
         for table in tables:
             if text := self._cluster.miscounted(table):
                 self._found(7, self.keys.run_ops(table), text)
@@ -209,7 +220,7 @@ class Checker:
     # ------------------------------------------------------------------- jobs
 
     def _of_job(self, change: Change, jobs: dict[OperationTrace, dict[int, JobDelta]]) -> bool:
-        """The hot path: a job's key of an operation that is known needs no parsing."""
+        """Takes a job's key of a known operation without parsing it: the hot path."""
         head, _, name = change.kv.key.rpartition(".")
         if name in K.JOB_NAMES:
             head, _, number = head.rpartition(".")
@@ -247,7 +258,7 @@ class Checker:
             self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
 
     def _permits(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
-        """Who has which permit by now, and what the gate says."""
+        """Takes writes to permits, and checks them against the claims (16)."""
         for ref, writes in own.items():
             for key, change in writes:
                 if key.family != K.PERMIT:
@@ -256,20 +267,20 @@ class Checker:
                 had = op.permits.get(key.chunk)
                 op.fold_permit(key.chunk, change)
                 if had is not None and freed_under_claim(op, key.chunk, had):
-                    text = f"it belongs to job {had}, whose claim with this permit goes on"
+                    text = f"the permit was taken from job {had}, whose claim still has it"
                     self._found(16, change.kv.key, text, op, op.jobs[had], [change])
                 if unclaimed_permit(op, key.chunk):
                     named = op.permits[key.chunk]
-                    text = f"it names job {named}, which has no claim with this permit"
+                    text = f"the permit names job {named}, whose claim does not have it"
                     self._found(16, change.kv.key, text, op, op.jobs.get(named), [change])
 
     def _at_most(self, op: OperationTrace, deltas: Mapping[int, JobDelta]) -> None:
-        """What the claims of this revision make of the limits (16) and of the selector (17)."""
+        """Checks the claims of this revision against limits (16) and selectors (17)."""
         if self._quiet:
             return
         for p, delta in deltas.items():
             if delta.claim is not None and (left := orphaned_permit(op, p)) >= 0:
-                text = f"it belongs to job {p}, whose claim with this permit has ended"
+                text = f"the permit still names job {p}, whose claim with it has ended"
                 self._found(16, self.keys.permit(op.ref, left), text, op, op.jobs[p])
         claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
         claimed = [p for p in claimed if (claim := op.jobs[p].claim) is not None and not claim.waiting]
@@ -323,7 +334,7 @@ class Checker:
             except UNREADABLE as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
         if history is not None and op.given is not None and op.given.series is not None:
-            with suppress(*UNREADABLE):  # which is told elsewhere
+            with suppress(*UNREADABLE):  # reported elsewhere
                 op.finished = History.decode(history.kv.value).finished
         self._cluster.tally(ref, before in ACTIVE, op.active)
         if created and op.state is not None:
@@ -339,12 +350,12 @@ class Checker:
         if op.state is not before:
             self._state(op, before, history)
         elif history is not None:
-            self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
+            self._found(5, history.kv.key, "the history record was written without the terminal state", op)
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
         said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
         if said and op.gate and op.opened.options != op.options:
-            self._found(16, self.keys.gate(op.ref), "the gate does not say what the options say", op)
+            self._found(16, self.keys.gate(op.ref), f"the gate has {op.opened.options}, expected {op.options}", op)
 
     def _planned(self, op: OperationTrace) -> None:
         try:
@@ -354,29 +365,37 @@ class Checker:
             self._found(0, self.keys.chunk(op.ref, error.number), f"the record cannot be read: {error}", op)
 
     def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
-        """What must stay while the operation is not over; chunks only once the plan counts on them."""
+        """Checks the deletion of a key that must stay until the operation has ended.
+
+        Chunks must stay once the plan exists.
+        """
         if op.state is None or op.state.terminal:
             return
         if key.name == "plan" and (had_plan or key.chunk < 0):
-            self._found(13, where, "deleted while its operation was not over", op)
+            self._found(13, where, f"the plan was deleted while its operation was {op.state}", op)
         elif key.name in ("spec", "arg", "decision"):
-            self._found(9, where, "deleted while its operation was not over", op)
+            self._found(9, where, f"the {key.name} was deleted while its operation was {op.state}", op)
 
     def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
-        """What a write to one of the operation's own keys must not do, judged before it is taken in."""
+        """Checks a write to one of the operation's own keys before it is applied."""
         name, where = key.name, change.kv.key
         if self._is_over(op):
             self._found(9, where, _LATE, op)
         if name in ("plan", "planning", "decision") and not created:
             self._elected(op, where)
         if name in ("arg", "spec") and existed:
-            self._found(14, where, "what never changes was written again", op)
+            self._found(14, where, f"the {name}, which never changes, was written again", op)
         elif name == "plan" and op.plan is not None:
-            self._found(13, where, "the plan was changed after it was frozen", op)
+            self._found(13, where, "the plan was changed after it was written", op)
         elif name == "planning":
             tries = Attempts.decode(change.kv.value).attempts
             if op.planning is not None and tries <= op.planning.attempts:
-                self._found(10, where, f"planning attempts went from {op.planning.attempts} to {tries}", op)
+                self._found(
+                    10,
+                    where,
+                    f"planning attempts changed from {op.planning.attempts} to {tries}; they must increase",
+                    op,
+                )
         elif name == "cancel" and Cancel.decode(change.kv.value).reason == "failed":
             self._elected(op, where)
         elif name == "decision" and op.decision is not None:
@@ -386,26 +405,28 @@ class Checker:
 
     def _decided_again(self, op: OperationTrace, where: str, old: Decision, new: Decision) -> None:
         if any(getattr(new, name) != getattr(old, name) for name in ("total", "success", "failed", "failed_ranges")):
-            self._found(5, where, "the decision was recounted", op)
+            self._found(5, where, "the decision's counts of jobs were changed", op)
         if new.attempts < old.attempts:
-            self._found(10, where, f"completion attempts went from {old.attempts} to {new.attempts}", op)
+            self._found(10, where, f"completion attempts decreased from {old.attempts} to {new.attempts}", op)
 
     def _request(self, op: OperationTrace, where: str, request: str) -> None:
         first = self._requests.began(op.ref, request)
         former = self._operations.get(first)
         if first != op.ref and former is not None and former.spec and former.spec.hold in self._cluster.denied:
-            self._requests.forget(first)  # it never was there, with its graph
+            self._requests.forget(first)  # its graph was denied: it never started
             first = self._requests.began(op.ref, request)
         if first != op.ref:
-            self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
+            self._found(14, where, f"the request {request} started two operations: {first} and {op.ref}", op)
 
     def _request_key(self, change: Change) -> None:
-        """Whom the key of a request id names."""
+        """Checks a write to the key of a request id (14)."""
         where = change.kv.key
         if change.deleted:
             named = self._request_keys.deleted(where)
             if named and self._requests.known(OperationRef.parse(named)):
-                self._found(14, where, f"deleted, while {named} is known, which the request began")
+                self._found(
+                    14, where, f"the key was deleted while {named}, which it names, still has keys or a history record"
+                )
             self._cluster_log.pop(where, None)
             return
         try:
@@ -416,10 +437,10 @@ class Checker:
         self._request_keys.put(where, str(ref))
         op = self._operations.get(ref)
         if op is None or op.spec is None or self.keys.request(ref.table, ref.type, op.spec.request_id) != where:
-            self._found(14, where, f"it names {ref}, which that request did not begin")
+            self._found(14, where, f"the key names {ref}, which this request did not start")
 
     def _recorded(self, ref: OperationRef, change: Change) -> None:
-        """A history record of an operation that has ended: pruned, or in the listing."""
+        """Takes a history record of an ended operation: deleted, or in the listing."""
         if change.deleted:
             self._requests.forget(ref)
         elif self._quiet:
@@ -439,22 +460,22 @@ class Checker:
                     self._found(5, change.kv.key, "the history record was written a second time", writes=[change])
                 self._records[ref] = change.kv.mod_revision
             elif self._records.pop(ref, -1) > self._cluster.old_upto:
-                text = "deleted, but no watermark shows that it is an hour old: its request id is forgotten too soon"
+                text = "the history record was deleted, but no watermark shows that it is an hour old"
                 self._found(14, change.kv.key, text, writes=[change])
         return [change for change in records if change.deleted]
 
     def _elected(self, op: OperationTrace, where: str) -> None:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
-            self._found(8, where, "a coordinator's write while nobody was elected", op)
+            self._found(8, where, "a coordinator wrote the key while none was elected", op)
 
     def _verdict(self, op: OperationTrace, decision: Decision) -> None:
         where = self.keys.of(op.ref, "decision")
         if wrong := miscounted(op, decision.total, decision.success, decision.failed, decision.failed_ranges):
             self._found(5, where, wrong, op)
         if decision.verdict is State.SUCCESS and not all_succeeded(op):
-            self._found(5, where, "decided as success while not all jobs succeeded", op)
+            self._found(5, where, "the verdict is success, but not all jobs succeeded", op)
         if op.claims:
-            self._found(5, where, f"decided while {op.claims} claims were left", op)
+            self._found(5, where, f"the operation was decided while {plural(op.claims, 'claim')} existed", op)
 
     def _state(self, op: OperationTrace, before: State | None, history: Change | None) -> None:
         where = self.keys.of(op.ref, "state")
@@ -462,22 +483,22 @@ class Checker:
             self._ended(op, before, where)
             return
         if op.state not in FOLLOWS[before]:
-            self._found(5, where, f"the state went from {before} to {op.state}", op)
+            self._found(5, where, f"the state must not change from {before or 'absent'} to {op.state}", op)
         if before is State.PENDING:
             self._waited(op, where)
         if not op.state.terminal:
             return
         by_caller = op.cancel is not None and (op.cancel.reason == "user" or op.cancel.replaced_by)
         if before is not State.PENDING or not by_caller:
-            self._elected(op, where)  # who cancels, or replaces, what has not begun ends it
+            self._elected(op, where)  # a caller ends a pending operation that it cancels or replaces
         if op.claims:
-            self._found(5, where, f"finished while {op.claims} claims were left", op)
+            self._found(5, where, f"the operation finished while {plural(op.claims, 'claim')} existed", op)
         if op.state is State.SUCCESS and before is not State.PENDING and not all_succeeded(op):
-            self._found(5, where, "finished as success while not all jobs succeeded", op)
+            self._found(5, where, "the state is success, but not all jobs succeeded", op)
         if op.state is State.SUCCESS and op.decision is not None and op.decision.verdict is not State.SUCCESS:
-            self._found(5, where, f"finished as success where {op.decision.verdict} was decided", op)
+            self._found(5, where, f"the state is success, expected the decided verdict {op.decision.verdict}", op)
         if history is None:
-            self._found(5, self.keys.history(op.ref), "finished without a history record", op)
+            self._found(5, self.keys.history(op.ref), "the operation finished without a history record", op)
             return
         try:
             record = History.decode(history.kv.value)
@@ -487,48 +508,54 @@ class Checker:
         if record.void:
             self._requests.forget(op.ref)
             if op.spec is None or op.spec.hold not in self._cluster.denied:
-                self._found(14, history.kv.key, "tells that it never was started, and its graph was not denied", op)
+                self._found(
+                    14, history.kv.key, "the record is void, but the hold of the operation's graph was not denied", op
+                )
         for number, text in unfit_record(op, record):
             self._found(number, history.kv.key, text, op)
 
     def _waited(self, op: OperationTrace, where: str) -> None:
-        """It waits no longer (15)."""
+        """Checks that an operation stops waiting only when nothing is left to wait for (15)."""
         ended = op.state is not None and op.state.terminal
         if ended and op.spec is not None and op.spec.hold in self._cluster.inserting:
-            self._found(15, where, f"ended while its graph is being inserted, under the hold {op.spec.hold}", op)
+            self._found(
+                15, where, f"the operation ended while its graph was being inserted under the hold {op.spec.hold}", op
+            )
         if op.state is State.CANCELLED:
             if text := self._without_cause(op):
                 self._found(15, where, text, op)
             return
         if op.after:
             left = ", ".join(sorted(edge.op for edge in op.after.values())[:3])
-            self._found(15, where, f"went on although it waits for {left}", op)
+            self._found(15, where, f"the operation began while it still waited for {left}", op)
         if op.spec is not None and op.spec.hold in self._cluster.holds:
-            self._found(15, where, f"went on although the hold {op.spec.hold} is there", op)
+            self._found(15, where, f"the operation began while its hold {op.spec.hold} existed", op)
 
     def _without_cause(self, op: OperationTrace) -> str:
-        """What is wrong about the end of one that had not begun, or ""."""
+        """Why a pending operation must not have ended, or ""."""
         why = op.cancel
         if why is None:
-            return "was cancelled, and nothing tells why"
+            return "the operation was cancelled without a cancel record"
         if why.reason == "user" or why.replaced_by or any(edge.broken for edge in op.after.values()):
             return ""
         if op.spec is not None and op.spec.hold in self._cluster.denied:
             return ""
-        return f"was {why.reason} ({why.text}), and nothing that it waits for ended, or was denied"
+        return f"the cancel has the reason {why.reason} ({why.text}), but no predecessor failed and no hold was denied"
 
     def _denied_gone(self, id_: str, change: Change) -> None:
-        """What a denied hold held would begin without it (15)."""
+        """Checks that a denied hold stays while an operation is pending under it (15)."""
         for op in self._operations.values():
             if op.state is State.PENDING and op.spec is not None and op.spec.hold == id_:
-                text = f"the hold was denied, and is taken away while {op.ref} waits for it"
+                text = f"the denied hold was deleted while {op.ref} was still pending under it"
                 self._found(15, change.kv.key, text, op, writes=[change])
 
     def _let_go(
         self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
     ) -> None:
-        """Edges of one that waits, taken away: the operation at their other end has ended as it should; or broken: it
-        has ended otherwise (15).
+        """Checks the deleted and the broken edges of a pending operation (15).
+
+        An edge may be deleted when its predecessor has ended as required, and marked as broken when it has ended
+        otherwise.
         """
         for key, change in writes:
             if key.name == "after" and not change.deleted:
@@ -537,41 +564,51 @@ class Checker:
             pred = self._operations.get(OperationRef.parse(edge.op)) if edge is not None else None
             if edge is not None and (pred is None or pred.state is None or not edge.satisfied_by(pred.state)):
                 state = pred.state if pred is not None else None
-                self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
+                self._found(15, change.kv.key, f"the edge was deleted while {edge.op} was {state or 'absent'}", op)
 
     def _new_edges(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
-        """A new edge leads to an operation that has not ended and does not end here, or that starts with it (15)."""
+        """Checks that a new edge's predecessor has not ended, or starts with it (15).
+
+        It must not end in the same revision.
+        """
         for ref, writes in own.items():
             op = self._operations.get(ref)
             for key, change in writes:
                 if key.name != "after" or change.deleted or (op is not None and key.id in op.after):
                     continue
-                with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+                with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
                     pred = OperationRef.parse(Edge.decode(change.kv.value).op)
                     if not self._goes_on(pred) and not _starts(own.get(pred, ())):
                         known = self._operations.get(pred)
                         state = known.state if known is not None else None
-                        text = f"made to wait for {pred}, which is {state or 'not there'}"
+                        text = f"the new edge waits for {pred}, which is {state or 'absent'}"
                         self._found(15, change.kv.key, text, op, writes=[change])
                     elif _ends(own.get(pred, ())):
-                        text = f"made to wait for {pred}, which ends in the same transaction"
+                        text = f"the new edge waits for {pred}, which ends in the same transaction"
                         self._found(15, change.kv.key, text, op, writes=[change])
 
     def _broken(self, op: OperationTrace, change: Change) -> None:
-        with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+        with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
             edge = Edge.decode(change.kv.value)
             pred = self._operations.get(OperationRef.parse(edge.op)) if edge.broken else None
             state = pred.state if pred is not None else None
             if edge.broken and (state is None or str(state) != edge.broken or edge.satisfied_by(state)):
-                self._found(15, change.kv.key, f"told that {edge.op} ended as {edge.broken}, which is {state}", op)
+                self._found(
+                    15,
+                    change.kv.key,
+                    f"the edge says that {edge.op} ended as {edge.broken}; its state is {state or 'absent'}",
+                    op,
+                )
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:
-            self._found(9, where, f"the state was deleted while it was {before}", op)
+            self._found(9, where, f"the state was deleted while it was {before}, not terminal", op)
         self._elected(op, where)
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
-            self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
+            self._found(
+                9, where, f"{plural(op.keys, 'key')} remained after the operation's end: {', '.join(left[:5])}", op
+            )
         if before is not None and (text := self._without_next(op, before)):
             self._found(19, where, text, op)
         if (place := self._ids.gone(op)) is not None:
@@ -581,10 +618,9 @@ class Checker:
         del self._job_roots[jobs], self._claim_roots[claims]
 
     def _without_next(self, op: OperationTrace, ended: State) -> str:
-        """What is wrong where the last keys of an operation of a series are deleted (19).
+        """Why the last keys of a series' operation must stay for now (19), or "".
 
-        "" where nothing is wrong. The next operation may be refused for good: the table or the declared type is
-        another one by now, or the id is taken.
+        The next operation may be refused for good: the table or the declared type has changed, or the id is taken.
         """
         ref, spec, cluster = op.ref, op.given, self._cluster
         request = next_request(ref)
@@ -600,10 +636,10 @@ class Checker:
         same_id = not spec.id or cluster.ids.get((ref.table, ref.type, spec.id)) in (None, str(ref))
         if not (same_table and same_type and same_id):
             return ""
-        return f"it is gone, but the next operation of its series (request {request}) never started"
+        return f"the last keys were deleted, but the next operation of the series (request {request}) never started"
 
     def _is_over(self, op: OperationTrace) -> bool:
-        """It ended and was cleaned up before: its number was drawn, and there is no state."""
+        """Whether it ended and was cleaned up before: its number was drawn, and it has no state."""
         return op.state is None and self._cluster.drawn(op.ref)
 
     def _belongs(self, key: str, ref: OperationRef) -> bool:
@@ -617,13 +653,13 @@ class Checker:
         if instance is not None:
             op = self._operations.get(OperationRef(*place, instance))
             if op is None or not op.active:
-                self._found(7, self.keys.current(*place), f"names the instance {instance}, which does not run")
+                self._found(7, self.keys.current(*place), f"the key names instance {instance}, which is not running")
 
     def _one_of_an_id(self, place: tuple[str, str, str], op: OperationTrace | None) -> None:
         key, named = self.keys.unique(*place), self._cluster.ids.get(place)
         if text := self._ids.wrong(place, named):
             self._found(18, key, text, op)
-        if named is None:  # many come and go
+        if named is None:  # bounds memory
             self._cluster_log.pop(key, None)
 
     def _holds_current(self, ref: OperationRef) -> None:
@@ -631,7 +667,9 @@ class Checker:
         if op is not None and op.active and op.spec is not None and op.spec.one_at_a_time:
             place = (ref.table, ref.type, ref.object)
             if self._cluster.current.get(place) != ref.instance:
-                self._found(7, self.keys.current(*place), f"does not name {ref}, which runs one at a time", op)
+                named = self._cluster.current.get(place, "none")
+                text = f"the key names instance {named}, expected the running instance {ref.instance}"
+                self._found(7, self.keys.current(*place), text, op)
 
     def _trace(self, ref: OperationRef) -> OperationTrace:
         op = self._operations.get(ref)
@@ -643,7 +681,7 @@ class Checker:
         return op
 
     def _exist(self, op: OperationTrace, change: Change) -> bool:
-        """Keep count of the operation's keys; whether this one existed before."""
+        """Counts the operation's keys; returns whether this one existed before."""
         key = change.kv.key
         existed = key in self._existing
         if change.deleted:
@@ -664,7 +702,10 @@ class Checker:
         job: JobTrace | None = None,
         writes: Sequence[Change] = (),
     ) -> None:
-        """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
+        """Records a violation.
+
+        ``writes``: the writes of this revision to ``job``, which are not in its log yet.
+        """
         if self._quiet or (op is not None and op.newer):
             return
         own = [*(op.log if op is not None else ()), *self._cluster_log.get(key, ())]

@@ -1,5 +1,7 @@
-"""The invariants of what stands beside the operations: instance numbers (6), runOps (7), elections (8), nodes (4),
-requests (14).
+"""The invariants of cluster-wide keys.
+
+They are about nodes (4), instance numbers (6), runOps (7) and elections (8). Also of requests and watermarks (14),
+holds (15) and ids (18).
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ if TYPE_CHECKING:
 Fault: TypeAlias = tuple[int, str]
 """(number of the invariant, what is wrong)."""
 Started: TypeAlias = dict[tuple[str, str], list[int]]
-"""(table, type) → the instances that began in this revision."""
+"""(table, type) → the instances that started in this revision."""
 
 GONE = 10_000
-"""Incarnations that have ended and are still known, so that none comes back unseen (memory is bounded)."""
+"""Maximum number of ended incarnations that are remembered, to notice one that returns (bounds memory)."""
 
 
 class ClusterTrace:
-    """Nodes, elections, counters: as they are after the last revision that was folded."""
+    """Nodes, elections and counters after the last revision that was folded."""
 
     def __init__(self) -> None:
         self.labels: dict[str, Mapping[str, str]] = {}
-        """Of the incarnations with a node key."""
+        """Labels of the incarnations with a node key."""
         self.serves: dict[str, Serves] = {}
-        """What they serve."""
+        """Types and tables that these incarnations serve."""
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
@@ -51,7 +53,7 @@ class ClusterTrace:
         self.inserting: set[str] = set()
         """Holds under which a graph is being inserted."""
         self.denied: set[str] = set()
-        """Those of them that will never let go."""
+        """Holds that are denied."""
         self.ids: dict[tuple[str, str, str], str] = {}
         """(table, type, id) → the operation that its key names."""
         self._gone: dict[str, None] = {}
@@ -65,8 +67,10 @@ class ClusterTrace:
         self._next: dict[tuple[str, str], int] = {}
 
     def fold(self, key: ParsedKey, change: Change, started: Started, listing: bool) -> Iterator[Fault]:
-        """Take one write; what it broke. A type whose number was drawn in this revision is taken out of
-        ``started``. ``listing``: the write is part of the state that the replay begins with.
+        """Take one write; yields its faults.
+
+        A type whose instance number was drawn in this revision is removed from ``started``. ``listing``: the write is
+        part of the state from which the replay starts.
         """
         value = change.kv.value
         try:
@@ -98,7 +102,7 @@ class ClusterTrace:
             elif key.name == "nextInstanceId":
                 new = started.pop((key.table, key.type), [])
                 if change.deleted:
-                    yield 6, "the counter of instances was deleted"
+                    yield 6, "the instance counter was deleted"
                 elif listing:
                     self._next[key.table, key.type] = int(value)
                 else:
@@ -116,34 +120,35 @@ class ClusterTrace:
         if key.name != "young":
             self._watermarks[key.chunk] = upto = revision(change.kv.value)
             if upto >= change.kv.mod_revision:
-                yield 14, "a watermark names a revision that was not there when its hour began"
+                own = change.kv.mod_revision
+                yield 14, f"the watermark names revision {upto}, expected one before its own revision {own}"
         elif change.deleted:
             self._young.discard(key.chunk)
         else:
             self._young.add(key.chunk)
             if not change.kv.lease:
-                yield 14, "the young key of a watermark was put without a lease, so its hour never ends"
+                yield 14, "the watermark's young key has no lease, so its hour never ends"
 
     @property
     def old_upto(self) -> int:
-        """What was written up to this revision is an hour old, by the watermarks."""
+        """The revision up to which everything is an hour old, by the watermarks."""
         return max((upto for slot, upto in self._watermarks.items() if slot not in self._young), default=0)
 
     def tally(self, ref: OperationRef, was: bool, active: bool) -> None:
-        """An operation began or ceased to be one of those that runOps counts."""
+        """Count an operation that became active or stopped being active, as runOps must."""
         if was is not active:
             counts = self._counted.setdefault(ref.table, {})
             counts[ref.type] = counts.get(ref.type, 0) + (1 if active else -1)
 
     def drawn(self, ref: OperationRef) -> bool:
-        """The operation's number was drawn in an earlier revision."""
+        """Whether the operation's number was drawn in an earlier revision."""
         return ref.instance < self._next.get((ref.table, ref.type), 0)
 
     def miscounted(self, table: str) -> str:
-        """What runOps tells that is not so, or ""."""
+        """How runOps of a table differs from the active operations, or ""."""
         told = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
         is_so = {t: n for t, n in self._counted.get(table, {}).items() if n}
-        return f"runOps tells {told} while {is_so} run" if told != is_so else ""
+        return f"runOps has {told}, expected {is_so}" if told != is_so else ""
 
     def _numbered(self, place: tuple[str, str], following: int, new: list[int]) -> Iterator[Fault]:
         first = self._next.get(place)
@@ -151,12 +156,12 @@ class ClusterTrace:
         if first is None:
             first = min(new, default=following)
             if first > 1:
-                yield 6, f"the first instance has the number {first}"
+                yield 6, f"the first instance has the number {first}, expected 1"
         if new != list(range(first, following)):
-            yield 6, f"the counter went from {first} to {following} while the instances {new} began"
+            yield 6, f"the instance counter changed from {first} to {following}, but the started instances are {new}"
 
     def _hold(self, id_: str, hold: Hold | None) -> Iterator[Fault]:
-        """A receipt is no hold, and holds nothing."""
+        """Takes a write to a hold. A receipt holds nothing."""
         self.inserting.discard(id_)
         if hold is None:
             self.holds.discard(id_)
@@ -166,7 +171,7 @@ class ClusterTrace:
         if hold.kind == GRAPH and state is HoldState.HELD:
             self.inserting.add(id_)
         if id_ in self.denied and state is not HoldState.DENIED:
-            yield 15, f"the hold, which was denied, was written as {state}"
+            yield 15, f"the denied hold was written as {state}"
         if state is not HoldState.CONFIRMED:
             self.holds.add(id_)
         if state is HoldState.DENIED:
@@ -174,7 +179,7 @@ class ClusterTrace:
 
     @property
     def live(self) -> Collection[str]:
-        """Incarnations with a node key."""
+        """The incarnations with a node key."""
         return self.labels.keys()
 
     def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
@@ -186,7 +191,7 @@ class ClusterTrace:
                 del self._gone[next(iter(self._gone))]
             return
         if incarnation in self._gone:
-            yield 4, f"the incarnation {incarnation} came back after its session had ended"
+            yield 4, f"incarnation {incarnation} wrote its node key again after its session had ended"
         self.labels.setdefault(incarnation, {})
         with suppress(*UNREADABLE):
             node = Node.decode(change.kv.value)
@@ -199,9 +204,9 @@ class ClusterTrace:
         holder = self.elections.get(place)
         self.elections[place] = new
         if holder is not None and holder != new and holder in self.live:
-            yield 8, f"the election was taken from {holder}, which was alive, by {new}"
+            yield 8, f"{new} took the election from {holder}, whose node key exists"
         if new not in self.live:
-            yield 8, f"{new} was elected without a node key"
+            yield 8, f"{new} was elected, but has no node key"
 
 
 class Ids:
@@ -209,12 +214,12 @@ class Ids:
 
     def __init__(self) -> None:
         self._going_on: dict[tuple[str, str, str], dict[OperationRef, bool]] = {}
-        """(table, type, id) → which they are, and whether they wait."""
+        """(table, type, id) → operations that have not ended, and whether each is pending."""
         self._between: dict[str, tuple[str, str, str]] = {}
-        """Those of a series that have ended, and may have a next one, as long as their keys are there."""
+        """Ended operations of a series that may have a next one, while their keys exist → place of the id."""
 
     def tell(self, op: OperationTrace) -> tuple[str, str, str] | None:
-        """Something about it may have changed; the id to look at."""
+        """Take a possible change of an operation; returns the id to check."""
         if op.spec is None or not op.spec.id:
             return None
         place = (op.ref.table, op.ref.type, op.spec.id)
@@ -228,7 +233,7 @@ class Ids:
         return place
 
     def gone(self, op: OperationTrace) -> tuple[str, str, str] | None:
-        """Its keys are deleted; the id to look at, where it might have kept it until then."""
+        """Take the deletion of an operation's last keys; returns the id that it may have held until then."""
         return self._between.pop(str(op.ref), None)
 
     def wrong(self, place: tuple[str, str, str], named: str | None) -> str:
@@ -239,11 +244,11 @@ class Ids:
         waits = sorted(str(ref) for ref, waiting in found.items() if waiting)
         runs = sorted(str(ref) for ref, waiting in found.items() if not waiting)
         if len(waits) > 1 or len(runs) > 1:
-            return f"two operations of the id: {' and '.join(waits if len(waits) > 1 else runs)}"
+            return f"several operations have this id: {' and '.join(waits if len(waits) > 1 else runs)}"
         expected = (*waits, *runs, None)[0]
         if expected is None and named is not None and self._between.get(named) == place:
-            return ""  # the next one will take it
-        return f"it names {named or 'nobody'}, and not {expected or 'nobody'}" if named != expected else ""
+            return ""  # the next operation of the series may take it
+        return f"the key names {named or 'none'}, expected {expected or 'none'}" if named != expected else ""
 
 
 class RequestKeys:
@@ -255,12 +260,12 @@ class RequestKeys:
         """Operation → the key that names it."""
 
     def put(self, key: str, named: str) -> None:
-        """It names this operation."""
+        """Take a write: the key names this operation."""
         self.deleted(key)
         self._named[key], self._of[named] = named, key
 
     def deleted(self, key: str) -> str:
-        """The operation that it named, or ""."""
+        """Take a deletion; returns the operation that the key named, or ""."""
         named = self._named.pop(key, "")
         self._of.pop(named, None)
         return named
@@ -271,10 +276,10 @@ class RequestKeys:
 
 
 class Requests:
-    """Which operation a request began.
+    """The operation that each request started.
 
-    A request is known as long as its operation's keys or history are: longer the product does not know it either. A
-    request id is one of a type on a table: the same text may start an operation of each.
+    A request is known while keys or the history of its operation exist: distop itself does not know it longer. A
+    request id is unique for a type on a table; the same text may start an operation of each.
     """
 
     def __init__(self) -> None:
@@ -282,22 +287,22 @@ class Requests:
         self._of: dict[OperationRef, str] = {}
 
     def began(self, ref: OperationRef, request: str) -> OperationRef:
-        """An operation began by a request ("": by none); the operation that it began first."""
+        """Take a start by a request ("": by none); returns the first operation that this request started."""
         if not request:
             return ref
         self._of[ref] = request
         return self._first.setdefault((ref.table, ref.type, request), ref)
 
     def began_by(self, like: OperationRef, request: str) -> bool:
-        """An operation of this request is known, of the table and type of ``like``."""
+        """Whether this request started a known operation of the table and type of ``like``."""
         return (like.table, like.type, request) in self._first
 
     def known(self, ref: OperationRef) -> bool:
-        """Something is left of an operation that a request began."""
+        """Whether keys or the history of an operation that a request started exist."""
         return ref in self._of
 
     def forget(self, ref: OperationRef) -> None:
-        """The last record of an operation is gone."""
+        """Take the deletion of an operation's last record."""
         request = (ref.table, ref.type, self._of.pop(ref, ""))
         if self._first.get(request) == ref:
             del self._first[request]

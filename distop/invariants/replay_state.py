@@ -1,14 +1,11 @@
-"""What the invariants look at: a history played back, transactions told apart, and a violation.
+"""The state that a replay of etcd's history knows at one revision.
 
-What a replay of etcd's history knows at one revision: the operations, their jobs and claims, nodes, elections.
+It consists of operations, jobs and claims. The invariants (``invariants.checker``) are checked against it; this module
+judges nothing.
 
-The invariants (``invariants.checker``) are checked against it; it judges nothing itself.
-
-Transactions that join two, taken apart: what a replay of the history judges is each of the two.
-
-An operation that ends and is deleted in one transaction (``operation_finish.Final.gone``) shows neither its terminal
-state nor that it was being cleaned up. It is judged as though it had shown both: the history record, which is written
-in the same transaction, tells the state.
+An operation that ends and is deleted in one transaction (``operation_finish.Final.gone``) never shows its terminal
+state or the cleaning phase. :func:`apart` splits such a revision into the two transactions that it joins. The history
+record, written in the same transaction, has the state.
 """
 
 from __future__ import annotations
@@ -39,9 +36,9 @@ if TYPE_CHECKING:
 
 
 STORY = 12
-"""Events of an operation, and of a job, that a violation tells at most: the last ones."""
+"""Maximum number of events of an operation, and of a job, that a violation lists: the last ones."""
 _TOLD = 160
-"""Bytes of a value that a story tells."""
+"""Maximum bytes of a value in such an event."""
 
 ACTIVE = frozenset({State.RUNNING, State.PAUSED, State.CANCELLING})
 """The states that runOps counts (invariant 7)."""
@@ -50,7 +47,7 @@ _DEFAULT_RULES = Rules()
 
 
 class JobTrace:
-    """One job: its state, who holds it, who held it before, and what was written for it."""
+    """One job: its state, its holder, former holders, and its last writes."""
 
     __slots__ = ("attempt", "claim", "ended", "extended", "former", "log", "state")
 
@@ -60,16 +57,16 @@ class JobTrace:
         self.ended: Claim | None = None
         """The claim that the last write to it ended or replaced."""
         self.extended = False
-        """Its holder had it before the last revision that wrote it, too."""
+        """Whether its holder already held it before the last revision that wrote it."""
         self.attempt = 0
         """The highest attempt seen."""
         self.former: deque[tuple[str, int]] = deque(maxlen=STORY)
-        """(holder, attempt) of claims that were taken over, or set to waiting: the last ones."""
+        """(holder, attempt) of the last claims that were taken over or set to waiting."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
 
 class JobDelta:
-    """What one revision did to one job."""
+    """The changes of one revision to one job."""
 
     __slots__ = ("claim", "outcome", "progress", "state")
 
@@ -115,14 +112,14 @@ class OperationTrace:
         self.ref = ref
         self.spec: Spec | None = None
         self.given: Spec | None = None
-        """The spec, also in the revision that deletes it."""
+        """The spec, kept also in the revision that deletes it."""
         self.began = 0
         """The revision of its spec."""
         self.state: State | None = None
         self.plan: Plan | None = None
         self.chunks: dict[int, bytes] = {}
         self.after: dict[str, Edge] = {}
-        """What it waits for, by edge."""
+        """Edges to its predecessors."""
         self.gate = False
         self.phase: Phase | None = None
         self.cancel: Cancel | None = None
@@ -132,23 +129,23 @@ class OperationTrace:
         self.success = 0
         self.failed: set[int] = set()
         self.finished = ""
-        """Of one of a series: when it ended, as its history record tells; "" before."""
+        """When an operation of a series ended, by its history record; "" before."""
         self.claims = 0
         self.holders: Counter[str] = Counter()
-        """Incarnation → how many claims it has."""
+        """Incarnation → number of its claims."""
         self.opened = Gate()
-        """What the gate says, where there is one."""
+        """The value of the gate, if it exists."""
         self.options = DEFAULT
         self.actions = NO_ACTIONS
         self.permits: dict[int, int] = {}
         """Permit → the job that has it."""
         self.keys = 0
-        """How many keys of the operation exist, its history aside."""
+        """The number of the operation's keys, without its history."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
     @property
     def active(self) -> bool:
-        """It is counted in runOps."""
+        """Whether runOps counts it."""
         return self.state in ACTIVE
 
     @property
@@ -157,12 +154,12 @@ class OperationTrace:
 
     @property
     def newer(self) -> bool:
-        """Its records are of a newer release, whose rules are not known here."""
+        """Whether its records are of a newer release, whose rules are unknown here."""
         return self.spec is not None and self.spec.version > SCHEMA_VERSION
 
     @property
     def stage(self) -> Stage:
-        """What it is in, by its own keys; gate and pending must agree with that (invariant 12)."""
+        """The stage, from its own keys; gate and pending must agree with it (invariant 12)."""
         return stage_of(self.state, decided=self.decision is not None, planned=self.plan is not None)
 
     def job(self, partition: int) -> JobTrace:
@@ -172,7 +169,7 @@ class OperationTrace:
         return job
 
     def fold_job(self, revision: int, job: JobTrace, partition: int, delta: JobDelta) -> None:
-        """Take one revision's writes into the job."""
+        """Apply one revision's writes to the job."""
         if delta.state is not None:
             before, job.state = job.state, None if delta.state.deleted else JobState(delta.state.kv.value.decode())
             if before is JobState.SUCCESS:
@@ -199,13 +196,13 @@ class OperationTrace:
                 job.log.append((revision, brief(change)))
 
     def fold_permit(self, number: int, change: Change) -> None:
-        """Take a write to a permit."""
+        """Apply a write to a permit."""
         self.permits.pop(number, None)
         if not change.deleted and change.kv.value.isdigit():
             self.permits[number] = int(change.kv.value)
 
     def fold(self, name: str, chunk: int, edge: str, change: Change) -> None:
-        """Take a write to one of the operation's own keys."""
+        """Apply a write to one of the operation's own keys."""
         value = None if change.deleted else change.kv.value
         if name == "after":
             if value is None:
@@ -231,7 +228,9 @@ class OperationTrace:
         elif name == "options":
             self.options = Options.decode(value) if value is not None else DEFAULT
         elif name == "actions":
-            self.actions = Actions.decode(value) if value is not None else self.actions  # its last keys go at once
+            self.actions = (
+                Actions.decode(value) if value is not None else self.actions
+            )  # kept: the last keys are deleted together
         elif name == "cancel":
             self.cancel = Cancel.decode(value) if value is not None else None
         elif name == "decision":
@@ -239,7 +238,7 @@ class OperationTrace:
 
 
 def brief(change: Change) -> Change:
-    """The change as far as a story tells it: an argument or an outcome may be large, and many are kept."""
+    """The change with a shortened value: many are kept, and arguments and outcomes may be large."""
     kv = change.kv
     if len(kv.value) <= _TOLD + 1:
         return change
@@ -256,8 +255,9 @@ def tell(entry: tuple[int, Change]) -> str:
 
 
 def apart(keys: Keys, changes: Sequence[Change], goes_on: Callable[[OperationRef], bool]) -> list[Sequence[Change]]:
-    """What one revision did, as one transaction after the other would have. ``goes_on`` tells whether an operation had
-    neither ended nor gone before.
+    """One revision as a sequence of transactions.
+
+    ``goes_on``: whether an operation existed and had not ended before.
     """
     family = keys.family(K.HISTORY)[0]
     records = [one for one in changes if not one.deleted and one.kv.key.startswith(family)]
@@ -291,13 +291,14 @@ def _put(key: str, value: bytes, beside: Change) -> Change:
 
 
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19)
-"""The invariants that a history can show."""
+"""The invariants whose violations a history can show."""
 
 
 @frozen
 class Violation:
-    """The number of the invariant, the revision that broke it, the key, what is wrong, and (``story``) the last events
-    of the key: of its operation, and of the job where it is about one.
+    """A violation: the invariant, the revision, the key, and what is wrong.
+
+    ``story``: the last events of the key, of its operation, and of the job concerned.
     """
 
     invariant: int

@@ -1,2 +1,4 @@
-"""What stands in etcd: keys, records, state tables, and every transaction on them as a value. Pure: no I/O, clock,
-chance or loop."""
+"""The protocol in etcd: keys, records, state tables and transactions as values.
+
+Pure: no I/O, no clock, no randomness and no loop.
+"""

@@ -1,11 +1,13 @@
-"""What actors do with jobs (L11-L24): people's own worker loops, in any process, without a node key and a session.
+"""Transactions of actors: users' own worker loops, in any process (L11-L24).
 
-An actor's claim is live while its revision changes within its duration, which whoever looks measures by a monotonic
-clock of its own; no wall clock decides, and nothing here knows of time at all. Every extension writes the claim again,
-which moves its revision: so what compares the revision can only take what was not extended. The ``grant`` stays, and
-tells which claim a token is for: one whose extension was applied and the answer lost finds itself again by it. The
-protocol was explored in a model, clause by clause; for the rule of one-way guards see
-``protocol.operation_transitions``.
+Actors have no node key and no session. An actor's claim is live while its revision changes within its duration. Each
+observer measures that with its own monotonic clock; no wall clock decides, and this module does not know the time.
+Every extension writes the claim again, which changes its revision. So a compare with the revision only takes claims
+that were not extended.
+
+The ``grant`` stays the same and identifies the claim that a token is for. If an extension was applied and its answer
+lost, the holder finds its claim by the grant. A model checked the protocol, compare by compare.
+``protocol.operation_transitions`` explains one-way guards.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from distop.errors import InvalidArgument, InvalidToken
 from distop.protocol.frozen import frozen
 from distop.protocol.jobs import Claim, JobState, Outcome
 from distop.protocol.json_codec import word
-from distop.protocol.permits import gives_back
+from distop.protocol.permits import permit_puts
 from distop.protocol.records import OperationRef, State
 from distop.protocol.texts import shown
 from distop.protocol.txn import Delete, Get, GetResult, Operation, Put, Txn, TxnResult, absent, is_not, unchanged
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue
 
 OWNED_PER_TXN = 120
-"""Claims that one transaction takes, extends or fails at most; each is a nested one with up to four compares, puts or
-reads (T1)."""
+"""Maximum number of claims that one transaction takes, extends or fails.
+
+Each is a nested transaction with up to four compares, puts or reads (T1).
+"""
 
 _TOKEN = re.compile(r"(?P<op>.+)#(?P<partition>\d{1,6})@(?P<fence>\d{1,19})\.(?P<grant>[0-9a-f]{16})", re.DOTALL)
 MAX_TOKEN = 4096
@@ -38,8 +42,9 @@ MAX_TOKEN = 4096
 
 @frozen
 class Token:
-    """What an actor shows to extend or return a job: which one, the fence at the grant, and the grant. Its text may be
-    kept, and given to another process.
+    """The proof with which an actor extends or returns a job.
+
+    It names the job, its fence at the grant, and the grant. Its text may be stored and given to another process.
     """
 
     ref: OperationRef
@@ -60,14 +65,16 @@ class Token:
             ref = OperationRef.parse(found["op"])
             return cls(ref, int(found["partition"]), int(found["fence"]), found["grant"])
         except (InvalidArgument, ValueError):
-            raise InvalidToken(f"{shown(text)} is no token of a job: own_jobs() gives them") from None
+            raise InvalidToken(f"{shown(text)} is not a job token: pass a token that own_jobs() returned") from None
 
 
 @frozen
 class Taking:
-    """A job that an actor takes: free, waiting and due, or of a holder that is gone. ``seen_mod`` 0: there is no claim.
-    ``dead``: the incarnation that must have no node key. ``outcome``: it is over; this is written instead of a claim.
-    ``former``: the claim of the holder that is gone, whose permit is given back.
+    """A job that an actor takes: free, waiting and due, or of a holder that is gone.
+
+    ``seen_mod``: the claim's mod revision as read; 0: there is none. ``dead``: the incarnation that must have no node
+    key. ``outcome``: the job is at its limit; this outcome is written instead of a claim. ``former``: the claim of the
+    former holder, whose permit is given back.
     """
 
     ref: OperationRef
@@ -81,8 +88,13 @@ class Taking:
 
 
 def own(keys: Keys, takings: Sequence[Taking]) -> Txn:
-    """Take jobs of any operations, each decided alone. Unlike an executor's, the claim needs no node key (invariant 4):
-    its holder is not told dead by a session, but by a claim that nobody extends.
+    """Take jobs of any operations for an actor, each decided on its own.
+
+    Unlike an executor's claim this needs no node key (invariant 4): an actor is dead when nobody extends its claim, not
+    when a session ends.
+
+    Guards of each job: the gate is unchanged; its claim is unchanged, or claim and state are absent; the node key of
+    ``dead`` is absent.
     """
     return Txn((), tuple(_take(keys, one) for one in takings), (), "own")
 
@@ -95,12 +107,12 @@ def _take(keys: Keys, one: Taking) -> Txn:
     if one.outcome is not None:
         told = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
         ops = (Put(state, word(JobState.FAILED)), told, Delete(key))
-    ops = (*ops, *gives_back(keys, one.ref, one.former))
+    ops = (*ops, *permit_puts(keys, one.ref, one.former))
     return Txn((unchanged(keys.gate(one.ref), one.gate_mod), *seen, *gone), ops, (Get(key),))
 
 
 def granted(one: Taking, answer: TxnResult, revision: int) -> int:
-    """The fence of a job that was taken at ``revision``, or by an earlier copy of the transaction (T9); else 0."""
+    """The fence of a job taken at ``revision``, or by an earlier copy of the transaction (T9); 0: not taken."""
     if one.outcome is not None:
         return 0
     if answer.succeeded:
@@ -111,7 +123,7 @@ def granted(one: Taking, answer: TxnResult, revision: int) -> int:
 
 @frozen
 class Extending:
-    """A claim that is to be written again: as it is, but for its duration."""
+    """A claim to write again with a new duration."""
 
     token: Token
     claim: Claim
@@ -119,8 +131,11 @@ class Extending:
 
 
 def extend(keys: Keys, extendings: Sequence[Extending]) -> Txn:
-    """Each decided alone. Not while the operation is being cancelled: its holder is to stop, and the claim to end. That
-    it is being cancelled is for good, so the guard is one-way; while it is paused, jobs go on.
+    """Extend claims, each decided on its own.
+
+    Guards of each: the claim is unchanged; the operation is not cancelling. While it is cancelling the holder has to
+    stop, so that the claim ends. Cancelling is never undone, so the guard is one-way. While the operation is paused,
+    its jobs continue.
     """
     return Txn(
         (),
@@ -141,41 +156,43 @@ def extend(keys: Keys, extendings: Sequence[Extending]) -> Txn:
 
 
 def refused_extension(token: Token, answer: TxnResult) -> tuple[Claim, int] | None:
-    """The claim as it stands with its fence, where it is still the token's and may be extended; else None."""
+    """The claim with its fence, if it is still the token's and may be extended; else None."""
     held, state = held_by(token, _read(answer, 0)), _read(answer, 1)
     return held if state is not None and state.value != word(State.CANCELLING) else None
 
 
 def held_by(token: Token, kv: KeyValue | None) -> tuple[Claim, int] | None:
-    """The claim and its fence, where it is the one that the token is for."""
+    """The claim with its fence, if the token is for it."""
     claim = Claim.decode(kv.value) if kv is not None else None
     return (claim, kv.mod_revision) if kv is not None and claim is not None and claim.grant == token.grant else None
 
 
 def finish(keys: Keys, token: Token, fence: int, state: JobState, outcome: Outcome) -> Txn:
-    """A job's end, under its claim's fence: as a report of an executor."""
+    """End a job with its state and outcome, like an executor's report. Guard: the fence."""
     key = keys.claim(token.ref, token.partition)
     state_key, told = (keys.job(token.ref, token.partition, name) for name in ("state", "outcome"))
     puts = (Put(state_key, word(state)), Put(told, outcome.encode()), Delete(key))
-    return Txn((unchanged(key, fence),), puts, _what_stands(keys, token), "return")
+    return Txn((unchanged(key, fence),), puts, _job_reads(keys, token), "return")
 
 
 def put_back(keys: Keys, token: Token, fence: int, waiting: Claim) -> Txn:
-    """The claim is set to waiting: to be tried again, or released."""
+    """Set a claim to waiting, for a retry or a release. Guard: the fence."""
     key = keys.claim(token.ref, token.partition)
-    return Txn((unchanged(key, fence),), (Put(key, waiting.encode()),), _what_stands(keys, token), "return")
+    return Txn((unchanged(key, fence),), (Put(key, waiting.encode()),), _job_reads(keys, token), "return")
 
 
-def _what_stands(keys: Keys, token: Token) -> tuple[Get, ...]:
+def _job_reads(keys: Keys, token: Token) -> tuple[Get, ...]:
+    """Reads of the job's claim, state and outcome."""
     ref, p = token.ref, token.partition
     return (Get(keys.claim(ref, p)), Get(keys.job(ref, p, "state")), Get(keys.job(ref, p, "outcome")))
 
 
 @frozen
 class Refused:
-    """What a return that was refused found. ``held``: the claim is still the token's, with another fence; ``returned``:
-    the job has the end that was to be written, from this token (an earlier copy, or an earlier call, has brought it);
-    ``gone``: nothing is left of the job.
+    """What a refused return found.
+
+    ``held``: the claim is still the token's, with another fence. ``returned``: the job already has the intended end
+    from this token, by an earlier copy or call. ``gone``: no key of the job is left.
     """
 
     held: tuple[Claim, int] | None
@@ -185,7 +202,7 @@ class Refused:
 
 
 def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) -> Refused:
-    """``wanted``: the state, or the waiting claim, that was to be written."""
+    """Why a return was refused. ``wanted``: the state, or the waiting claim, that it would have written."""
     claim_kv, state_kv, outcome_kv = (_read(answer, n) for n in range(3))
     held, outcome = held_by(token, claim_kv), Outcome.decode(outcome_kv.value) if outcome_kv is not None else None
     claim = Claim.decode(claim_kv.value) if claim_kv is not None else None
@@ -195,21 +212,23 @@ def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) ->
     else:
         returned = ours and state_kv is not None and state_kv.value == word(wanted)
     if ours and not returned:
-        text = "it was returned already, with another outcome"
+        text = "the job was already returned with another outcome"
     elif outcome is not None:
-        text = f"the job has ended, by {outcome.executor}"
+        text = f"the job has ended: {outcome.executor} reported it"
     elif claim is not None and claim.waiting:
-        text = "the job was put back, and waits to be claimed"
+        text = "the job was put back and waits to be claimed"
     elif claim is not None:
-        text = f"{claim.executor} has been granted the job"
+        text = f"the job was granted to {claim.executor}"
     else:
-        text = "nobody has the job: its operation has ended, or was cancelled, or there is none"
+        text = "nobody holds the job: its operation has ended, was cancelled or does not exist"
     return Refused(held, returned, outcome is None and claim is None, text)
 
 
 def _follows(claim: Claim, wanted: Claim) -> bool:
-    """Somebody has claimed the job since it was put back so. A retry is told in the story of the attempts; after a
-    release the next attempt has no more failures than before, as it would where the job had been taken over.
+    """Whether the job was claimed again after this token put it back.
+
+    After a retry the list of attempts contains it. After a release the next attempt has as many failures as before;
+    after a takeover it would have more.
     """
     before = Claim.decode(wanted.encode())
     if claim.attempt <= before.attempt or not before.tried or before.tried[-1].attempt != before.attempt:

@@ -1,6 +1,7 @@
-"""Claims of jobs that nobody has touched, of one or of several operations, in one transaction: a join of those that
-each operation would be claimed with alone, under the guards that each has alone. What is not known yet of an operation
-is read with its claims. For the rule of one-way guards see ``protocol.operation_transitions``.
+"""Claims of untouched jobs of one or several operations in one transaction.
+
+It joins the transactions that would claim each operation alone, under the same guards. Records of an operation that are
+not known yet are read together with the claims. ``protocol.operation_transitions`` explains one-way guards.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
 
 OPERATIONS_PER_CLAIM = 42
-"""Operations of one job that one transaction claims at most: three compares of each, the claim and two reads (T1)."""
+"""Maximum number of one-job operations that one transaction claims: three compares, the claim and two reads each (T1).
+"""
 PLANNED_PER_CLAIM = 25
-"""Of those that have a plan of their own: the claim and four reads of each."""
+"""The same for operations with a plan of their own: the claim and four reads each."""
 
 
 @frozen
 class Untouched:
-    """Jobs of an operation behind the gate of this mod revision, as runs of neighbours: (first, the one after the
-    last). ``records``: what is read of it with the claims.
+    """Jobs of an operation that were never claimed.
+
+    ``runs``: runs of neighbours, (first, the one after the last). ``gate_mod``: the mod revision of its gate.
+    ``records``: reads that accompany the claims.
     """
 
     ref: OperationRef
@@ -37,21 +41,23 @@ class Untouched:
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        """Their ordinals."""
+        """The ordinals of the jobs."""
         return tuple(p for first, after in self.runs for p in range(first, after))
 
 
 @frozen
 class Granted:
-    """Claims that were won: the fence of each job, and what was read."""
+    """Granted claims: the fence of each job, and the records read."""
 
     fences: Mapping[int, int]
     records: tuple[GetResult, ...]
 
 
 def _guards(keys: Keys, one: Untouched) -> tuple[Compare, ...]:
-    """ "No claim and no state" is one-way for each job while the gate stands, so "none in the run" is (T5: the ranges
-    are empty).
+    """Guards of one operation's claims.
+
+    The gate is unchanged; the jobs have neither claim nor state. "No claim and no state" is one-way for each job while
+    the gate is unchanged. So "none in the run" is one-way as well (T5: the ranges are empty).
     """
     guards = [unchanged(keys.gate(one.ref), one.gate_mod)]
     for first, after in one.runs:
@@ -67,8 +73,12 @@ def _puts(keys: Keys, one: Untouched, value: bytes) -> tuple[Operation, ...]:
 
 
 def claim_together(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
-    """Claim these jobs, and read the records, all or none: the usual case behind fresh gates. A refused one is followed
-    by :func:`claim_apart`; of one operation that is known, by ``job_transitions.claim``, which decides each job alone.
+    """Claim these jobs and read the records, all or none.
+
+    This is the usual case behind new gates. After a refusal :func:`claim_apart` follows; for a single operation whose
+    plan is known ``job_transitions.claim``, which decides each job on its own.
+
+    Guards: my node key exists. Of each operation: its gate is unchanged; its jobs have neither claim nor state.
     """
     value = first.encode()
     return Txn(
@@ -80,8 +90,10 @@ def claim_together(keys: Keys, incarnation: str, asked: Sequence[Untouched], fir
 
 
 def claim_apart(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
-    """The same, each operation decided alone. In each failure branch its claims and records are read: claims that are
-    mine already mean that an earlier copy of either transaction won them (T9).
+    """Claim the jobs of each operation on its own.
+
+    The guards are those of :func:`claim_together`. Each failure branch reads the claims and records of its operation.
+    Claims that are already mine mean that an earlier copy of either transaction won them (T9).
     """
     value = first.encode()
     parts = []
@@ -92,7 +104,7 @@ def claim_apart(keys: Keys, incarnation: str, asked: Sequence[Untouched], first:
 
 
 def granted_together(answer: TxnResult, asked: Sequence[Untouched]) -> list[Granted]:
-    """What :func:`claim_together` brought for each operation, where it applied."""
+    """The claims that an applied :func:`claim_together` granted, for each operation."""
     found, position = [], 0
     for one in asked:
         begin = position + len(one.jobs)
@@ -102,8 +114,10 @@ def granted_together(answer: TxnResult, asked: Sequence[Untouched]) -> list[Gran
 
 
 def granted_apart(answer: TxnResult, asked: Sequence[Untouched], first: Claim) -> list[Granted | None]:
-    """What :func:`claim_apart` brought for each operation; None where it was not won. All of it is None where it was
-    refused as a whole: the node key is gone, and with it the session.
+    """The claims that :func:`claim_apart` granted; None: not granted.
+
+    One entry for each operation. All are None if the whole transaction was refused: the node key is gone, and so is the
+    session.
     """
     found: list[Granted | None] = [None] * len(asked)
     value = first.encode()

@@ -1,4 +1,4 @@
-"""What a behavior declares: published at ``distOpBehavior.<type>``, and taken into each operation's spec."""
+"""The declaration of a behavior: published at ``distOpBehavior.<type>``, and copied into each operation's spec."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_TIME_LIMIT = 100 * 365.25 * 86_400
-"""Seconds."""
+"""Maximum time limit in seconds."""
 
 
 def check_time_limit(value: Any, what: str) -> float:
-    """The time limit of one attempt of a job, which must be a number of seconds above 0. Raises InvalidArgument."""
+    """The time limit of one attempt of a job, in seconds.
+
+    Raises InvalidArgument if it is not a number above 0.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LONGEST_TIME_LIMIT:
         raise InvalidArgument(f"{what} must be a number of seconds above 0, such as 600, not {shown(value)}")
     return float(value)
 
 
 def shortest(*limits: float) -> float:
-    """The time limit that holds where several are given; 0: none."""
+    """The shortest of several time limits; 0: none."""
     return min((limit for limit in limits if limit > 0), default=0.0)
 
 
@@ -37,8 +40,9 @@ def over_time_limit(limit: float) -> str:
 
 @frozen
 class Retry:
-    """How unexpected errors are retried: ``attempts`` failures at most, back-off from ``initial`` doubling to
-    ``maximum`` seconds, with jitter drawn by the executor.
+    """How unexpected errors are retried: at most ``attempts`` failures, with back-off.
+
+    The back-off doubles from ``initial`` to ``maximum`` seconds. The executor adds jitter.
     """
 
     attempts: int = 3
@@ -60,7 +64,7 @@ class Retry:
 
 @frozen
 class Declaration:
-    """What a behavior publishes at ``distOpBehavior.<type>``, so that a start is checked without its code."""
+    """What a behavior publishes, so that a start is checked without its code."""
 
     type_name: str
     arg_schema: Mapping[str, Any] = field(default_factory=dict)
@@ -75,29 +79,28 @@ class Declaration:
     failure_policy: str = "fail_fast"
     resumable: bool = False
     batch: bool = False
-    """The behavior has ``run_batch``: executors claim in blocks."""
+    """The behavior has ``run_batch``: executors claim blocks of jobs."""
     completes: bool = True
-    """The behavior has completion code: without it the decision and the finish are one transaction."""
+    """The behavior has completion code. Without it one transaction decides and finishes."""
     description: str = ""
     needs_table: bool = False
-    """It works on the rows of a table: a start on ``@cluster`` is refused."""
+    """It works on the rows of a table: starts on ``@cluster`` are refused."""
     cleans: bool = True
-    """The behavior has cleanup code: an executor writes down which of its jobs it runs."""
+    """The behavior has cleanup code: executors record on disk which of its jobs they run."""
     reports_only: bool = False
-    """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
+    """Its completion code only makes the report, so it may run before the decision is fixed."""
     joins: bool = False
-    """It does nothing but wait for others, and ends with the last of them (L36)."""
+    """It only waits for others, and ends with the last of them (L36)."""
     code: bool = True
-    """Executors have code for it. Otherwise actors alone run its jobs, and any daemon coordinates it."""
+    """Executors have code for it. Otherwise only actors run its jobs, and any daemon coordinates it."""
     id_fields: tuple[str, ...] | None = None
-    """The fields of the argument from whose values an operation's id is computed (``protocol.identity``); None: it has
-    none."""
+    """Fields of the argument that determine an operation's id (``protocol.identity``); None: no id."""
     combine: Mapping[str, str] = field(default_factory=dict)
-    """Field of the argument → the rule by which two values of it become one (``protocol.identity.RULES``)."""
+    """Field of the argument → the rule that combines two of its values (``protocol.identity.RULES``)."""
     time_limit: float = 0.0
-    """Seconds for one attempt of a job; 0: no limit of its own."""
+    """Maximum seconds of one attempt of a job; 0: no limit."""
     to_file: bool = False
-    """Results that are too large for etcd go to files, which are removed when the history forgets their operation."""
+    """Results that are too large for etcd go to files, which are deleted with the operation's history."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -153,7 +156,7 @@ class Declaration:
         )
 
     def rules(self) -> Rules:
-        """The part of the declaration that an operation takes with it into its spec."""
+        """The part of the declaration that each operation's spec contains."""
         return Rules(
             self.can_fail,
             self.retry,
@@ -172,7 +175,7 @@ class Declaration:
 
 @frozen
 class Rules:
-    """How an operation's jobs are run and judged: its behavior's declaration, as it was at the start."""
+    """How an operation's jobs are run and judged, copied from its behavior's declaration at the start."""
 
     can_fail: bool = True
     retry: Retry = Retry()
@@ -189,7 +192,7 @@ class Rules:
 
     @property
     def leaves_something(self) -> bool:
-        """A job that stopped anywhere may have left something on its node that has to be known there."""
+        """Whether an interrupted job may leave something on its node that the executor must remember."""
         return self.cleans or self.resumable
 
     def to_json(self) -> dict[str, Any]:
@@ -228,5 +231,5 @@ class Rules:
         )
 
     def at_limit(self, failures: int) -> bool:
-        """``failures`` unexpected errors are as many as allowed. A behavior that cannot fail has no limit."""
+        """Whether the failures have reached the limit. A behavior that cannot fail has none."""
         return self.can_fail and failures >= self.retry.attempts

@@ -1,8 +1,6 @@
-"""Dependencies of operations: edges and holds, and what may follow an operation.
+"""Records of dependencies: edges between two operations, and holds.
 
-The records of what operations wait for: edges between two of them, and holds.
-
-Decides what may follow an operation: the one rule of completion code and coordinator. Pure.
+:func:`follows_elsewhere` is the one rule for follow-ups, used by completion code and coordinator. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ if TYPE_CHECKING:
 
 @frozen
 class Edge:
-    """One end of an edge: ``<root>.after.<edge>`` names the operation that is waited for, ``<root>.next.<edge>`` the
-    one that waits. ``on``: what has to become of the former, "success" or any "end". ``broken``: how it ended instead
-    (``failed``, ``cancelled``), told to the one that waits; "" before.
+    """One of the two keys of an edge.
+
+    ``<root>.after.<edge>`` names the predecessor, ``<root>.next.<edge>`` the successor. ``on``: how the predecessor has
+    to end, "success" or any "end". ``broken``: how it ended instead (``failed``, ``cancelled``), recorded for the
+    successor; "" before.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Edge:
     broken: str = ""
 
     def satisfied_by(self, ended: State) -> bool:
-        """The operation that is waited for ended so that the other may go on."""
+        """Whether the successor may continue after the predecessor ended in this state."""
         return self.on == "end" or ended is State.SUCCESS
 
     def encode(self) -> bytes:
@@ -48,30 +48,30 @@ class Edge:
 
 
 class HoldState(StrEnum):
-    """Whether what is held may yet begin."""
+    """Whether operations under a hold may still begin."""
 
     HELD = "held"
     DENIED = "denied"
-    """It never will: its coordinator ends it."""
+    """They never begin: their coordinator ends them."""
     CONFIRMED = "confirmed"
-    """No hold, but the receipt of one that was taken away (``protocol.prepared_operations``)."""
+    """Not a hold, but the receipt of a deleted one (``protocol.prepared_operations``)."""
 
 
 def hold_named(id_: str) -> str:
-    """What a hold is called beside operations, for people."""
+    """The name of a hold in lists of operations, for people."""
     return f"hold {id_}"
 
 
 GRAPH = "graph"
-"""The kind of a hold of operations that are being inserted in several transactions."""
+"""The kind of a hold whose operations are being inserted in several transactions."""
 
 
 @frozen
 class Hold:
-    """``distOpHold.<id>``: operations that name it in their spec do not begin while it is there; its absence lets them.
+    """``distOpHold.<id>``: delays the operations that name it in their spec.
 
-    ``kind``: "graph" (operations that are being inserted in several transactions), or "prepared" (a submission in two
-    phases, which its sender has yet to confirm). ``text``: why it was denied.
+    They do not begin while it exists. ``kind``: "graph" (operations that are being inserted in several transactions),
+    or "prepared" (a submission in two phases that its sender has not confirmed yet). ``text``: why it was denied.
     """
 
     kind: str
@@ -101,10 +101,10 @@ class Hold:
 
 
 def follows_elsewhere(op: OperationRef, table: Any) -> str:
-    """Why nothing on ``table`` follows an operation, a sentence; "": it is its own table.
+    """Why an operation may not have a follow-up on ``table``.
 
-    The decision, which names what follows, stands where submitters of the operation's table write: it starts nothing
-    where they may not.
+    A sentence; "": it is the operation's own table. Submitters of the operation's table can write the decision, which
+    names the follow-ups. So the decision must not start operations on tables where they may not.
     """
     if table == op.table:
         return ""

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys
 
 WRITTEN_BY_SUBMITTERS = (K.OP, K.OPEN, K.PENDING, K.UNIQUE, K.REQUEST)
-"""Families that starting, pausing, altering and cancelling write, below the table's name."""
+"""Families that a start, pause, alter and cancel write, below the table's name."""
 READ_BY_SUBMITTERS = (K.CLAIM, K.COORDINATOR, K.HISTORY)
-"""Families that the status of an operation comes from, below the table's name."""
+"""Families that the status of an operation is read from, below the table's name."""
 SHARED = (K.BEHAVIOR, K.NODE)
-"""Families that belong to no table: declarations, without which nothing is started, and live executors."""
+"""Families that belong to no table: declarations, which every start needs, and live executors."""
 
 
 @frozen
 class Permission:
-    """A range of keys as etcd grants it. ``after``: the first key behind it; "" for the one key ``first``."""
+    """A range of keys as etcd grants it.
+
+    ``after``: the first key after the range; "": the range is the key ``first`` alone.
+    """
 
     first: str
     after: str
@@ -35,7 +38,7 @@ class Permission:
 
     @property
     def access(self) -> str:
-        """etcd's word: ``read`` or ``readwrite``."""
+        """etcd's name of the access: ``read`` or ``readwrite``."""
         return "readwrite" if self.write else "read"
 
     def covers(self, key: str) -> bool:
@@ -58,11 +61,11 @@ class Role:
     permissions: tuple[Permission, ...]
 
     def may_read(self, key: str) -> bool:
-        """Whether a user with this role alone reads the key."""
+        """Whether a user with only this role may read the key."""
         return any(one.covers(key) for one in self.permissions)
 
     def may_write(self, key: str) -> bool:
-        """Whether a user with this role alone writes or deletes the key."""
+        """Whether a user with only this role may write or delete the key."""
         return any(one.write and one.covers(key) for one in self.permissions)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,17 +79,20 @@ class Role:
 
 
 def viewer(keys: Keys) -> Role:
-    """Reads everything in the namespace and writes nothing."""
+    """The role that reads everything in the namespace and writes nothing."""
     return Role(_name(keys, "viewer"), "viewer", "", (Permission(*keys.everything(), write=False),))
 
 
 def executor(keys: Keys) -> Role:
-    """Reads and writes everything in the namespace; an operator needs the same."""
+    """The role that reads and writes everything in the namespace; operators need it as well."""
     return Role(_name(keys, "executor"), "executor", "", (Permission(*keys.everything(), write=True),))
 
 
 def submitter(keys: Keys, table: str) -> Role:
-    """Starts and controls operations on one table. Raises InvalidArgument for what is no name of a table."""
+    """The role that starts and controls operations on one table.
+
+    Raises InvalidArgument for an invalid table name.
+    """
     name = _name(keys, f"submitter.{K.encode(table)}")
     permissions = (
         *(Permission(*table_family(keys, family, table), write=True) for family in WRITTEN_BY_SUBMITTERS),
@@ -98,10 +104,13 @@ def submitter(keys: Keys, table: str) -> Role:
 
 
 def roles(keys: Keys, tables: Iterable[str]) -> tuple[Role, ...]:
-    """Viewer, executor, and a submitter for each table, each once. Raises InvalidArgument."""
+    """The viewer, the executor, and one submitter for each table.
+
+    Raises InvalidArgument for an invalid table name.
+    """
     return (viewer(keys), executor(keys), *(submitter(keys, table) for table in dict.fromkeys(tables)))
 
 
 def _name(keys: Keys, name: str) -> str:
-    """As a key is spelled: no two roles of different namespaces, kinds or tables have one name."""
+    """The role's name, encoded like a key: unique for namespace, kind and table."""
     return f"{keys.namespace}/distop.{name}" if keys.namespace else f"distop.{name}"

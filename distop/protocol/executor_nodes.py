@@ -1,14 +1,12 @@
-"""Executors: what each serves, and which take nothing new.
+"""Executor nodes: the types and tables that each serves, and draining.
 
-Decides which operation types and tables an executor serves: the settings ``types`` and ``tables``.
+:func:`refusal` decides whether an executor serves some work (the settings ``types`` and ``tables``). A daemon's
+elections, claims, planning, completion, cleanup, verification and sweeping use it. Its child process checks it once
+more before any code of a behavior runs. Pure.
 
-:func:`refusal` is the one decision. The elections, the claims, planning, completion, cleanup, verification and sweeping
-of a daemon go by it, and so does its child once more before any code of a behavior runs. Pure.
-
-Draining an executor: the request that it shall run nothing, which outlives its restarts.
-
-The record stays when a drain is undone, and is then changed: so its mod revision is the whole guard, and a copy of an
-earlier request that comes late is refused (T9). An absent key could come back.
+A drain is the request that an executor runs nothing. It outlives restarts. The record stays when a drain is undone, and
+is then changed. So its mod revision is a sufficient guard: a late copy of an earlier request is refused (T9). An absent
+key could come back.
 """
 
 from __future__ import annotations
@@ -30,20 +28,20 @@ if TYPE_CHECKING:
 
 
 JOIN = "join"
-"""The type of operations that do nothing but wait for others. Graphs insert them, and every executor serves them."""
+"""The type of operations that only wait for others. Graphs insert them, and every executor serves them."""
 NAMESPACE = ".*"
-"""How a pattern ends that stands for all tables of a namespace."""
+"""The end of a pattern that matches all tables of a namespace."""
 
 
 @frozen
 class Serves:
-    """What an executor serves. None: all. ``tables``: exact names, or namespaces such as ``sales.*``."""
+    """What an executor serves; None: everything. ``tables``: exact names, or namespaces such as ``sales.*``."""
 
     types: tuple[str, ...] | None = None
     tables: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, list[str]]:
-        """Its fields in a node record, and in what a child is told: those without a limit are left out."""
+        """The fields in a node record and in messages to a child; fields without a limit are left out."""
         limits = (("types", self.types), ("tables", self.tables))
         return {name: list(names) for name, names in limits if names is not None}
 
@@ -60,10 +58,11 @@ ALL = Serves()
 
 
 def refusal(serves: Serves, type_name: str | None, tables: Iterable[str]) -> str:
-    """Why an executor refuses work, a clause such as "it does not serve table sales.orders"; "": it serves it.
+    """Why an executor refuses work; "": it serves it.
 
-    ``type_name`` None: no code of a type is wanted. ``tables``: all that are touched, those that are only read as well.
-    An operation on no table has the table ``@cluster``, which counts as any other: it is served where it is listed.
+    The reason is a clause such as "it does not serve table sales.orders". ``type_name`` None: no code of a type is
+    needed. ``tables``: all tables that are read or written. An operation on no table has the table ``@cluster``, which
+    is treated like any other table.
     """
     if type_name == JOIN:
         return ""
@@ -74,43 +73,43 @@ def refusal(serves: Serves, type_name: str | None, tables: Iterable[str]) -> str
 
 
 def named(tables: Iterable[str]) -> str:
-    """Tables in a sentence."""
+    """Tables as part of a sentence."""
     names = [one_line(name) for name in tables]
     return f"table {names[0]}" if len(names) == 1 else f"the tables {', '.join(names)}"
 
 
 def _among(table: str, patterns: tuple[str, ...]) -> bool:
-    """A namespace has all tables whose names begin with it and a dot, those of namespaces in it as well."""
+    """Whether a pattern matches the table. A namespace matches all tables whose names begin with it and a dot."""
     return any(
         table == pattern or (pattern.endswith(NAMESPACE) and table.startswith(pattern[:-1])) for pattern in patterns
     )
 
 
 class NodeState(StrEnum):
-    """What a live executor says of itself."""
+    """The state that a live executor reports."""
 
     ACTIVE = "active"
     DRAINING = "draining"
     DRAINED = "drained"
-    """Asked to drain, and empty: it holds no claim and coordinates nothing."""
+    """Asked to drain, and idle: it holds no claim and coordinates nothing."""
 
 
 @frozen
 class Drain:
-    """``distOpNodeDrain.<executor>``. ``drain`` False: it was undone."""
+    """``distOpNodeDrain.<executor>``: the request to drain. ``drain`` False: it was undone."""
 
     drain: bool
     time: str = ""
     by: str = ""
     actions: Actions = NO_ACTIONS
-    """Who drained it and undid that, this request with the rest."""
+    """The recorded drains and undrains, including this one."""
 
     def encode(self) -> bytes:
         told = {"drain": self.drain, "time": self.time, "by": self.by}
         return dumps({"v": SCHEMA_VERSION, **told, **self.actions.to_json()})
 
     def then(self, drain: bool, time: str, by: str) -> Drain:
-        """The record with one request more."""
+        """The record after one more request."""
         action = Action(time, "drain" if drain else "undrain", by)
         return Drain(drain, time, by, self.actions.and_then(action))
 
@@ -121,13 +120,16 @@ class Drain:
 
 
 def put_drain(keys: Keys, executor: str, seen_mod: int, wanted: Drain) -> Txn:
-    """Ask an executor to drain, or undo that. ``seen_mod``: the record's mod revision as read (0: absent)."""
+    """Ask an executor to drain, or undo that.
+
+    Guard: the record is unchanged (``seen_mod``: its mod revision as read, 0: absent).
+    """
     key = keys.drain(executor)
     return Txn((unchanged(key, seen_mod),), (Put(key, wanted.encode()),), (Get(key),), "drain")
 
 
 def node_state(asked: bool, busy: bool) -> NodeState:
-    """What an executor says of itself."""
+    """The state that an executor reports."""
     if not asked:
         return NodeState.ACTIVE
     return NodeState.DRAINING if busy else NodeState.DRAINED

@@ -1,7 +1,7 @@
 """Checks the fields of decoded records by their annotations.
 
-Whoever may write a key by hand may write any JSON. A decoder returns only what the deciding functions can work with, so
-that these need no checks of their own. Pure.
+Anyone who may write a key can write any JSON by hand. A decoder only returns values that the deciding functions can
+handle, so these need no checks of their own. Pure.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST = 2**53
-"""Of whole numbers: what every reader of JSON represents exactly."""
+"""The largest whole number that every JSON reader represents exactly."""
 LONGEST = 1e11
-"""Seconds (3,000 years): a time that far ahead still is one."""
+"""Seconds (3,000 years): the longest allowed time."""
 SIGNED = frozenset({"priority", "permit", "clock"})
 """Fields that may be negative."""
 _SHOWN = 60
 
 
 def checked(record: T) -> T:
-    """The record. Raises TypeError for a field that holds another type than declared, or a number out of range."""
+    """The record itself.
+
+    Raises TypeError for a field with another type than declared, or a number out of range.
+    """
     kind: Any = type(record)
     for name, wanted, fits in _shapes(kind):
         value = getattr(record, name)
@@ -43,7 +46,7 @@ def shown(value: object) -> str:
 
 
 def within(value: int, least: int, most: int, name: str) -> int:
-    """The number. Raises ValueError where it is out of range."""
+    """The number itself. Raises ValueError if it is out of range."""
     if not least <= value <= most:
         raise ValueError(f"{name!r} is {shown(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Values that do not change."""
+"""The decorator of immutable values."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """A dataclass with slots, whose fields no code of this project may set: the type checker refuses that.
+    """A dataclass with slots, whose fields must not be set.
 
-    At run time it is not frozen. ``dataclass(frozen=True)`` sets each field by a call, which makes a value of six
-    fields eight times as slow to build (1.9 against 0.24 µs), and thousands of them are built for each operation:
-    without it, 10,000 empty jobs take 15 % less time. What behaviors and callers of distop are given, who may use no
-    type checker, is frozen.
+    The type checker refuses code that sets them; at run time the class is not frozen. ``dataclass(frozen=True)`` sets
+    each field by a call, so a value of six fields takes eight times as long to build (1.9 against 0.24 µs). Thousands
+    are built for each operation: without it, 10,000 empty jobs take 15 % less time. Values that behaviors and callers
+    of distop get are frozen, because these may use no type checker.
 
-    Values are compared and hashed as tuples of their fields, and shown as other dataclasses are, unless the class says
-    how. ``dataclass``
-    would write and compile source for each of these methods, which a process that begins with a hundred classes feels
-    (25 ms of a daemon's processor time); compared and hashed is too little for that to pay (0.3 against 0.15 µs, once
-    for each job).
+    Values are compared and hashed as tuples of their fields, and printed like other dataclasses, unless the class
+    defines these methods. ``dataclass`` would write and compile source for each of them, which costs 25 ms of a
+    daemon's start with a hundred classes. Values are compared and hashed too rarely for that to pay (0.3 against 0.15
+    µs, once for each job).
     """
     value = dataclass(slots=True, repr=False, eq=False)(cls)
     for name, method in _methods(value).items():
-        if vars(cls).get(name) is None:  # Python leaves None for the hash of a class that has its own __eq__
+        if vars(cls).get(name) is None:  # Python sets __hash__ to None in a class with its own __eq__
             setattr(value, name, method)
     return value
 
 
 def _methods(cls: type[Any]) -> Mapping[str, Callable[..., Any]]:
-    """By their names."""
+    """The methods by their names."""
     own = fields(cls)
     shown = [one.name for one in own if one.repr]
     compared = _values_of([one.name for one in own if one.compare])
@@ -54,7 +53,7 @@ def _methods(cls: type[Any]) -> Mapping[str, Callable[..., Any]]:
 
 
 def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the fields of these names."""
+    """A function that returns the fields of these names."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

@@ -1,33 +1,28 @@
-"""Identifies operations: ids, who holds one, request ids, and digests of plans and starts.
+"""Identifies operations: ids and their holders, request ids, and digests.
 
-Digests: of a plan, which ties its chunks to it, of what a start asks for, and of two operations, for their edge.
+Digests identify a plan, which ties its chunks to it; what a start asks for; and an edge between two operations.
 
-The id of an operation: what makes two starts the same, by what the behavior publishes; and how the arguments of two
-such starts become one. Pure.
+The id of an operation shows that two starts ask for the same. This module compares and combines their arguments by what
+the behavior publishes. Arguments are compared as JSON, with the published schema's defaults for missing fields, and
+with 1.0 equal to 1. So no code of the behavior is needed. Pure.
 
-Arguments are judged as JSON, with the defaults that the published schema has for fields that are left out, and with
-1.0 as 1: so it takes no code of the behavior to tell that two of them ask for the same.
+``distOpUnique.<table>.<type>.<id>`` names the holder of an id: its operation that has not ended (invariant 18). The
+start's transaction writes it. The transaction that ends the operation deletes it, if it still names that operation. An
+operation that waits for another of the same id *follows* it. The key then names the follower. If the follower is
+cancelled while the other still runs, the key names the other again. An exhaustive exploration of a model checked the
+compares.
 
-Who holds an id: ``distOpUnique.<table>.<type>.<id>`` names the operation of it that has not ended (invariant 18).
+An operation of a series keeps its id after its end, until the next operation takes it or its last keys are deleted. So
+no other start takes the id in between.
 
-It is put by the start's transaction, and deleted by the one that ends the operation, if it still names that. One that
-shall run after another of the same id *follows* it: it waits for its end, and the key names the one that waits; if that
-is cancelled while the other still runs, it names the other again. The clauses were checked by exhaustive exploration of
-a model.
+``distOpRequest.<table>.<type>.<request id>`` names the operation that a request id has started, if the caller chose the
+id (invariant 14). The start's transaction writes it. It is deleted with the operation's history record, if it still
+names that operation. The start needs no compare for it: the id is looked up after the counters were read, and every
+start of the type on the table changes the instance counter. An operation of a graph that was given up never started;
+then the next start of the request writes the key again.
 
-An operation of a series keeps its id beyond its end, until the next one has taken it or its last keys are deleted: so
-nobody takes the id in between, who would find the series itself there a moment later.
-
-Which operation a request id has started: ``distOpRequest.<table>.<type>.<request id>`` names it, where the caller
-chose the id (invariant 14).
-
-It is put by the start's transaction and deleted with the operation's history record, if it still names that: as long
-as anything is known of the operation. The start compares nothing for it: the id is looked for after the counters were
-read, and every start of the type on the table changes the counter of instances. What was part of a graph that was given
-up was never started: then the next start of the request writes the key again.
-
-An id that distop makes has no key, since nobody repeats it but who was told that the outcome is unknown: it is looked
-for among the specs of what is active, and in the history.
+A request id that distop generates has no key: only a caller who was told that the outcome is unknown repeats it. It is
+looked up in the specs of active operations and in the history.
 """
 
 from __future__ import annotations
@@ -71,13 +66,14 @@ def edge_id(before: OperationRef, after: OperationRef) -> str:
 
 
 COMPUTED = "@"
-"""How a computed id begins, and no id that a caller brings."""
+"""Prefix of computed ids, which no caller's id has."""
 _ABSENT: Any = object()
 
 
 def computed_id(declaration: Declaration, table: str, arg: bytes) -> str | None:
-    """The id that the behavior computes from the argument; None where it wants none. The order of the fields does not
-    matter.
+    """The id that is computed from the argument; None if the behavior wants none.
+
+    The order of the fields does not matter.
     """
     if declaration.id_fields is None:
         return None
@@ -88,8 +84,10 @@ def computed_id(declaration: Declaration, table: str, arg: bytes) -> str | None:
 
 
 def differing(declaration: Declaration, stored: bytes, new: bytes) -> list[str]:
-    """The fields by which these arguments are those of two operations: among the id's, or among all where the behavior
-    names none. [""]: they are no objects with fields, and not the same.
+    """The fields that show that two arguments belong to different operations.
+
+    Compared are the fields of the id, or all fields if the behavior names none. [""]: they differ and are not both
+    objects.
     """
     before, after = loads(stored), loads(new)
     if not (isinstance(before, dict) and isinstance(after, dict)):
@@ -100,12 +98,13 @@ def differing(declaration: Declaration, stored: bytes, new: bytes) -> list[str]:
 
 
 def combined(declaration: Declaration, stored: bytes, new: bytes) -> bytes:
-    """One argument for both, by the behavior's rules: ``stored`` itself where the new one adds nothing to it.
+    """One argument for both, by the behavior's rules.
 
-    Raises InvalidArgument where a field without a rule differs, or a rule does not fit the values.
+    ``stored`` itself, if the new one adds nothing to it. Raises InvalidArgument if a field without a rule differs, or a
+    rule does not fit the values.
     """
     if not (isinstance(loads(stored), dict) and isinstance(loads(new), dict)):
-        raise InvalidArgument(f"arguments of {declaration.type_name} are combined field by field, and these have none")
+        raise InvalidArgument(f"cannot combine arguments of {declaration.type_name}: both must be objects with fields")
     before, after = _fields(declaration, stored), _fields(declaration, new)
     found: dict[str, Any] = {}
     for name in dict.fromkeys((*before, *after)):
@@ -118,13 +117,13 @@ def combined(declaration: Declaration, stored: bytes, new: bytes) -> bytes:
         else:
             raise InvalidArgument(
                 f"{name!r} differs, and {declaration.type_name} has no rule to combine it "
-                f"(it has some for {', '.join(sorted(declaration.combine))})"
+                f"(it has rules for {', '.join(sorted(declaration.combine))})"
             )
     return stored if canonical(found) == canonical(before) else dumps(found)
 
 
 def canonical(value: Any) -> str:
-    """One text for all spellings of a JSON value: keys in order, 1.0 as 1."""
+    """The canonical text of a JSON value: sorted keys, 1.0 as 1."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -143,7 +142,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _fields(declaration: Declaration, arg: bytes) -> dict[str, Any]:
-    """The argument's fields, with the published defaults of those that are left out."""
+    """The argument's fields, with the published defaults for missing ones."""
     value = loads(arg)
     properties = declaration.arg_schema.get("properties")
     known = properties.items() if isinstance(properties, dict) else ()
@@ -155,7 +154,10 @@ def _fields(declaration: Declaration, arg: bytes) -> dict[str, Any]:
 
 
 def _combine(rule: str, name: str, a: Any, b: Any) -> Any:
-    """Two values of a field by its rule. One that is left out, or null, adds nothing; but null may be the last one."""
+    """Two values of a field, combined by its rule.
+
+    A missing value or null adds nothing; but null may be the value of the rule "last".
+    """
     if rule in ("first", "last"):
         first, last = (a, b) if rule == "first" else (b, a)
         return last if first is _ABSENT else first
@@ -165,11 +167,13 @@ def _combine(rule: str, name: str, a: Any, b: Any) -> Any:
         return b
     fits, combine = _RULES[rule]
     if not (fits(a, b)):
-        raise InvalidArgument(f"{name!r} cannot be combined by the rule {rule!r}: {_told(a)} and {_told(b)}")
+        raise InvalidArgument(
+            f"{name!r} cannot be combined by the rule {rule!r}: the values are {_shortened(a)} and {_shortened(b)}"
+        )
     return combine(a, b)
 
 
-def _told(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
@@ -191,7 +195,7 @@ def _lists(a: Any, b: Any) -> bool:
 
 
 def _union(a: list[Any], b: list[Any]) -> list[Any]:
-    """Each once, in the order in which they came."""
+    """The items of both, each once, in order."""
     found: dict[str, Any] = {}
     for one in (*a, *b):
         found.setdefault(canonical(one), one)
@@ -206,17 +210,20 @@ _RULES: Mapping[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], Any]
     "sum": (_numbers, lambda a, b: a + b),
 }
 RULES: Sequence[str] = (*_RULES, "last", "first")
-"""How two values of a field become one (``Behavior.combine``). All of them are associative, ``sum`` as far as numbers
-are.
+"""How two values of a field are combined (``Behavior.combine``).
+
+All rules are associative; ``sum`` as far as numbers are.
 """
 
 
 @frozen
 class Takes:
-    """How a start takes its id. ``holder``: whom the key names, if anybody, with ``mod``, the revision of its state as
-    it was read (0: it is gone). It has ended, by a release that knows no ids, or is followed; or it is ``replaced``: it
-    waits, and ends in the same transaction, in this way; then nobody may wait for it (``alone``), or who does is told
-    that it ended.
+    """How a start takes its id.
+
+    ``holder``: the operation that the key names, if any, with ``mod``, the mod revision of its state as read (0: it is
+    gone). The holder has ended without releasing the id (an old release), or it is followed. Or it is ``replaced``: it
+    is pending, and ends in the same transaction with these records. ``alone``: no successor may then wait for it;
+    without it, successors are signalled.
     """
 
     id: str
@@ -227,15 +234,19 @@ class Takes:
 
 
 def holder_of(value: bytes) -> OperationRef:
-    """Whom a key of an id names. Raises ValueError for what names nobody."""
+    """The operation that an id's key names. Raises ValueError for any other value."""
     try:
         return OperationRef.parse(value.decode())
     except InvalidArgument as error:
         raise ValueError(str(error)) from None
 
 
-def free_for(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]:
-    """What the start of an operation that takes an id compares besides."""
+def id_guards(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]:
+    """Guards of a start that takes an id.
+
+    Without a holder: the key is absent. With one: the key still names it and its state is unchanged; with ``alone`` it
+    has no successor.
+    """
     key, holder = keys.unique(ref.table, ref.type, takes.id), takes.holder
     if holder is None:
         return (absent(key),)
@@ -243,13 +254,17 @@ def free_for(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]
     return (*seen, none_within(*keys.edges_range(holder, "next"))) if takes.alone else seen
 
 
-def taken(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
-    """The key, which names the operation from its start on."""
+def id_put(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
+    """The write of the id's key, which names the operation from its start on."""
     return Put(keys.unique(ref.table, ref.type, takes.id), word(str(ref)))
 
 
-def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
-    """What gives back the id of an operation that ends with this record; nothing without one, or if more may come."""
+def id_releases(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
+    """The writes that release the id of an operation that ends with this record.
+
+    Nothing if it has no id, or if the next operation of a series may take it. Guard: the key still names the operation.
+    If it followed another operation that has not ended, the key names that one again.
+    """
     if not history.id or may_come_again(bool(history.series), history.state):
         return ()
     key = keys.unique(ref.table, ref.type, history.id)
@@ -263,8 +278,10 @@ def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, .
 
 
 def _followed(ref: OperationRef, history: History) -> OperationRef | None:
-    """What it followed; None also where the record names an operation of another table or type, or none: who may write
-    one table's keys would learn whether that goes on.
+    """The operation that it followed; None if there is none.
+
+    None also if the record names an operation of another table or type. Otherwise a user who may only write one table's
+    keys could learn whether that operation has ended.
     """
     try:
         found = OperationRef.parse(history.follows)
@@ -274,12 +291,15 @@ def _followed(ref: OperationRef, history: History) -> OperationRef | None:
 
 
 def may_come_again(series: bool, ended: State) -> bool:
-    """An operation (of a ``series``) that has ended so may have a next one: which is started when it is cleaned up."""
+    """Whether an operation that ended in this state may have a next one; it is started during cleanup."""
     return series and ended is not State.CANCELLED
 
 
-def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
-    """What gives back the id of an operation of a series with its last keys, where it has no next one."""
+def series_id_releases(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+    """The writes that release the id of an operation of a series with its last keys.
+
+    Guard: the key still names the operation, so no next one has taken the id.
+    """
     if not id_:
         return ()
     key = keys.unique(ref.table, ref.type, id_)
@@ -287,16 +307,19 @@ def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
 
 
 MADE = "auto-"
-"""How the request ids begin that are made here."""
+"""Prefix of generated request ids."""
 
 
-def noted(keys: Keys, ref: OperationRef, spec: Spec) -> Put:
-    """The key, from the start of the operation on."""
+def request_key_put(keys: Keys, ref: OperationRef, spec: Spec) -> Put:
+    """The write of the request's key, which names the operation from its start on."""
     return Put(keys.request(ref.table, ref.type, spec.request_id), word(str(ref)))
 
 
-def forgotten(keys: Keys, ref: OperationRef, request_id: str) -> tuple[Txn, ...]:
-    """What deletes the key of an operation of which nothing is kept any more; nothing where it cannot have one."""
+def request_key_deletes(keys: Keys, ref: OperationRef, request_id: str) -> tuple[Txn, ...]:
+    """The writes that delete the request's key when the history is deleted.
+
+    Nothing if it cannot have one. Guard: the key still names the operation.
+    """
     if not request_id or request_id.startswith(MADE):
         return ()
     key = keys.request(ref.table, ref.type, request_id)

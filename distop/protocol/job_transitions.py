@@ -1,7 +1,9 @@
-"""What happens to jobs: one function per event that returns the transaction, or the guarded write, that does it.
+"""Transactions of jobs: one function per event.
 
-A claim's mod revision is its *fence*: every write of the job compares it, so that after a takeover the former holder
-writes nothing. For the rule of one-way guards see ``protocol.operation_transitions``.
+Each returns a transaction or a guarded write.
+
+A claim's mod revision is its *fence* (fencing token). Every write of the job compares it, so after a takeover the
+former holder writes nothing. ``protocol.operation_transitions`` explains one-way guards.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import word
-from distop.protocol.permits import gives_back, takes
+from distop.protocol.permits import permit_puts, take_permit
 from distop.protocol.state_tables import Event, JobEvent, comes_in, job_ends
 from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import (
@@ -35,26 +37,29 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
 
 LIMITED_CLAIMS_PER_TXN = 80
-"""Claims that take permits: three compares and puts in each, and one common guard for each holder that is gone."""
+"""Maximum number of claims with permits: three compares and puts each, and one common guard per dead holder."""
 CLAIMS_PER_TXN = 124
-"""Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
-what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
+"""Maximum number of claims in one transaction, each nested and decided on its own.
+
+T1: a nested transaction shares the limit of 128 with its parent. The parent has two common guards and one for each dead
+holder; each nested one has two compares or reads.
+"""
 OPERATIONS_PER_REPORT = 3
 REPORTS_PER_TXN = 42
-"""Reports in one transaction (T1)."""
+"""Maximum number of reports in one transaction (T1)."""
 
 
 @frozen
 class Want:
-    """A job to claim: the claim as seen (``seen_mod`` 0: none) and the claim to write."""
+    """A job to claim: the claim as read (``seen_mod`` 0: none), and the claim to write."""
 
     partition: int
     claim: Claim
     seen_mod: int = 0
     permit_mod: int = -1
-    """Of the permit that the claim takes, as seen (0: never taken); -1: it takes none, or keeps the one that it had."""
+    """Mod revision of the permit that the claim takes (0: never taken); -1: it takes none, or keeps its own."""
     former: Claim | None = None
-    """The claim as seen, where its permit is given back."""
+    """The claim as read, if its permit is given back."""
 
 
 def claim(
@@ -67,13 +72,18 @@ def claim(
     uncounted: Iterable[str] = (),
     overdue: Iterable[tuple[int, int]] = (),
 ) -> Txn:
-    """Claim a block of jobs, each decided alone: free ones, waiting ones that are due, and (``dead``: their
-    incarnations) those of executors that are gone. A granted claim's mod revision is its fence.
+    """Claim a block of jobs, each decided on its own.
 
-    Nested, not all or nothing: of two executors whose blocks overlap each gets a part. In each nested failure branch
-    the claim is read: one that is mine already means that an earlier copy won. ``uncounted``: incarnations that are
-    gone, whose claims do not count among those that a limit allows; ``overdue``: claims by actors, (partition, mod
-    revision), that do not either, as long as they are not extended.
+    A granted claim's mod revision is its fence. The jobs are free, waiting and due, or claimed by dead executors
+    (``dead``: their incarnations). The claims are nested, not all or nothing: if the blocks of two executors overlap,
+    each gets a part.
+
+    Common guards: the gate is unchanged; my node key exists; the node keys of dead incarnations are absent. Guards of
+    each job: its claim is unchanged, or claim and state are absent; its permit is unchanged and free, if it takes one.
+
+    Each nested failure branch reads the claim: if it is already mine, an earlier copy won. ``uncounted``: dead
+    incarnations whose claims do not count against the limit. ``overdue``: claims of actors, (partition, mod revision),
+    that do not count either; they are compared, because an extension would make them count again.
     """
     dead = set(dead)
     success: list[Operation] = []
@@ -82,9 +92,9 @@ def claim(
         guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
         puts: tuple[Put, ...] = (Put(key, want.claim.encode()),)
         if want.permit_mod >= 0:
-            free, taken = takes(keys, ref, want.claim.permit, want.permit_mod, want.partition)
+            free, taken = take_permit(keys, ref, want.claim.permit, want.permit_mod, want.partition)
             guards, puts = (*guards, free), (*puts, taken)
-        success.append(Txn(guards, (*puts, *gives_back(keys, ref, want.former)), (Get(key), Get(state))))
+        success.append(Txn(guards, (*puts, *permit_puts(keys, ref, want.former)), (Get(key), Get(state))))
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
@@ -99,12 +109,13 @@ def claim(
 
 
 RUNS_PER_CLAIM = 16
-"""Runs in one all-or-nothing claim (``protocol.batch_claims``): two range compares each."""
+"""Maximum number of runs in one all-or-nothing claim (``protocol.batch_claims``): two range compares each."""
 
 
 def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
-    """The ordinals as a few runs of neighbours, (first, the one after the last); None where they are no such thing, or
-    not all of them are wanted for the first time.
+    """The ordinals as a few runs of neighbours: (first, the one after the last).
+
+    None if there are too many runs, or if not all of the jobs are claimed for the first time.
     """
     found: list[tuple[int, int]] = []
     for want in wants:
@@ -122,15 +133,15 @@ def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
 
 @frozen
 class Guarded:
-    """Writes under one claim's fence, to be committed alone or in a group (group commit)."""
+    """Writes under one claim's fence, committed alone or in a group (group commit)."""
 
     guard: Compare
     ops: tuple[Operation, ...]
     label: str
     also: tuple[Compare, ...] = ()
-    """What is compared beside the fence."""
+    """Compares beside the fence."""
     proof: Put | None = None
-    """The write by which an earlier copy of this one, of which no answer came, recognizes itself (T9)."""
+    """The write by which an earlier copy with an unknown outcome is recognized (T9)."""
 
 
 def report(
@@ -142,14 +153,16 @@ def report(
     outcome: Outcome,
     former: Claim | None = None,
 ) -> Guarded:
-    """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored. ``former``: the
+    """Report the end of a job (I36).
+
+    Guard: the fence. It implies that the job is running and has not ended; a refused report is ignored. ``former``: the
     claim, whose permit is given back.
     """
     key = keys.claim(ref, partition)
     told = Put(keys.job(ref, partition, "outcome"), outcome.encode())
     return Guarded(
         unchanged(key, fence),
-        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *gives_back(keys, ref, former)),
+        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *permit_puts(keys, ref, former)),
         "report",
         proof=told,
     )
@@ -158,15 +171,20 @@ def report(
 def wait_again(
     keys: Keys, ref: OperationRef, partition: int, fence: int, waiting: Claim, former: Claim | None = None
 ) -> Guarded:
-    """Retry and release: the claim is set to waiting; the job is stopped first. ``former`` as in :func:`report`."""
+    """Set a claim to waiting, for a retry or a release; the job was stopped before.
+
+    Guard: the fence. ``former`` as in :func:`report`.
+    """
     key = keys.claim(ref, partition)
     put = Put(key, waiting.encode())
-    return Guarded(unchanged(key, fence), (put, *gives_back(keys, ref, former)), "retry", proof=put)
+    return Guarded(unchanged(key, fence), (put, *permit_puts(keys, ref, former)), "retry", proof=put)
 
 
 def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:
-    """A resumable job's progress, under its fence: a zombie's checkpoint is refused. It follows the checkpoint of
-    ``seen_mod`` (0: none): a copy that comes late must not undo those after it, under the same fence.
+    """Save a resumable job's checkpoint.
+
+    Guards: the fence, so a zombie's checkpoint is refused; the former checkpoint is unchanged (``seen_mod``: its mod
+    revision as read, 0: none), so a late copy does not undo later checkpoints under the same fence.
     """
     put = Put(keys.job(ref, partition, "progress"), value)
     guard = unchanged(keys.claim(ref, partition), fence)
@@ -174,7 +192,7 @@ def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value:
 
 
 def guarded(txn: Txn) -> Guarded:
-    """A whole transaction of writes, to go with others."""
+    """A whole transaction of writes as a guarded write, to be grouped with others."""
     guard, *also = txn.compares
     return Guarded(guard, txn.success, txn.label, tuple(also))
 
@@ -185,19 +203,20 @@ def alone(write: Guarded) -> Txn:
 
 
 def group(writes: Sequence[Guarded]) -> Txn:
-    """All or nothing: the usual case, in which every fence still holds."""
+    """Guarded writes in one transaction, all or none: the usual case, in which every fence still holds."""
     return merged([alone(write) for write in writes])
 
 
 def one_by_one(writes: Sequence[Guarded]) -> Txn:
-    """Each decided alone, after the group was refused."""
+    """Guarded writes in one transaction, each decided on its own: after the group was refused."""
     apart = (Txn((w.guard, *w.also), w.ops, (Get(w.proof.key),) if w.proof is not None else ()) for w in writes)
     return Txn((), tuple(apart), (), writes[0].label if writes else "")
 
 
 def applied_at(write: Guarded, answer: TxnResult, revision: int) -> int:
-    """The revision at which a write was applied that was decided alone at ``revision``, or by an earlier copy of it
-    (T9); 0 where it was not.
+    """The revision at which a write of :func:`one_by_one` was applied; 0: it was not.
+
+    ``revision``: that of the answer. An earlier copy may have applied it before (T9).
     """
     if answer.succeeded:
         return revision
@@ -215,9 +234,13 @@ def fail_lost(
     lost: Sequence[tuple[int, int, Outcome]],
     former: Mapping[int, Claim] | None = None,
 ) -> Txn:
-    """Jobs whose holder is gone and whose limit is reached: failed, with an outcome that tells of the crash.
-    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``, or ("") of actors.
-    ``former``: the claims, whose permits are given back.
+    """Fail jobs whose holder is gone and that have reached the limit of attempts.
+
+    The outcome records the loss. ``lost``: (partition, mod revision of the claim, outcome), all of incarnation
+    ``dead``, or ("") of actors. ``former``: the claims, whose permits are given back.
+
+    Guards: the gate is unchanged; my node key exists; the node key of ``dead`` is absent; each claim is unchanged (each
+    job is decided on its own).
     """
     claims = former or {}
     return Txn(
@@ -233,7 +256,7 @@ def fail_lost(
                     Put(keys.job(ref, p, "state"), word(job_ends(JobEvent.FAIL_LOST))),
                     Put(keys.job(ref, p, "outcome"), outcome.encode()),
                     Delete(keys.claim(ref, p)),
-                    *gives_back(keys, ref, claims.get(p)),
+                    *permit_puts(keys, ref, claims.get(p)),
                 ),
             )
             for p, mod, outcome in lost
@@ -244,7 +267,7 @@ def fail_lost(
 
 
 CLAIMS_PER_REAP = 125
-"""Claims that one transaction revokes or reaps, each nested with two compares, and two writes (T1)."""
+"""Maximum number of claims that one transaction revokes or reaps: nested, two compares and two writes each (T1)."""
 
 
 def revoke(
@@ -255,12 +278,19 @@ def revoke(
     claims: Sequence[tuple[int, int, Claim]],
     released: Callable[[Claim], Claim],
 ) -> Txn:
-    """While cancelling: set claims whose holder is gone to waiting, each decided alone; one that waits is compared.
-    ``claims``: (partition, mod revision, the claim); ``released``: the waiting claim after one.
+    """While an operation is cancelling: set claims whose holder is gone to waiting.
 
-    It comes before the cleanup, which no transaction guards: of a holder that seems gone a report may still arrive.
+    Each is decided on its own. ``claims``: (partition, mod revision, claim); ``released``: makes the waiting claim. A
+    claim that already waits is only compared.
+
+    This comes before the cleanup, which no transaction guards: a report of a holder that seems gone may still arrive.
+
+    Guards: my election; the state is unchanged and cancelling. Of each claim: it is unchanged; the node key of its
+    incarnation is absent.
     """
-    return Txn(_cancelling(keys, ref, election, state_mod), _set_waiting(keys, ref, claims, released), (), "revoke")
+    return Txn(
+        _cancelling_guards(keys, ref, election, state_mod), _set_waiting(keys, ref, claims, released), (), "revoke"
+    )
 
 
 def _set_waiting(
@@ -273,7 +303,7 @@ def _set_waiting(
         if claim.incarnation:
             guards.append(absent(keys.node(claim.incarnation)))
         if not claim.waiting:
-            puts = [Put(key, released(claim).encode()), *gives_back(keys, ref, claim)]
+            puts = [Put(key, released(claim).encode()), *permit_puts(keys, ref, claim)]
         parts.append(Txn(tuple(guards), tuple(puts), ()))
     return tuple(parts)
 
@@ -286,20 +316,28 @@ def revoke_lost(
     claims: Sequence[tuple[int, int, Claim]],
     released: Callable[[Claim], Claim],
 ) -> Txn:
-    """Behind a gate with a limit: set claims whose holder is gone to waiting, each decided alone.
+    """Behind a gate with a job limit: set claims whose holder is gone to waiting.
 
-    A takeover needs a permit, and lost claims that no claim compares leave none. This needs none. ``claims`` and
-    ``released`` as in :func:`revoke`; incarnation: mine.
+    Each is decided on its own. A takeover needs a permit, and lost claims that no claim compares may leave none. This
+    transaction needs no permit. ``claims`` and ``released`` as in :func:`revoke`; ``incarnation``: mine.
+
+    Guards: the gate is unchanged; my node key exists. Of each claim: it is unchanged; the node key of its incarnation
+    is absent.
     """
     mine = unchanged(keys.gate(ref), gate_mod), exists(keys.node(incarnation))
     return Txn(mine, _set_waiting(keys, ref, claims, released), (), "revoke_lost")
 
 
 def reap(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int]]) -> Txn:
-    """While cancelling: delete claims that wait, each decided alone. ``claims``: (partition, mod revision)."""
+    """While an operation is cancelling: delete waiting claims.
+
+    Each is decided on its own. ``claims``: (partition, mod revision). Guards: my election; the state is unchanged and
+    cancelling; each claim is unchanged.
+    """
     parts = (Txn((unchanged(keys.claim(ref, p), mod),), (Delete(keys.claim(ref, p)),), ()) for p, mod in claims)
-    return Txn(_cancelling(keys, ref, election, state_mod), tuple(parts), (), "reap")
+    return Txn(_cancelling_guards(keys, ref, election, state_mod), tuple(parts), (), "reap")
 
 
-def _cancelling(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
+def _cancelling_guards(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> tuple[Compare, ...]:
+    """Guards: my election; the state is unchanged and cancelling."""
     return election, unchanged(keys.of(ref, "state"), state_mod), comes_in(keys, ref, Event.REAP)

@@ -1,10 +1,8 @@
-"""The records of jobs: who runs one (claim) and how it ended (outcome), as frozen values with their JSON forms.
+"""The records of jobs: claims, outcomes and checkpoints, with their JSON forms.
 
-What a checkpoint is to the attempts that follow: something to go on from, or given up.
-
-Where a job ends without a result, what it left is removed before its end is reported. If that report does not come
-through, the next attempt must not go on from what was removed. So its checkpoint is given up before the cleanup, under
-the claim's fence: whoever follows cleans up, for which the checkpoint may still be needed, and starts over.
+If a job ends without a result, its output is removed before the end is reported. If that report fails, the next attempt
+must not continue from what was removed. So the checkpoint is given up before the cleanup, under the claim's fence. The
+next attempt cleans up, for which it may need the checkpoint, and starts over.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ class JobState(StrEnum):
 
 
 ERRORS_TOLD = 5
-"""Attempts whose errors a claim tells of: the first, and the last ones."""
+"""Maximum number of attempts whose errors a claim lists: the first, and the last ones."""
 ERROR_TOLD = 500
-"""Characters of each."""
+"""Maximum characters of each."""
 
 
 @frozen
 class Tried:
-    """What went wrong in one attempt of a job."""
+    """The error of one attempt of a job."""
 
     attempt: int
     executor: str
@@ -54,16 +52,17 @@ class Tried:
 
 
 def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
-    """A job's story with one more attempt, bounded: of many attempts the first and the last ones are told."""
+    """The errors of a job with one more, bounded to the first and the last ones."""
     story = (*before, last)
     return story if len(story) <= ERRORS_TOLD else (story[0], *story[len(story) - ERRORS_TOLD + 1 :])
 
 
 @frozen
 class Claim:
-    """``distOpClaim…``: who runs a job (``incarnation``, or ``actor``: somebody's own worker loop), or that it waits to
-    be claimed again (neither, ``retry_at``). ``failures`` counts unexpected errors and lost holders; the limit counts
-    them.
+    """``distOpClaim…``: who runs a job, or that it waits to be claimed again.
+
+    The holder is an ``incarnation``, or an ``actor`` (a user's own worker loop). A waiting claim has neither, and
+    ``retry_at``. ``failures`` counts unexpected errors and lost holders, for the limit of attempts.
     """
 
     executor: str
@@ -72,31 +71,32 @@ class Claim:
     failures: int
     retry_at: str = ""
     error: str = ""
-    """The last unexpected error, for people; bounded by :data:`MAX_ERROR_TEXT`."""
+    """The last unexpected error, for people; at most :data:`MAX_ERROR_TEXT` characters."""
     losses: int = 0
-    """How many of the failures were lost executors."""
+    """The failures that were lost executors."""
     tried: tuple[Tried, ...] = ()
-    """What went wrong in the attempts before, as :func:`told` bounds it."""
+    """The errors of former attempts, bounded by :func:`told`."""
     actor: str = ""
-    """Who runs it without being an executor: live while the claim's revision changes within ``duration`` seconds, as
-    whoever looks measures them.
+    """The holder, if it is not an executor.
+
+    Its claim is live while its revision changes within ``duration`` seconds, measured by the observer.
     """
     duration: float = 0.0
     grant: str = ""
-    """What tells this claim by an actor from all others, also after it was extended."""
+    """Identifies this claim of an actor, also after extensions."""
     since: str = ""
-    """When it was granted by the actor's clock, for people."""
+    """When it was granted, by the actor's clock, for people."""
     permit: int = -1
-    """The permit that it has, where no more than so many jobs of its operation run at once."""
+    """Its permit, if the number of the operation's running jobs is limited; -1: none."""
 
     @property
     def waiting(self) -> bool:
-        """Nobody runs the job; it may be claimed when due."""
+        """No one runs the job; it may be claimed when it is due."""
         return not self.incarnation and not self.actor
 
     @property
     def holder(self) -> str:
-        """Who runs it, told from all others: an incarnation, or an actor's grant."""
+        """The identity of the holder: an incarnation, or an actor's grant."""
         return self.incarnation or self.grant
 
     def encode(self) -> bytes:
@@ -154,11 +154,11 @@ class Outcome:
     result: Any = None
     error: str = ""
     tried: tuple[Tried, ...] = ()
-    """Of a job that failed after several attempts: what went wrong in each."""
+    """The error of each attempt, for a job that failed after several attempts."""
     grant: str = ""
-    """Of a job that an actor returned: its claim's. One that is written for an actor that is gone has none."""
+    """The grant of the claim, for a job that an actor returned; "" if written on behalf of a lost actor."""
     fence: int = 0
-    """Of the attempt that an executor has run: with the incarnation it tells where that attempt staged its output."""
+    """The fence of an executor's attempt. With the incarnation it identifies the attempt's staged output."""
 
     @property
     def holder(self) -> str:
@@ -166,7 +166,7 @@ class Outcome:
         return self.incarnation or self.grant
 
     def encode(self) -> bytes:
-        """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
+        """JSON of at most :data:`MAX_OUTCOME_BYTES`. Raises InvalidArgument if the result is too large."""
         data: dict[str, Any] = {
             "v": SCHEMA_VERSION,
             "name": self.name,
@@ -186,7 +186,7 @@ class Outcome:
             data["fence"] = self.fence
         value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
         if len(value) > MAX_OUTCOME_BYTES and self.tried:
-            value = dumps(data)  # the result is worth more
+            value = dumps(data)  # the result is more important than former errors
         if len(value) > MAX_OUTCOME_BYTES:
             raise InvalidArgument(
                 f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "
@@ -216,23 +216,23 @@ class Outcome:
 
 _GIVEN_UP = "distop:given_up"
 MAX_BYTES = MAX_OUTCOME_BYTES
-"""Of a checkpoint as its author saves it, in JSON."""
+"""Maximum bytes of a checkpoint as saved, in JSON."""
 MARGIN = 64
-"""Bytes that one takes more when it is given up."""
+"""Additional bytes of a checkpoint that is given up."""
 
 
 def given_up(checkpoint: Any) -> dict[str, Any]:
-    """The checkpoint (any JSON value) as it is stored from then on."""
+    """A checkpoint (any JSON value) in the form that is stored once it is given up."""
     return {_GIVEN_UP: for_cleanup(checkpoint)}
 
 
 def for_cleanup(stored: Any) -> Any:
-    """What a cleanup gets: what was saved last, given up or not."""
+    """The last saved checkpoint for a cleanup, given up or not."""
     return stored[_GIVEN_UP] if _is_given_up(stored) else stored
 
 
 def to_go_on_from(stored: Any) -> Any:
-    """What an attempt goes on from; None: it starts over."""
+    """The checkpoint that an attempt continues from; None: it starts over."""
     return None if _is_given_up(stored) else stored
 
 

@@ -1,6 +1,6 @@
-"""How values become the text that stands in etcd: compact JSON, RFC 3339 times in UTC, ranges of ordinals.
+"""Encodes values for etcd: compact JSON, times, ranges of ordinals.
 
-Nothing here reads a clock.
+Times are RFC 3339 in UTC. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SCHEMA_VERSION = 1
-"""The ``v`` of every record that this release writes; operations of a higher one are left alone."""
+"""The ``v`` of all records that this release writes. Operations of a higher version are not touched."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What decoding raises for a value that is not of the form looked for: a person wrote it, or another release."""
+"""What decoding raises for an invalid value: a person or another release wrote it."""
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8. A lone surrogate (a byte of a path that is no UTF-8) is written as its JSON escape, and
-    so comes back as it was: a text must not stop a report.
+    """Compact JSON in UTF-8.
+
+    A lone surrogate (from a path that is not UTF-8) is written as its JSON escape, which :func:`loads` restores: no
+    text must prevent a report.
     """
     return _ENCODER.encode(value).encode(errors="backslashreplace")
 
 
 def loads(value: bytes | str) -> Any:
-    """The JSON value; ValueError where it is none."""
-    # Of bytes, json would guess the encoding first.
+    """The JSON value. Raises ValueError for invalid JSON."""
+    # For bytes, json would detect the encoding first.
     return json.loads(value if isinstance(value, str) else value.decode(errors="surrogatepass"))
 
 
 def word(text: str) -> bytes:
-    """One plain word, or a number, as a value."""
+    """A plain word or number as a value."""
     return str(text).encode()
 
 
@@ -58,7 +60,7 @@ def _to_the_second(seconds: int) -> str:
 
 
 def from_rfc3339(text: str) -> float:
-    """Seconds since the epoch; ValueError where it is no time."""
+    """Seconds since the epoch. Raises ValueError for an invalid time."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except OverflowError as error:
@@ -66,7 +68,7 @@ def from_rfc3339(text: str) -> float:
 
 
 def parse_time(text: str) -> float:
-    """RFC 3339 as seconds, or 0 where it is none: an unreadable time must not stop an operation."""
+    """Seconds since the epoch; 0 for an invalid time, which must not stop an operation."""
     try:
         return from_rfc3339(text) if text else 0.0
     except ValueError:
@@ -74,11 +76,11 @@ def parse_time(text: str) -> float:
 
 
 MAX_ERROR_TEXT = 4_000
-"""Characters of an error text that a record keeps; the rest stays in the executor's log."""
+"""Characters of an error text that a record keeps; the executor's log has the full text."""
 
 
 def shorten(text: str, limit: int) -> str:
-    """The text within ``limit`` characters: its beginning and its end, which carry what matters of an error."""
+    """The text within ``limit`` characters: its start and its end, which matter most in an error."""
     if len(text) <= limit:
         return text
     head = limit // 3
@@ -97,11 +99,11 @@ def to_ranges(ordinals: Iterable[int]) -> str:
 
 
 MOST_ORDINALS = 1_000_000
-"""As many as a plan has partitions: a few bytes may name a range of any length."""
+"""The maximum number of partitions in a plan: a few bytes could name a range of any length."""
 
 
 def from_ranges(text: str) -> list[int]:
-    """The reverse of :func:`to_ranges`. Raises ValueError where it names more than :data:`MOST_ORDINALS`."""
+    """The reverse of :func:`to_ranges`. Raises ValueError for more than :data:`MOST_ORDINALS` ordinals."""
     out: list[int] = []
     for run in filter(None, text.split(",")):
         first, _, last = run.partition("-")
@@ -112,12 +114,13 @@ def from_ranges(text: str) -> list[int]:
 
 
 MAX_FAILED_BYTES = 64 * 1024
-"""How long the text may be that names the failed jobs: a decision and a history record are read whole."""
+"""Maximum length of the text that lists failed jobs: decisions and history records are read as a whole."""
 
 
 def failed_text(ordinals: Iterable[int]) -> tuple[str, bool]:
-    """The failed jobs as ranges (``3,7-9``): the first ones, as many as :data:`MAX_FAILED_BYTES` hold, and whether
-    that is not all of them. How many they are stands beside it.
+    """The failed jobs as ranges (``3,7-9``), and whether the list is truncated.
+
+    It lists the first ones that fit into :data:`MAX_FAILED_BYTES`. The record has their number beside it.
     """
     text = to_ranges(ordinals)
     if len(text) <= MAX_FAILED_BYTES:

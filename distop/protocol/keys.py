@@ -1,8 +1,9 @@
-"""The key schema: the only place that knows how a key is spelled (docs/reference/keys.md).
+"""The key schema: the only module that knows how keys are spelled.
 
-A component is percent-encoded so that it holds no ``.`` and no ``/``; the first all-digits component after the
-type is the instance, so a key parses without knowing its type. Ranges always end at a delimiter: a prefix never
-matches a longer name (``a`` against ``ab``; the Ignite bug of partition 1 against 10).
+It is described in docs/reference/keys.md. A component is percent-encoded, so it contains no ``.`` and no ``/``. The
+first all-digits component after the type is the instance, so a key is parsed without knowing its type. Ranges always
+end at a delimiter, so a prefix never matches a longer name (``a`` against ``ab``; the Ignite bug of partition 1 against
+10).
 """
 
 from __future__ import annotations
@@ -42,20 +43,23 @@ _ENCODED = [chr(b) if b in _SAFE else f"%{b:02X}" for b in range(256)]
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _DIGEST = "sha256:"
-"""Before the digest of a request id, in its key."""
+"""Prefix of the digest of a request id in its key."""
 _EDGE = re.compile(r"[0-9a-f]{20}")
 _SLOT = re.compile(r"[0-9]")
 
 
 @lru_cache(maxsize=65_536)
 def encode(name: str) -> str:
-    """A name as a key component. Raises InvalidArgument for empty names, lone surrogates, and over 255 bytes."""
+    """A name as a key component.
+
+    Raises InvalidArgument for empty names, lone surrogates, and over 255 bytes.
+    """
     if not name:
         raise InvalidArgument("a name must not be empty")
     try:
         text = "".join([_ENCODED[b] for b in name.encode()])
     except UnicodeEncodeError:
-        raise InvalidArgument(f"the name {name!r} holds a lone surrogate, which is no character") from None
+        raise InvalidArgument(f"the name {name!r} contains a lone surrogate, which is not a character") from None
     if len(text) > MAX_COMPONENT_BYTES:
         raise InvalidArgument(
             f"the name {name[:40]!r}… takes {len(text)} bytes in a key (percent-encoded); at most "
@@ -66,7 +70,7 @@ def encode(name: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def decode(component: str) -> str:
-    """The reverse of :func:`encode`; refuses what encode would not have written (escapes that are not canonical)."""
+    """The reverse of :func:`encode`. Raises InvalidArgument for escapes that encode() does not write."""
     try:
         name = unquote_to_bytes(component).decode()
         canonical: str | None = encode(name)
@@ -83,8 +87,10 @@ def _escape_first(text: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def encode_object(name: str) -> str:
-    """An object id as a component: one that is all digits or a reserved word has its first character encoded, so
-    that it is never taken for an instance or for a key's name.
+    """An object id as a key component.
+
+    In an id that is all digits or a reserved word the first character is encoded, so that it is never parsed as an
+    instance or a key's name.
     """
     text = encode(name)
     text = _escape_first(text) if text.isdigit() or text in RESERVED else text
@@ -107,9 +113,9 @@ def decode_object(component: str) -> str:
 
 
 def check_type_name(name: object) -> str:
-    """The type id itself. Raises InvalidArgument where it is none."""
+    """The type name itself. Raises InvalidArgument for an invalid one."""
     if not isinstance(name, str):
-        raise InvalidArgument(f"an operation type is named by a text, not {shown(name)}")
+        raise InvalidArgument(f"an operation type must be a text, not {shown(name)}")
     return _check_type_name(name)
 
 
@@ -117,7 +123,7 @@ def check_type_name(name: object) -> str:
 def _check_type_name(name: str) -> str:
     if not _TYPE.fullmatch(name) or name in RESERVED:
         raise InvalidArgument(
-            f"{shown(name)} is not an operation type: a letter, then letters, digits, _ and -; and none of "
+            f"{shown(name)} is not an operation type: use a letter, then letters, digits, _ and -; not "
             f"{', '.join(sorted(RESERVED))}"
         )
     if len(name) > MAX_COMPONENT_BYTES:
@@ -126,23 +132,24 @@ def _check_type_name(name: str) -> str:
 
 
 def check_namespace(name: str) -> str:
-    """The namespace itself ("" is none). Raises InvalidArgument where it is none."""
+    """The namespace itself ("": none). Raises InvalidArgument for an invalid one."""
     if name and not _NAMESPACE.fullmatch(name):
-        raise InvalidArgument(f"{name!r} is not a namespace: letters, digits, _ and - only")
-    if name.startswith(OP):  # its keys would lie among those of no namespace, and be in the range of their roles
+        raise InvalidArgument(f"{name!r} is not a namespace: use letters, digits, _ and - only")
+    if name.startswith(OP):  # its keys would be in the range of keys without a namespace, and of their roles
         raise InvalidArgument(f"{name!r} is not a namespace: the name must not begin with {OP}")
     return name
 
 
 @frozen
 class ParsedKey:
-    """A key taken apart. ``family`` is the first component; the other fields are set as far as the key has them.
+    """The parts of a key.
 
-    ``name`` is the last word: ``runOps``, ``nextInstanceId``, ``current``, or what follows an operation's root
-    (``arg``, ``spec``, ``state``, ``cancel``, ``plan``, ``planning``, ``decision``); for a job's key ``partition``
-    is its ordinal and ``name`` is ``state``, ``outcome`` or ``progress``; for a chunk ``name`` is ``plan`` and
-    ``chunk`` its number, as for a permit, whose ``name`` is ``permit``; for an edge ``name`` is ``after`` or ``next``
-    and ``id`` the edge. Of a watermark ``chunk`` is its slot, and ``name`` is ``young`` or empty.
+    ``family`` is the first component; the other fields are set if the key has them. ``name`` is the last word:
+    ``runOps``, ``nextInstanceId``, ``current``, or what follows an operation's root (``arg``, ``spec``, ``state``,
+    ``cancel``, ``plan``, ``planning``, ``decision``). Of a job's key ``partition`` is its ordinal, and ``name`` is
+    ``state``, ``outcome`` or ``progress``. Of a chunk ``name`` is ``plan`` and ``chunk`` its number; of a permit
+    ``name`` is ``permit`` and ``chunk`` its number. Of an edge ``name`` is ``after`` or ``next``, and ``id`` the edge.
+    Of a watermark ``chunk`` is its slot, and ``name`` is ``young`` or empty.
     """
 
     family: str
@@ -165,7 +172,7 @@ def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
 
 
 _same = lru_cache(maxsize=4_096)(str)
-"""One text for all that are alike: thousands of operations name the same table and type."""
+"""Returns one shared text for equal ones: thousands of operations name the same table and type."""
 
 
 class Keys:
@@ -177,8 +184,7 @@ class Keys:
         self.namespace = check_namespace(namespace)
         self._prefix = f"{namespace}/" if namespace else ""
         self._last: tuple[OperationRef | None, str, str, str] = (None, "", "", "")
-        """The operation whose keys were built last: its root, that of its claims, and what all of its keys have after
-        their families.
+        """The operation whose keys were built last: itself, its root, its claims' root, and the suffix of all its keys.
         """
 
     # ------------------------------------------------------------------ build
@@ -195,29 +201,32 @@ class Keys:
         return last
 
     def everything(self) -> tuple[str, str]:
-        """The range of all of distop's keys."""
+        """The range of all distop keys of the namespace."""
         return f"{self._prefix}{OP}", f"{self._prefix}{OP[:-1]}q"
 
     def family(self, family: str) -> tuple[str, str]:
-        """The range of a whole family, or of ``distOp`` (every operation's own keys)."""
+        """The range of a family; ``distOp``: all operations' own keys."""
         return prefix_range(f"{self._prefix}{family}.")
 
     def run_ops(self, table: str) -> str:
+        """How many operations of each type run on a table."""
         return f"{self._prefix}{OP}.{encode(table)}.runOps"
 
     def next_instance(self, table: str, type_name: str) -> str:
+        """The instance counter of a type on a table."""
         return f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}.nextInstanceId"
 
     def current(self, table: str, type_name: str, obj: str = "") -> str:
+        """The instance that runs, of a type or object that runs one at a time."""
         part = f".{encode_object(obj)}" if obj else ""
         return f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}{part}.current"
 
     def type_range(self, table: str, type_name: str) -> tuple[str, str]:
-        """All of ``distOp.<table>.<type>.``: what the type's coordinator watches."""
+        """The range ``distOp.<table>.<type>.``, which the type's coordinator watches."""
         return prefix_range(f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}.")
 
     def type_claims(self, table: str, type_name: str) -> tuple[str, str]:
-        """All of ``distOpClaim.<table>.<type>.``."""
+        """The range ``distOpClaim.<table>.<type>.``."""
         return prefix_range(f"{self._prefix}{CLAIM}.{encode(table)}.{check_type_name(type_name)}.")
 
     def roots(self, ref: OperationRef) -> tuple[str, str]:
@@ -232,6 +241,7 @@ class Keys:
         return f"{self.root(ref)}.{name}"
 
     def chunk(self, ref: OperationRef, number: int) -> str:
+        """One chunk of an operation's plan."""
         return f"{self.root(ref)}.plan.{number:06d}"
 
     def chunks_range(self, ref: OperationRef) -> tuple[str, str]:
@@ -242,7 +252,7 @@ class Keys:
         return f"{self.roots(ref)[0]}.{ordinal(partition)}.{name}"
 
     def jobs_range(self, ref: OperationRef) -> tuple[str, str]:
-        """Every job's keys: they start with a digit, the operation's own with a letter."""
+        """The keys of all jobs: their names start with a digit, the operation's own with a letter."""
         root = self.root(ref)
         return f"{root}.0", f"{root}.:"
 
@@ -255,58 +265,70 @@ class Keys:
         return prefix_range(f"{self.root(ref)}.{name}.")
 
     def gate(self, ref: OperationRef) -> str:
+        """The gate: jobs may be claimed while it exists."""
         return self._op(ref, OPEN)
 
     def pending(self, ref: OperationRef) -> str:
+        """The phase of an operation without a gate."""
         return self._op(ref, PENDING)
 
     def claim(self, ref: OperationRef, partition: int) -> str:
+        """The claim of a job."""
         return f"{self.roots(ref)[1]}.{ordinal(partition)}"
 
     def own_range(self, ref: OperationRef) -> tuple[str, str]:
-        """All keys of the operation that begin with its root: its own, and those of its jobs."""
+        """All keys below the operation's root: its own, and those of its jobs."""
         return prefix_range(f"{self.root(ref)}.")
 
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._of(ref)[2]}.")
 
     def permit(self, ref: OperationRef, number: int) -> str:
-        """Who has the permit of this number (``protocol.permits``)."""
+        """The job that has the permit of this number (``protocol.permits``)."""
         return f"{self._op(ref, PERMIT)}.{ordinal(number)}"
 
     def permits_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, PERMIT)}.")
 
     def claims_between(self, ref: OperationRef, first: int, after: int) -> tuple[str, str]:
-        """The claims of the ordinals ``first`` … ``after - 1``."""
+        """The claims of the ordinals ``first`` to ``after - 1``."""
         return _between(self.roots(ref)[1], first, after)
 
     def jobs_between(self, ref: OperationRef, first: int, after: int) -> tuple[str, str]:
-        """All keys of the jobs ``first`` … ``after - 1``."""
+        """The keys of the jobs ``first`` to ``after - 1``."""
         return _between(self.roots(ref)[0], first, after)
 
     def node(self, incarnation: str) -> str:
+        """A live executor's node key."""
         return f"{self._prefix}{NODE}.{encode(incarnation)}"
 
     def drain(self, executor: str) -> str:
-        """Whether an executor shall run nothing. In key order between the nodes and the gates: one watch shows all."""
+        """The request that an executor drains.
+
+        In key order it lies between the nodes and the gates, so one watch covers all of them.
+        """
         return f"{self._prefix}{NODE_DRAIN}.{encode(executor)}"
 
     def coordinator(self, table: str, type_name: str) -> str:
+        """The election of a type's coordinator on a table."""
         return f"{self._prefix}{COORDINATOR}.{encode(table)}.{check_type_name(type_name)}"
 
     def hold(self, id_: str) -> str:
+        """A hold (``protocol.dependencies``)."""
         return f"{self._prefix}{HOLD}.{encode(id_)}"
 
     def unique(self, table: str, type_name: str, id_: str) -> str:
-        """Who holds an id. Outside of the range that every daemon watches: these are as many as operations wait."""
+        """The holder of an id.
+
+        Daemons do not watch this range: it has as many keys as operations are pending.
+        """
         return f"{self._prefix}{UNIQUE}.{encode(table)}.{check_type_name(type_name)}.{encode(id_)}"
 
     def request(self, table: str, type_name: str, request_id: str) -> str:
-        """Which operation a request id of the caller's has started.
+        """The operation that a caller's request id has started.
 
-        An id that is too long for a key, is no Unicode, or looks like a digest stands there as its digest. Outside of
-        the range that every daemon watches.
+        A digest replaces an id that is too long, is not Unicode, or looks like a digest. Daemons do not watch this
+        range.
         """
         try:
             named = encode(request_id)
@@ -317,9 +339,9 @@ class Keys:
         return f"{self._prefix}{REQUEST}.{encode(table)}.{check_type_name(type_name)}.{named}"
 
     def watermark(self, slot: int) -> str:
-        """The key of an age watermark (``protocol.age_watermarks``).
+        """An age watermark (``protocol.age_watermarks``).
 
-        It is outside of the range that every daemon watches.
+        Daemons do not watch this range.
         """
         return f"{self._prefix}{WATERMARK}.{slot}"
 
@@ -332,24 +354,29 @@ class Keys:
         return f"{self._prefix}{SPACE}"
 
     def behavior(self, type_name: str) -> str:
+        """The declaration of a type."""
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
     def table(self, table: str) -> str:
+        """A table's record."""
         return f"{self._prefix}{TABLE}.{encode(table)}"
 
     def table_actions(self, table: str) -> str:
-        """Who registered, changed and removed the table (``protocol.user_actions``): it stays when the table is
-        removed."""
+        """The recorded actions on a table (``protocol.user_actions``).
+
+        The key stays when the table is removed.
+        """
         return f"{self._prefix}{TABLE_ACTIONS}.{encode(table)}"
 
     def history(self, ref: OperationRef) -> str:
+        """The history record of an operation."""
         return self._op(ref, HISTORY)
 
     def history_chunk(self, ref: OperationRef, number: int) -> str:
         return f"{self._op(ref, HISTORY)}.plan.{number:06d}"
 
     def beside_history(self, ref: OperationRef, name: str) -> str:
-        """``arg`` and ``spec`` of an operation that may be rerun, beside its history record."""
+        """``arg`` and ``spec`` beside the history record of an operation that may be rerun."""
         return f"{self._op(ref, HISTORY)}.{name}"
 
     def history_range(self, table: str) -> tuple[str, str]:
@@ -358,7 +385,7 @@ class Keys:
     # ------------------------------------------------------------------ parse
 
     def parse(self, key: str) -> ParsedKey:
-        """Take a key apart. Raises InvalidArgument for one that this schema would not have written."""
+        """The parts of a key. Raises InvalidArgument for a key that this schema does not write."""
         if not key.startswith(self._prefix):
             raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
         family, *parts = key[len(self._prefix) :].split(".")
@@ -422,7 +449,7 @@ OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning
 EDGE_NAMES = frozenset({"after", "next"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
 HISTORY_NAMES = frozenset({"arg", "spec"})
-"""What may stand beside a history record, besides a chunk of names; the record's own key has no name."""
+"""Names of keys beside a history record, besides chunks; the record's own key has no name."""
 
 
 def _between(root: str, first: int, after: int) -> tuple[str, str]:
@@ -430,25 +457,25 @@ def _between(root: str, first: int, after: int) -> tuple[str, str]:
 
 
 def ordinal(partition: int) -> str:
-    """A partition's ordinal in six digits. Raises InvalidArgument at a million."""
+    """A partition's ordinal as six digits. Raises InvalidArgument from a million on."""
     if not 0 <= partition < MAX_PARTITIONS:
         raise InvalidArgument(f"partition {partition} is out of range: an operation has at most a million partitions")
     return f"{partition:06d}"
 
 
 def claim_ordinal(key: str) -> int:
-    """The ordinal at the end of a claim's key, which is known to be one."""
+    """The ordinal at the end of a claim's key; the key is not checked."""
     return int(key[-6:])
 
 
 def job_name(key: str) -> tuple[int, str]:
-    """The ordinal and the name ("state", "outcome") in a key that is known to be a job's."""
+    """The ordinal and the name ("state", "outcome") in a job's key; the key is not checked."""
     head, _, name = key.rpartition(".")
     return int(head[-6:]), name
 
 
 def state_ordinal(key: str) -> int | None:
-    """The ordinal in the key of a job's state; None for another key of a job."""
+    """The ordinal in the key of a job's state; None for a job's other keys."""
     return int(key[-12:-6]) if key.endswith(".state") else None
 
 

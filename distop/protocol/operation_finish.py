@@ -1,6 +1,6 @@
-"""The end of operations: deciding, finishing, cleaning up, and forgetting what is old; one function per event.
+"""Transactions that decide, finish, clean up and forget operations.
 
-For the rule of one-way guards see ``protocol.operation_transitions``.
+There is one function per event. ``protocol.operation_transitions`` explains one-way guards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import forgotten, freed, released
+from distop.protocol.identity import id_releases, request_key_deletes, series_id_releases
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.records import Decision, History, OperationRef, State
 from distop.protocol.state_tables import PHASES, Event, Stage, enters
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue, TxnResult
 
 FINISHES_PER_TXN = 42
-"""Operations that one transaction finishes at most: three compares of each, election and runOps (T1); 25 of those that
-are not decided before, and whose keys are not deleted with it.
+"""Maximum number of operations that one transaction finishes: three compares each, election and runOps (T1).
+
+25 of those that were not decided before and whose keys are not deleted in the same transaction.
 """
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
@@ -47,14 +48,19 @@ ORDINALS_PER_CLEAN = 300
 def decide(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, decision: Decision, *, planned: bool = True
 ) -> Txn:
-    """Fix the verdict; cancel and pause are refused from then on. Not ``planned``: it was cancelled before it had a
-    plan, and none is there, also where a watch has lost the plan's event (etcd#20573).
+    """Fix the verdict of an operation. From then on cancel and pause are refused.
+
+    Not ``planned``: the operation was cancelled before it had a plan. The plan is then compared as absent, because a
+    watch may have lost its event (etcd#20573).
+
+    Guards: my election; the state is unchanged; no decision and no history record exist; the cancel or the plan exists,
+    as the verdict requires; no claim exists.
     """
     return Txn(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            *_undecided(keys, ref, decision.verdict, planned),
+            *_undecided_guards(keys, ref, decision.verdict, planned),
             absent(keys.history(ref)),
         ),
         (
@@ -67,7 +73,10 @@ def decide(
 
 
 def complete_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int, decision: Decision) -> Txn:
-    """Count a completion attempt that ended in an unexpected error."""
+    """Count a completion attempt that ended with an unexpected error.
+
+    Guards: my election; the decision is unchanged; no history record exists.
+    """
     return Txn(
         (election, unchanged(keys.of(ref, "decision"), seen_mod), absent(keys.history(ref))),
         (Put(keys.of(ref, "decision"), decision.encode()),),
@@ -78,12 +87,13 @@ def complete_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod:
 
 @frozen
 class Final:
-    """How an operation ends: what its finish compares, and what it writes beside the state: the history record, and
-    ``kept``, which a rerun needs.
+    """How an operation ends: the compares and writes of its finish.
+
+    Beside the state it writes the history record, and ``kept``, which a rerun needs.
 
     ``decision_mod`` 0: there is no decision, because the behavior has no completion code, or only a report that was
-    made before. Deciding and finishing are then one step, under the guards of both (a join of two adjacent
-    transactions, so no new interleaving).
+    made before. One transaction then decides and finishes, under the guards of both. It joins two adjacent
+    transactions, so it adds no new interleaving.
     """
 
     ref: OperationRef
@@ -93,18 +103,19 @@ class Final:
     one_at_a_time: bool
     kept: tuple[Put, ...] = ()
     value: bytes = b""
-    """Of the history's key, where it is known already."""
+    """The encoded history record, if already known."""
     gate_mod: int = 0
-    """Of its gate, where nothing is left to do for it: its keys are deleted in the same transaction, so that ``.state``
-    and pending never show its end (a join with what :func:`end` does; for those with an open gate that are not decided
-    before). 0: something is left.
+    """The mod revision of its gate, if no cleanup is left to do; 0: some is left.
+
+    The same transaction then deletes its keys, so that ``.state`` and pending never show its end. It joins the finish
+    with :func:`end`, for operations with an open gate that were not decided before.
     """
     planned: bool = True
     """It has a plan (:func:`decide`)."""
 
     @property
     def gone(self) -> bool:
-        """Nothing is left of it after its finish, but its history."""
+        """After its finish only the history of the operation is left."""
         return self.gate_mod > 0
 
 
@@ -116,11 +127,16 @@ def finish(
     finals: Sequence[Final],
     parts: Sequence[Txn] | None = None,
 ) -> Txn:
-    """The terminal state and the history record, in one transaction (C30); of several operations of one type on one
-    table, all or none, each under the guards that it has alone (a join of adjacent transactions as well).
+    """Write the terminal states and history records of operations, all or none (C30).
 
-    The failure branch reads runOps, then the state of each. ``parts``: of each its :func:`part`, where that was made
-    before. Raises ValueError for those of several types or tables.
+    They are of one type on one table. Each has the guards that it has alone, so this also joins adjacent transactions.
+
+    Guards: my election; runOps is unchanged. Of each operation: the state is unchanged, the decision is unchanged (or
+    the guards of :func:`decide`), no history record exists. If the keys are deleted as well (:attr:`Final.gone`): the
+    gate is unchanged; no claim and no successor's edge exists.
+
+    The failure branch reads runOps, then the state of each operation. ``parts``: :func:`part` of each, if already
+    computed. Raises ValueError for operations of several types or tables.
     """
     first = finals[0].ref
     if any((one.ref.table, one.ref.type) != (first.table, first.type) for one in finals):
@@ -136,33 +152,35 @@ def finish(
 def common(
     keys: Keys, table: str, election: Compare, run_ops_mod: int = 0, counts: Mapping[str, int] = MappingProxyType({})
 ) -> Txn:
-    """What a finish compares, writes and reads once, however many operations it ends."""
+    """The shared part of a finish: what it compares, writes and reads once for all operations."""
     run_ops = keys.run_ops(table)
     value = dumps(dict(counts))
     return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, value),), (Get(run_ops),), "finish")
 
 
 def part(keys: Keys, one: Final) -> Txn:
-    """What one operation adds to the transaction that finishes several."""
-    return Txn(_last_seen(keys, one), _over_with(keys, one), (Get(keys.of(one.ref, "state")),))
+    """The part of one operation in a finish of several."""
+    return Txn(_finish_guards(keys, one), _finish_writes(keys, one), (Get(keys.of(one.ref, "state")),))
 
 
-def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
+def _finish_guards(keys: Keys, one: Final) -> tuple[Compare, ...]:
+    """Guards of one operation that finishes."""
     ref, decision = one.ref, keys.of(one.ref, "decision")
     if one.gone:
-        # The gate is there from the plan on. Whatever writes the state writes or deletes the gate, too: where it is the
-        # one that was seen, so is the state. A decision and an end delete it.
+        # The gate exists from the plan on. Every transaction that writes the state writes or deletes the gate as well:
+        # if the gate is unchanged, so is the state. A decision and an end delete the gate.
         return (
             unchanged(keys.gate(ref), one.gate_mod),
             none_within(*keys.claims_range(ref)),
             none_within(*keys.edges_range(ref, "next")),
         )
-    undecided = _undecided(keys, ref, one.history.state, one.planned)
+    undecided = _undecided_guards(keys, ref, one.history.state, one.planned)
     decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else undecided
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
-def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
+def _finish_writes(keys: Keys, one: Final) -> tuple[Operation, ...]:
+    """The writes of one operation that finishes."""
     ref = one.ref
     event = Event.FINISH if one.decision_mod else Event.FINISH_AT_ONCE
     ended = enters(keys, ref, event, ends=one.history.state)
@@ -171,32 +189,33 @@ def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
         *one.kept,
         *((Delete(keys.gate(ref)), Delete(*keys.own_range(ref))) if one.gone else ended),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
-        *freed(keys, ref, one.history),
+        *id_releases(keys, ref, one.history),
     )
 
 
 @frozen
 class FinishRefused:
-    """Why a finish was refused, as far as its failure branch tells."""
+    """Why a finish was refused, as far as its failure branch shows."""
 
     run_ops: KeyValue | None
     moved: bool
-    """runOps is not what was compared."""
+    """runOps has changed."""
     gone: tuple[bool, ...]
-    """Of each operation: its state is not what was compared, so it cannot be finished as it was seen."""
+    """For each operation: its state has changed, so it cannot be finished as read."""
 
 
 def finish_refused(refused: TxnResult, run_ops_mod: int, finals: Sequence[Final]) -> FinishRefused:
-    """What the failure branch of :func:`finish` read. Where neither runOps nor a state is another one, it was the
-    election, a decision, or a claim.
+    """What the failure branch of :func:`finish` read.
+
+    If neither runOps nor a state has changed, the cause was the election, a decision, or a claim.
     """
     run_ops, *states = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses]
     gone = (kv is None or kv.mod_revision != one.state_mod for kv, one in zip(states, finals, strict=True))
     return FinishRefused(run_ops, run_ops is not None and run_ops.mod_revision != run_ops_mod, tuple(gone))
 
 
-def _undecided(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> tuple[Compare, ...]:
-    """An operation may be decided: no job is claimed, and it has either been cancelled or got a plan."""
+def _undecided_guards(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> tuple[Compare, ...]:
+    """Guards of a decision: none exists, no job is claimed, and the verdict's cancel or plan exists."""
     reason = "cancel" if verdict is State.CANCELLED else "plan"
     none = () if planned else (absent(keys.of(ref, "plan")),)
     return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref)), *none
@@ -205,9 +224,13 @@ def _undecided(keys: Keys, ref: OperationRef, verdict: State, planned: bool) -> 
 def clean(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
 ) -> Txn:
-    """One page of an ended operation's job keys: ``size`` ordinals from ``first`` on."""
+    """Delete one page of an ended operation's job keys.
+
+    The page has ``size`` ordinals from ``first`` on. Guards: my election; the state is unchanged; the phase is
+    cleaning.
+    """
     return Txn(
-        (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
+        (election, unchanged(keys.of(ref, "state"), state_mod), _cleaning_guard(keys, ref)),
         (_job_page(keys, ref, first, size),),
         (),
         "clean",
@@ -215,30 +238,34 @@ def clean(
 
 
 def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "") -> Txn:
-    """The last page: all that is left of it, ``.state`` and pending with the rest; of one of a series also its id
-    (``id_``), where the next one has not taken it. No claim is left: none was when it was decided. Refused while a
-    successor has not been told (``protocol.pending_operations.signal``). Those of several operations go together
-    (``protocol.job_transitions.group``).
+    """Delete the last keys of an ended operation: ``.state``, pending and the rest.
+
+    For an operation of a series this also releases its id (``id_``), if the next operation has not taken it. No claim
+    exists: the decision compared that. Ends of several operations are grouped (``protocol.job_transitions.group``).
+
+    Guards: the state is unchanged; my election; the phase is cleaning; no edge to a successor is left, so all
+    successors were signalled (``protocol.pending_operations.signal``).
     """
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
             election,
-            _over(keys, ref),
+            _cleaning_guard(keys, ref),
             none_within(*keys.edges_range(ref, "next")),
         ),
         (
             Delete(*keys.own_range(ref)),
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
-            *released(keys, ref, id_),
+            *series_id_releases(keys, ref, id_),
         ),
         (),
         "end",
     )
 
 
-def _over(keys: Keys, ref: OperationRef) -> Compare:
+def _cleaning_guard(keys: Keys, ref: OperationRef) -> Compare:
+    """Guard: the operation has ended and is being cleaned up."""
     return value_is(keys.pending(ref), word(PHASES[Stage.CLEANING]))
 
 
@@ -249,10 +276,13 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
 
 
 def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Watermark) -> Txn:
-    """Delete old history records: (operation, its record's mod revision, request id).
+    """Delete old history records: (operation, mod revision of its record, request id).
 
-    Each record is deleted on its own, with the keys beside it. The watermark must be old and name the revision of each
-    or a later one, so that a request id is kept for its hour whatever a wall clock says. Raises ValueError for others.
+    Each record is deleted on its own, with the keys beside it. Guard of each: the record is unchanged. The watermark
+    must be old and name the revision of each record or a later one. So a request id is kept for its hour, whatever a
+    wall clock shows.
+
+    Raises ValueError for a record that is not known to be an hour old.
     """
     if not mark.old or any(mod > mark.upto for _, mod, _ in old):
         raise ValueError("a history record is not known to be an hour old")
@@ -264,7 +294,7 @@ def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Water
                 (
                     Delete(keys.history(ref)),
                     Delete(*_beside_history(keys, ref)),
-                    *forgotten(keys, ref, request_id),
+                    *request_key_deletes(keys, ref, request_id),
                 ),
             )
             for ref, mod, request_id in old

@@ -1,4 +1,4 @@
-"""Labels: what a caller writes on an operation to find it again by, such as ``team=x``. distop itself reads none."""
+"""Labels: texts by which a caller finds operations again, such as ``team=x``. distop does not interpret them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 80
 
 
 def labels(value: Any) -> Mapping[str, str]:
-    """The labels, in order of their keys; None is none. Raises InvalidArgument, in one sentence."""
+    """The labels, sorted by key; {} for None. Raises InvalidArgument."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -42,5 +42,5 @@ def labels(value: Any) -> Mapping[str, str]:
 
 
 def has(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """All of the wanted labels are there, with their values."""
+    """Whether all wanted labels are present with these values."""
     return all(found.get(key) == text for key, text in wanted.items())

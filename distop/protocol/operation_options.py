@@ -1,8 +1,7 @@
-"""How urgent an operation is, how much of it may run at once, and where; what ``alter`` changes.
+"""Options of an operation: priority, limits, selector, and what ``alter`` changes.
 
-What may change stands in ``<root>.options`` (absent: nothing was said). The gate repeats it, so that an executor knows
-it before it reads anything else, and each claim compares it with the gate's mod revision: ``alter`` writes the gate
-again.
+The changeable ones are in ``<root>.options`` (absent: defaults). The gate repeats them, so that an executor knows them
+before it reads anything else. Each claim compares the gate's mod revision, and ``alter`` writes the gate again.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_URGENT = 100
-"""Priorities go from minus this to this: so aging reaches every operation."""
+"""Priorities range from minus this to this, so that aging reaches every operation."""
 AGING = 10.0
-"""Seconds of waiting that count as much as one step of priority."""
+"""Seconds of waiting that count as one step of priority."""
 MAX_LIMIT = 100_000
 _BUDGET = re.compile(r"|[0-9]{1,20}|[0-9]{0,20}\.?[0-9]{1,20}%|[0-9]{1,20}\.%")
-"""What :func:`allowance` computes with; "": the failure policy says."""
+"""What :func:`allowance` accepts; "": the failure policy decides."""
 
 
 def _budget(text: str) -> str:
@@ -35,9 +34,11 @@ def _budget(text: str) -> str:
 
 @frozen
 class Options:
-    """``<root>.options``. ``max_jobs``, ``max_jobs_per_executor``: of its jobs that run at once (0: no limit).
-    ``max_failed``: of those that may fail before it is cancelled, a count or a share of all (``"5"``, ``"2%"``);
-    "": the failure policy says.
+    """``<root>.options``: the options that ``alter`` may change.
+
+    ``max_jobs``, ``max_jobs_per_executor``: limits of jobs that run at once (0: no limit). ``max_failed``: how many
+    jobs may fail before the operation is cancelled, a count or a share of all (``"5"``, ``"2%"``); "": the failure
+    policy decides.
     """
 
     priority: int = 0
@@ -47,11 +48,11 @@ class Options:
 
     @property
     def limited(self) -> bool:
-        """Its claims are counted, one way or the other."""
+        """Whether running jobs are limited in any way."""
         return bool(self.max_jobs or self.max_jobs_per_executor)
 
     def to_json(self) -> dict[str, Any]:
-        """What is not as if nothing had been said."""
+        """The fields that differ from the defaults."""
         names = ("priority", "max_jobs", "max_jobs_per_executor", "max_failed")
         return {name: value for name in names if (value := getattr(self, name))}
 
@@ -74,7 +75,7 @@ class Options:
         return cls.from_json(loads(value))
 
     def altered(self, changes: Mapping[str, Any]) -> Options:
-        """With these fields changed."""
+        """The options with these fields changed."""
         return replace(self, **changes)
 
 
@@ -83,8 +84,10 @@ DEFAULT = Options()
 
 @frozen
 class Terms:
-    """What is said of an operation when its gate is written: the options, with the mod revision of their key (0: it is
-    absent), the labels that an executor must have, and the tables that its jobs read besides its own.
+    """The terms of an operation that its gate contains.
+
+    They are the options, the mod revision of their key (0: absent), the labels that an executor must have, and other
+    tables that its jobs read.
     """
 
     options: Options = DEFAULT
@@ -94,12 +97,12 @@ class Terms:
 
 
 def fits(where: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """A node with these labels may work for an operation with this selector: all of it is among them."""
+    """Whether a node with these labels may work for an operation with this selector."""
     return all(labels.get(name) == value for name, value in where.items())
 
 
 def allowance(max_failed: str, fail_fast: bool, total: int) -> int:
-    """How many of so many jobs may fail before the operation is cancelled for it."""
+    """How many of ``total`` jobs may fail before the operation is cancelled."""
     if not max_failed:
         return 0 if fail_fast else total
     if max_failed.endswith("%"):
@@ -110,17 +113,19 @@ def allowance(max_failed: str, fail_fast: bool, total: int) -> int:
 
 
 def rank(priority: int, waited: float) -> int:
-    """How urgent something is that has waited for so many seconds: the higher comes first."""
+    """The urgency after ``waited`` seconds of waiting; higher values come first."""
     return priority + int(max(0.0, waited) // AGING)
 
 
 def usable_permits(most: int, held: Mapping[int, int], without: int) -> int:
-    """Permits are numbered from 0; of which number on none may be taken. ``held``: permit → how many live claims have
-    it (one, or none that counts); ``without``: live claims that have none, from before there was a limit.
+    """The number of permits that may be taken: only permits below it.
 
-    It is the largest k for which k and the live claims that have no permit below k are at most ``most``. That it holds
-    of a k outlasts whatever claims, reports and releases follow behind the same gate: a claim below k is counted in k,
-    and one beyond k is below another k' > k, of which it holds as well. So nothing but a new gate makes it wrong.
+    ``held``: permit → number of live claims that have it (one, or none that counts). ``without``: live claims without a
+    permit, from before there was a limit.
+
+    It is the largest k for which k plus the live claims without a permit below k is at most ``most``. This stays valid
+    whatever claims, reports and releases follow behind the same gate: a claim below k is counted in k, and a claim
+    beyond k is below another valid k' > k. So only a new gate changes it.
     """
     beyond = without + sum(held.values())
     if beyond > most:

@@ -1,9 +1,16 @@
-"""What happens to operations: one function per event that returns the transaction which makes it happen.
+"""Transactions that start, plan, cancel, pause, resume and alter operations.
 
-Guards are one-way: a transaction that was refused once can never apply later, so a refused repetition proves that
-the first copy is dead (T9). Equality with a mod revision is one-way; "absent" is used only for keys that cannot
-come back while the other guards hold; the node key of an incarnation never comes back. Each clause was checked by
-exhaustive exploration of a model: leaving one out gave a violation. The failure branch reads who won.
+There is one function per event.
+
+Guards are one-way: a transaction that was refused once can never apply later. So a refused retry proves that the first
+copy is dead (T9). Three kinds of guards are one-way:
+
+- A compare with a mod revision.
+- "Absent", for a key that cannot come back while the other guards hold.
+- The node key of an incarnation: once deleted, it never comes back.
+
+An exhaustive exploration of a model checked each compare: leaving one out gave a violation. The failure branch reads
+what the caller needs to learn which transaction won.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import free_for, noted, taken
+from distop.protocol.identity import id_guards, id_put, request_key_put
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.operation_options import DEFAULT, Options, Terms
 from distop.protocol.pending_operations import ending, link
@@ -48,15 +55,17 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue, Result, TxnResult
     from distop.protocol.user_actions import Actions
 
-NOTHING_SAID = Terms()
+NO_TERMS = Terms()
 START_BYTES_PER_TXN = 1024 * 1024
-"""Of keys and values of operations that are started together; one alone may have more."""
+"""Bytes of keys and values of operations that are started together. A single operation may have more."""
 STARTS_PER_TXN = 64
-"""Operations that one transaction starts at most. All starts on a table take turns at its counters, so as many as ask
-for it at a time share one turn: what is more than a list takes (T1) goes in parcels.
+"""Maximum number of operations that one transaction starts.
+
+All starts on a table compete for its counters. So concurrent starts share one transaction. Writes that exceed one list
+(T1) go into nested transactions (:func:`parcels`).
 """
 STARTS_PER_LIST = 31
-"""As many as one list takes at most: four keys of each, and the two counters; fewer with ids."""
+"""Maximum number of starts whose writes fit into one list: four keys each, and two counters; fewer with ids."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 123
 
@@ -66,8 +75,10 @@ CHUNKS_PER_PLAN = 123
 
 @frozen
 class Counters:
-    """runOps and nextInstanceId as they were read, with their mod revisions (0: absent); ``table_mod``: of the table's
-    record, by which those that wait are refused where it was removed meanwhile, as the others are by runOps.
+    """runOps and nextInstanceId as read, with their mod revisions (0: absent).
+
+    ``table_mod``: the mod revision of the table's record. Pending starts compare it and so are refused if the table was
+    removed. Other starts compare runOps, which the removal writes.
     """
 
     run_ops: Mapping[str, int]
@@ -79,8 +90,10 @@ class Counters:
 
 @frozen
 class Predecessor:
-    """An operation that another one shall wait for. ``mod``: of its state, as it was read before it had ended; 0: it is
-    started in the same transaction. ``on``: "success" or "end".
+    """An operation that a new operation waits for.
+
+    ``mod``: the mod revision of its state, read before it ended; 0: the same transaction starts it. ``on``: "success"
+    or "end".
     """
 
     ref: OperationRef
@@ -90,8 +103,10 @@ class Predecessor:
 
 @frozen
 class NewOperation:
-    """An operation that is to be started. With ``planned`` it brings its own plan and opens at once; with ``waits`` it
-    has to wait, for a time, for a hold, or ``after`` others.
+    """An operation to start.
+
+    With ``planned`` it has its own plan, and its gate opens at once. With ``waits`` it starts as pending: until a time,
+    while a hold exists, or until the operations in ``after`` end.
     """
 
     ref: OperationRef
@@ -102,15 +117,15 @@ class NewOperation:
     after: tuple[Predecessor, ...] = ()
     options: Options = DEFAULT
     takes: Takes | None = None
-    """Its id."""
+    """The id that it takes."""
     value: bytes = b""
-    """Of the spec's key, where it is known already."""
+    """The encoded spec, if already known."""
     named: bool = False
-    """It is to be found by a key of its request id (``protocol.identity``)."""
+    """A key of its request id names it (``protocol.identity``)."""
 
     @property
     def terms(self) -> Terms:
-        """What its gate says."""
+        """The terms that its gate contains."""
         return Terms(self.options, 0, self.spec.where)
 
 
@@ -122,16 +137,24 @@ def starts(
     begun: Sequence[Sequence[Put]] | None = None,
     looks: bool = True,
 ) -> Txn:
-    """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
-    what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
-    to run at once, and the table's record where one waits, which is removed under the guard of runOps. Those that wait
-    for others are guarded by these as well: they have not ended.
+    """Start operations of one type on one table, all or none (I39).
 
-    The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
-    (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
-    transaction won. ``begun``: :func:`begin_with` of each, where it is known already; not ``looks``: the failure
-    branch reads the counters alone. Raises ValueError where the instances are not the next ones, or two of them exclude
-    each other.
+    They take the next instance numbers in order. The guards do not depend on their number:
+
+    - nextInstanceId is unchanged. Each start writes it, so an old copy of this transaction stays refused.
+    - runOps is unchanged, if at least one operation runs at once. Changing or removing the table writes runOps as well.
+    - The table's record is unchanged, if at least one operation starts as pending: pending operations are not in
+      runOps.
+    - ``.current`` is absent, for each that runs at once and one at a time.
+    - The state of each predecessor is unchanged: it has not ended.
+    - Each id is free, or held as read (:func:`identity.id_guards`).
+
+    The failure branch reads runOps and nextInstanceId, then the spec, history and ``.current`` of each operation
+    (:func:`found_instead`). The request id in the spec or history shows whether an earlier copy of this transaction
+    won. ``begun``: :func:`begin_with` of each operation, if already computed. Without ``looks`` the failure branch
+    reads only the counters.
+
+    Raises ValueError if the instances are not the next ones, or if two of the operations exclude each other.
     """
     first = new[0].ref
     places = [(one.ref.table, one.ref.type, one.ref.instance) for one in new]
@@ -146,7 +169,7 @@ def starts(
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
-    reads: Sequence[Operation] = instead_of(keys, [one.ref for one in new]) if looks else []
+    reads: Sequence[Operation] = conflict_reads(keys, [one.ref for one in new]) if looks else []
     puts: Sequence[Operation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
     if max(len(puts), len(reads)) > _IN_ONE_LIST:
         puts, reads = parcels(puts), parcels(reads)
@@ -156,8 +179,8 @@ def starts(
             unchanged(following, seen.next_instance_mod),
             *((unchanged(keys.table(first.table), seen.table_mod),) if waiting and seen.table_mod is not None else ()),
             *(absent(current) for current in alone),
-            *_not_ended(keys, new),
-            *(compare for one in new for compare in _free_for(keys, one)),
+            *_predecessor_guards(keys, new),
+            *(compare for one in new for compare in _start_id_guards(keys, one)),
         ),
         (
             *((Put(run_ops, dumps(counts)),) if running else ()),
@@ -170,36 +193,39 @@ def starts(
 
 
 _IN_ONE_LIST = MAX_OPERATIONS - 2
-"""Operations beside the two counters."""
+"""Operations in one list beside the two counters."""
 
 
-def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
-    """Those that others wait for, as they were read."""
+def _predecessor_guards(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
+    """Guards: the states of predecessors are unchanged, so none of them has ended."""
     seen = {pred.ref: pred.mod for one in new for pred in one.after if pred.mod}
     return [unchanged(keys.of(ref, "state"), mod) for ref, mod in sorted(seen.items())]
 
 
-def _free_for(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
-    """Its id is free, or held as it was seen; whom it replaces has not begun."""
+def _start_id_guards(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
+    """Guards: the operation's id is free, or held as read; the operation that it replaces is still pending."""
     takes = one.takes
     if takes is None:
         return ()
-    compares = free_for(keys, one.ref, takes)
+    compares = id_guards(keys, one.ref, takes)
     if takes.replaced is not None and takes.holder is not None:
         compares += ending(keys, takes.holder, *takes.replaced)[0]
     return compares
 
 
 def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
-    """What an operation begins with; these keys are its own, but for ``.current``, its id, and whom it replaces."""
+    """The writes that create an operation.
+
+    They are its own keys, ``.current``, its id and request key, and the end of the operation that it replaces.
+    """
     ref, takes = one.ref, one.takes
     puts = [
-        *((noted(keys, ref, one.spec),) if one.named else ()),
-        *((taken(keys, ref, takes),) if takes is not None else ()),
+        *((request_key_put(keys, ref, one.spec),) if one.named else ()),
+        *((id_put(keys, ref, takes),) if takes is not None else ()),
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
         Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
-        *_puts(enters(keys, ref, begin_event(one))),
+        *_only_puts(enters(keys, ref, begin_event(one))),
     ]
     if one.options != DEFAULT:
         puts.append(Put(keys.of(ref, "options"), one.options.encode()))
@@ -215,13 +241,13 @@ def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
     return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), gate(one.terms, plan.count))]
 
 
-def _puts(ops: Iterable[Put | Delete]) -> list[Put]:
-    """Nothing is there to delete before the first event of an operation."""
+def _only_puts(ops: Iterable[Put | Delete]) -> list[Put]:
+    """Only the puts: before its first event, an operation has no keys to delete."""
     return [op for op in ops if isinstance(op, Put)]
 
 
 def begin_event(one: NewOperation) -> Event:
-    """How an operation is started: to wait, with its own plan, or to be planned."""
+    """The event that starts the operation: as pending, with its own plan, or to be planned."""
     if one.waits:
         return Event.SUBMIT
     return Event.START if one.planned is None else Event.START_PLANNED
@@ -232,11 +258,13 @@ def gate(terms: Terms, count: int = 0) -> bytes:
     return Gate(count, terms.options, terms.where, terms.beside).encode()
 
 
-def start_together(
+def fitting_starts(
     keys: Keys, new: Sequence[NewOperation], begun: Sequence[Sequence[Put]] | None = None, *, flat: bool = False
 ) -> int:
-    """How many of these, from the first one on, one transaction starts: as many as etcd takes (T1, T2), and one at
-    least. ``begun`` as in :func:`starts`; ``flat``: without parcels, and with room for one write more (of a hold).
+    """The number of operations, in order, that one transaction starts; at least one.
+
+    As many as T1 and T2 allow. ``begun`` as in :func:`starts`. ``flat``: without parcels, and with room for one more
+    write (of a hold).
     """
     puts, compares, size = int(flat), 3, 0
     behind: set[OperationRef] = set()
@@ -245,7 +273,7 @@ def start_together(
         puts += len(written)
         size += sum([len(put.key) + len(put.value) for put in written])
         behind.update(pred.ref for pred in one.after if pred.mod)
-        compares += one.spec.one_at_a_time + len(_free_for(keys, one))
+        compares += one.spec.one_at_a_time + len(_start_id_guards(keys, one))
         packed = puts > _IN_ONE_LIST or 3 * (n + 1) > _IN_ONE_LIST
         room = MAX_OPERATIONS - (PARCEL if packed else 0)
         full = n >= STARTS_PER_TXN or size > START_BYTES_PER_TXN or (flat and packed)
@@ -254,8 +282,8 @@ def start_together(
     return len(new)
 
 
-def instead_of(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
-    """What tells, of operations that were to begin, what is there instead (:func:`found_in`)."""
+def conflict_reads(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
+    """Reads that show what exists in place of the new operations (:func:`conflicts_in`)."""
     return [
         Get(key)
         for ref in refs
@@ -265,7 +293,7 @@ def instead_of(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
 
 @frozen
 class FoundInstead:
-    """What a start that was refused found where its operation was to begin."""
+    """What a refused start found at the keys of one new operation."""
 
     spec: KeyValue | None
     history: KeyValue | None
@@ -273,12 +301,12 @@ class FoundInstead:
 
 
 def found_instead(refused: TxnResult) -> list[FoundInstead]:
-    """What the failure branch of :func:`starts` read, for each operation in its order."""
-    return found_in(unpacked(refused.responses[2:]))
+    """What the failure branch of :func:`starts` read for each operation, in order."""
+    return conflicts_in(unpacked(refused.responses[2:]))
 
 
-def found_in(answers: Iterable[Result]) -> list[FoundInstead]:
-    """What :func:`instead_of` read."""
+def conflicts_in(answers: Iterable[Result]) -> list[FoundInstead]:
+    """The answers to the reads of :func:`conflict_reads`, for each operation."""
     found = [answer.kv if isinstance(answer, GetResult) else None for answer in answers]
     return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
 
@@ -287,7 +315,11 @@ def found_in(answers: Iterable[Result]) -> list[FoundInstead]:
 
 
 def write_chunk(keys: Keys, ref: OperationRef, election: Compare, number: int, seen_mod: int, chunk: bytes) -> Txn:
-    """One chunk of the plan, before the plan itself. ``seen_mod``: its mod revision as seen (0: absent)."""
+    """Write one chunk of a plan, before the plan itself.
+
+    Guards: my election; the operation is being planned and has no plan and no decision; the chunk is unchanged
+    (``seen_mod``: its mod revision as read, 0: absent), so a late copy does not replace a newer chunk.
+    """
     return Txn(
         (
             election,
@@ -309,13 +341,16 @@ def write_plan(
     plan: Plan,
     chunk_mods: Sequence[int],
     chunks: Sequence[bytes] = (),
-    terms: Terms = NOTHING_SAID,
+    terms: Terms = NO_TERMS,
 ) -> Txn:
-    """The plan and the gate, which says what the options say: claims are allowed from here on.
+    """Write the plan of an operation and open its gate.
 
-    ``chunk_mods``: the mod revision of each chunk as written. A small plan brings its ``chunks`` along (each then
-    still at its ``chunk_mods``), which is the same as writing them just before. Chunks beyond these, left by a planning
-    that died and had more of them, are deleted.
+    Jobs can be claimed from here on. The gate contains the options. ``chunk_mods``: the mod revision of each chunk as
+    written. A small plan includes its ``chunks``, each compared with its ``chunk_mods``; this equals writing them just
+    before. Chunks beyond these are deleted: a coordinator that died while planning may have left them.
+
+    Guards: my election; the operation is being planned and has no plan and no decision; the options are unchanged, so
+    the gate contains the current ones; each chunk is unchanged.
     """
     beyond = Delete(keys.chunk(ref, len(chunk_mods)), keys.chunks_range(ref)[1])
     return Txn(
@@ -341,7 +376,10 @@ def write_plan(
 
 
 def plan_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int, attempts: Attempts) -> Txn:
-    """Count an attempt to plan that ended in an unexpected error."""
+    """Count a planning attempt that ended with an unexpected error.
+
+    Guards: my election; the operation is being planned and has no plan and no decision; the counter is unchanged.
+    """
     return Txn(
         (
             election,
@@ -357,7 +395,10 @@ def plan_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int
 
 
 def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, decision: Decision) -> Txn:
-    """No plan can be made: the operation is decided as failed without one."""
+    """Decide an operation as failed because no plan can be made.
+
+    Guards: my election; the state is unchanged and planning; no plan and no decision exist.
+    """
     return Txn(
         (
             election,
@@ -376,8 +417,13 @@ def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, de
 
 
 def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election: Compare | None = None) -> Txn:
-    """Two-phase: no more claims from here on; holders stop, then the coordinator finishes. With ``election`` it is
-    the coordinator's own (fail fast), of what has an open gate: that runs, and is neither cancelled nor decided.
+    """Cancel an operation, phase one of two: the gate closes.
+
+    No job is claimed from here on. Holders then stop their jobs, and the coordinator finishes the operation.
+
+    Guards of a person's cancel: the state is unchanged and not pending; no decision, no cancel and no history record
+    exist. With ``election`` the coordinator cancels (fail fast). Guards: the state is unchanged; my election; the gate
+    exists, which implies that the operation runs and is neither cancelled nor decided.
     """
     goes_on = (
         is_not(keys.of(ref, "state"), word(State.PENDING)),
@@ -394,14 +440,16 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
             Put(keys.of(ref, "cancel"), why.encode()),
             *enters(keys, ref, Event.FAIL_FAST if election else Event.CANCEL),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "fail_fast" if election else "cancel",
     )
 
 
-def _recorded(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...]:
-    """Who did what to an operation, with what is done now. Whatever writes that writes the state as well, and compares
-    its revision: so nothing that was recorded is overwritten, and no end leaves out what it does not know of.
+def _action_writes(keys: Keys, ref: OperationRef, actions: Actions) -> tuple[Put, ...]:
+    """The write of the operation's recorded actions, including the current one.
+
+    Each transaction that writes them also writes the state and compares its revision. So no recorded action is
+    overwritten, and an end that has not seen an action is refused.
     """
     return recorded(keys.of(ref, "actions"), actions)
 
@@ -415,8 +463,12 @@ def pause(
     seen: State = State.RUNNING,
     actions: Actions = NO_ACTIONS,
 ) -> Txn:
-    """No more claims until it is resumed. Running jobs finish; with ``now`` they are told to stop, also those of an
-    operation that is paused already (``seen``), whose state is written again so that no copy of this applies later.
+    """Pause an operation: no job is claimed until it is resumed. Running jobs finish.
+
+    With ``now`` running jobs are told to stop, also those of an operation that is already paused (``seen``). Its state
+    is then written again, so that no copy of this transaction applies later.
+
+    Guards: the state is unchanged and allows the event; no decision exists.
     """
     event = Event.PAUSE_NOW if now else Event.PAUSE
     return Txn(
@@ -427,9 +479,9 @@ def pause(
         ),
         (
             *enters(keys, ref, event, phase=Phase.HALTED if now else None),
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "pause_now" if now else "pause",
     )
 
@@ -439,10 +491,13 @@ def resume(
     ref: OperationRef,
     state_mod: int,
     planned: bool,
-    terms: Terms = NOTHING_SAID,
+    terms: Terms = NO_TERMS,
     actions: Actions = NO_ACTIONS,
 ) -> Txn:
-    """Back to where it was paused: open, or planning when it had no plan yet (both are compared)."""
+    """Resume a paused operation: it is open again, or being planned if it had no plan.
+
+    Guards: the state is unchanged and paused; the plan exists or not, as the caller saw; no decision exists.
+    """
     plan = keys.of(ref, "plan")
     stage = Stage.OPEN if planned else Stage.PLANNING
     return Txn(
@@ -455,9 +510,9 @@ def resume(
         (
             *((Put(keys.gate(ref), gate(terms)),) if planned else ()),
             *enters(keys, ref, Event.RESUME, stage),
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "resume",
     )
 
@@ -471,9 +526,13 @@ def alter(
     opened: tuple[Gate, int] | None,
     actions: Actions = NO_ACTIONS,
 ) -> Txn:
-    """Change the options. ``opened``: the gate with its mod revision, where it is open: it is written again, so that a
-    claim that was decided by the former ones is refused. The state is written again as well: an end that does not know
-    of this action is refused.
+    """Change the options of an operation.
+
+    ``opened``: the gate and its mod revision, if the gate is open. The gate is written again, so that a claim based on
+    the former options is refused. The state is also written again, so that an end that has not seen this action is
+    refused.
+
+    Guards: the state is unchanged and allows the event; no decision exists; the gate is unchanged or still absent.
     """
     written, mod = opened if opened is not None else (None, 0)
     again = (Put(keys.gate(ref), replace(written, options=new).encode()),) if written is not None else ()
@@ -488,14 +547,15 @@ def alter(
             Put(keys.of(ref, "state"), word(state)),
             Put(keys.of(ref, "options"), new.encode()),
             *again,
-            *_recorded(keys, ref, actions),
+            *_action_writes(keys, ref, actions),
         ),
-        _who_won(keys, ref),
+        _conflict_reads(keys, ref),
         "alter",
     )
 
 
-def _who_won(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
+def _conflict_reads(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
+    """Reads that show which other transaction won."""
     return (Get(keys.of(ref, "state")), Get(keys.of(ref, "decision")), Get(keys.of(ref, "cancel")))
 
 
@@ -503,8 +563,10 @@ def _who_won(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
 
 
 def elect(keys: Keys, table: str, type_name: str, incarnation: str, seen_mod: int, holder: str) -> Txn:
-    """Become the coordinator of a type on a table: the key is absent (``seen_mod`` 0), or unchanged with its
-    incarnation gone. Its mod revision is the fence in every coordinator write.
+    """Become the coordinator of a type on a table.
+
+    The mod revision of the election key is the fence of all coordinator writes. Guards: the key is absent (``seen_mod``
+    0), or unchanged and the node key of its incarnation is absent; my node key exists.
     """
     key = keys.coordinator(table, type_name)
     gone = (absent(keys.node(holder)),) if seen_mod else ()
@@ -517,19 +579,20 @@ def elect(keys: Keys, table: str, type_name: str, incarnation: str, seen_mod: in
 
 
 def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
-    """Give up the election, if it is still held."""
+    """Resign as coordinator. Guard: the election is still mine."""
     key = keys.coordinator(table, type_name)
     return Txn((unchanged(key, fence),), (Delete(key),), (), "resign")
 
 
 def drop_stray(keys: Keys, ref: OperationRef) -> Txn:
-    """Delete the pending key of an operation that has no record of its own: a submitter wrote the key by hand. Refused:
-    the operation exists.
+    """Delete a pending key whose operation has no other key.
+
+    A submitter wrote it by hand. Guard: no key of the operation exists. A refusal means that the operation exists.
     """
     key = keys.pending(ref)
     return Txn((none_within(*keys.own_range(ref)),), (Delete(key),), (Get(key),), "stray")
 
 
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:
-    """ "My election": the guard of every coordinator write (invariant 8)."""
+    """Guard "my election": the guard of every coordinator write (invariant 8)."""
     return unchanged(keys.coordinator(table, type_name), fence)

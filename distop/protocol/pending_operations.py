@@ -1,12 +1,15 @@
-"""What happens to operations that wait: for a time, for others, for a hold, for what excludes them; one function per
-event that returns the transaction which makes it happen. For the rule of one-way guards see
-``protocol.operation_transitions``.
+"""Transactions of pending operations; one function per event.
 
-An operation that waits has the state ``pending`` and is not in runOps. It waits for another one by an *edge*: two keys,
-``<root>.after.<edge>`` of the one that waits and ``<root>.next.<edge>`` of the one that it waits for, whose coordinator
-takes both away when that has ended: so a wide join is as many keys of their own, and no key is written by all. An edge
-is named by the two operations (``identity.edge_id``): it never comes back, since nobody comes to wait for what has
-ended. The clauses were checked by exhaustive exploration of a model.
+They wait for a time, for others, for a hold, or for conflicting types. ``protocol.operation_transitions`` explains
+one-way guards.
+
+A pending operation has the state ``pending`` and is not in runOps. It waits for another operation by an *edge*. An edge
+is two keys: ``<root>.after.<edge>`` of the successor and ``<root>.next.<edge>`` of the predecessor. When the
+predecessor has ended, its coordinator deletes both. So a wide join is many separate keys, and no key is written by all
+predecessors.
+
+Both operations determine the name of the edge (``identity.edge_id``). An edge never comes back: no operation starts to
+wait for one that has ended. An exhaustive exploration of a model checked the compares.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.dependencies import Edge
 from distop.protocol.frozen import frozen
-from distop.protocol.identity import edge_id, freed
+from distop.protocol.identity import edge_id, id_releases
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.operation_options import Terms
 from distop.protocol.plan import Gate
@@ -48,20 +51,20 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue, TxnResult
 
 BEGINS_PER_TXN = 31
-"""Operations that one transaction begins at most: four compares of each, the election and runOps (T1)."""
+"""Maximum number of operations that one transaction begins: four compares each, the election and runOps (T1)."""
 ENDS_PER_TXN = 31
-"""Operations that one transaction ends at most that have not begun."""
+"""Maximum number of pending operations that one transaction ends."""
 SIGNALS_PER_TXN = 60
-"""Edges that one transaction takes away at most: two keys of each (T1)."""
+"""Maximum number of edges that one transaction deletes: two keys each (T1)."""
 SEEN_PER_TXN = 60
-"""Operations whose states new edges compare at most: both ends, and all that the former wait for, directly or not."""
+"""Maximum number of states that new edges compare: both ends, and all direct and indirect predecessors."""
 
 
 # ----------------------------------------------------------------------- links
 
 
 def link(keys: Keys, before: OperationRef, after: OperationRef, on: str) -> tuple[Put, Put]:
-    """The two keys of an edge. ``on``: "success", or "end" (however it ends)."""
+    """The two keys of an edge. ``on``: "success", or "end" (any terminal state)."""
     edge = edge_id(before, after)
     return (
         Put(keys.edge(after, "after", edge), Edge(str(before), on).encode()),
@@ -71,7 +74,7 @@ def link(keys: Keys, before: OperationRef, after: OperationRef, on: str) -> tupl
 
 @frozen
 class Seen:
-    """An operation's state as it was read, with its mod revision."""
+    """An operation's state as read, with its mod revision."""
 
     ref: OperationRef
     state: State
@@ -79,9 +82,14 @@ class Seen:
 
 
 def add_dependencies(keys: Keys, links: Sequence[tuple[Seen, Seen, str]], above: Sequence[Seen]) -> Txn:
-    """Let operations that wait do so for others as well (L26), all or none: (the one that is waited for, the one that
-    waits, ``on``). ``above``: all that the former wait for themselves, directly or not, of which the latter is none: so
-    no cycle comes about, since whoever gives one of them another predecessor meanwhile writes its state again.
+    """Let pending operations wait for more predecessors (L26), all or none.
+
+    ``links``: (predecessor, successor, ``on``). ``above``: all direct and indirect predecessors of the new
+    predecessors; no successor is among them, so there is no cycle. A concurrent new edge could still close one. It
+    writes the state of its successor again, and this transaction compares the state of each operation in ``above``. So
+    one of the two is refused.
+
+    Guards: each successor is pending; the states of all these operations are unchanged.
     """
     runs = {run.ref: run for _, run, _ in links}
     seen = {one.ref: one for one in (*above, *(pred for pred, _, _ in links), *runs.values())}
@@ -102,12 +110,16 @@ def add_dependencies(keys: Keys, links: Sequence[tuple[Seen, Seen, str]], above:
 def signal(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, ended: State, links: Mapping[str, Edge]
 ) -> Txn:
-    """Tell successors how an operation has ended: the edges of those that may go on are taken away, in those of the
-    others it is written down (their own coordinator ends them). ``links``: edge → what stands at its ``next`` key.
-    Those of several operations go together (``protocol.job_transitions.group``).
+    """Signal an ended operation's result to its successors, and delete their edges.
 
-    An edge that is not named by this operation and the one in its value was written by hand, and is only taken away: by
-    others it would reach an operation that does not wait for this one, on any table.
+    The edges of successors that may continue are deleted. In the edges of the others the failure is recorded; their own
+    coordinator ends them. ``links``: edge → value of its ``next`` key. Signals of several operations are grouped
+    (``protocol.job_transitions.group``).
+
+    An edge whose name does not match this operation and the one in its value was written by hand. It is only deleted.
+    Otherwise it could reach an operation that does not wait for this one, on any table.
+
+    Guards: the state is unchanged; my election; the phase is cleaning.
     """
     ops: list[Operation] = []
     for edge, one in links.items():
@@ -127,7 +139,7 @@ def signal(
 
 
 def _successor(ref: OperationRef, edge: str, link: Edge) -> OperationRef | None:
-    """The operation that waits for ``ref`` by this edge; None where it names none."""
+    """The operation that waits for ``ref`` by this edge; None if the edge names none."""
     try:
         successor = OperationRef.parse(link.op)
     except InvalidArgument:
@@ -140,7 +152,7 @@ def _successor(ref: OperationRef, edge: str, link: Edge) -> OperationRef | None:
 
 @frozen
 class Beginning:
-    """An operation that shall wait no longer. ``planned``: it brings its plan and opens at once."""
+    """A pending operation to begin. ``planned``: it has its own plan, and its gate opens at once."""
 
     ref: OperationRef
     state_mod: int
@@ -153,10 +165,13 @@ class Beginning:
 def begins(
     keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, new: Sequence[Beginning]
 ) -> Txn:
-    """Operations of one type on one table begin to run, all or none: nothing is left that they wait for, and what runs
-    on the table (``run_ops``) excludes none of them.
+    """Begin pending operations of one type on one table, all or none.
 
-    The failure branch reads runOps, then of each operation its state and ``.current`` (:func:`begin_refused`).
+    Guards: my election; runOps is unchanged, so no conflicting type has started. Of each operation: the state is
+    unchanged and pending; it has no predecessor left; its hold is absent; ``.current`` is absent, if it runs one at a
+    time.
+
+    The failure branch reads runOps, then the state and ``.current`` of each operation (:func:`begin_refused`).
     """
     first = new[0].ref
     counts = dict(run_ops)
@@ -166,20 +181,20 @@ def begins(
 
 
 def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
-    """What a begin compares, writes and reads once, however many operations begin."""
+    """The shared part of a begin: what it compares, writes and reads once for all operations."""
     run_ops = keys.run_ops(table)
     return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "begin")
 
 
 def _part(keys: Keys, one: Beginning) -> Txn:
-    """What one operation adds to the transaction that begins several."""
+    """The part of one operation in a begin of several."""
     ref = one.ref
     reads = (Get(keys.of(ref, "state")), Get(keys.current(ref.table, ref.type, ref.object)))
-    return Txn(tuple(_nothing_left(keys, one)), tuple(_begun(keys, one)), reads)
+    return Txn(tuple(_begin_guards(keys, one)), tuple(_begin_writes(keys, one)), reads)
 
 
-def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
-    """What is compared of each."""
+def _begin_guards(keys: Keys, one: Beginning) -> list[Compare]:
+    """Guards of one operation that begins: nothing is left to wait for."""
     ref = one.ref
     compares = [
         unchanged(keys.of(ref, "state"), one.state_mod),
@@ -193,7 +208,8 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
     return compares
 
 
-def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
+def _begin_writes(keys: Keys, one: Beginning) -> list[Put | Delete]:
+    """The writes of one operation that begins."""
     ref = one.ref
     ops = [*enters(keys, ref, Event.BEGIN if one.planned is None else Event.BEGIN_PLANNED)]
     if one.one_at_a_time:
@@ -206,8 +222,8 @@ def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
     return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate]
 
 
-def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
-    """How many of these begin in one transaction, in order; at least one.
+def fitting_begins(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
+    """The number of operations, in order, that begin in one transaction; at least one.
 
     See ``transaction_groups.Room``.
     """
@@ -217,18 +233,19 @@ def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> i
 
 @frozen
 class BeginRefused:
-    """Why operations could not begin, as far as the failure branch tells."""
+    """Why operations could not begin, as far as the failure branch shows."""
 
     run_ops: KeyValue | None
     moved: bool
-    """runOps is not what was compared."""
+    """runOps has changed."""
     gone: tuple[bool, ...]
-    """Of each: its state is not what was compared, or another one holds ``.current``."""
+    """For each operation: its state has changed, or another operation holds ``.current``."""
 
 
 def begin_refused(refused: TxnResult, run_ops_mod: int, new: Sequence[Beginning]) -> BeginRefused:
-    """What the failure branch of :func:`begins` read. Where neither runOps nor one of the operations is another, it was
-    the election, an edge or a hold.
+    """What the failure branch of :func:`begins` read.
+
+    If neither runOps nor an operation has changed, the cause was the election, an edge or a hold.
     """
     run_ops, *rest = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses]
     gone = tuple(
@@ -250,18 +267,23 @@ def end_waiting(
     *guards: Compare,
     hold: str = "",
 ) -> Txn:
-    """The end of an operation that has not begun: nothing of it runs, so it needs no time to stop, and runOps does not
-    count it. Its successors are told, and its keys deleted, as those of any other.
+    """End a pending operation.
 
-    By whoever cancels it; or, with the election among the ``guards``, by its coordinator: a join, whose predecessors
-    have all ended; one whose predecessor failed; one whose hold was denied. ``hold``: that must be gone, and not only
-    unknown to the view: as long as it is there, others of the graph are made to wait for this one.
+    None of its jobs runs and runOps does not count it, so nothing has to stop first. Its successors are signalled and
+    its keys are deleted as usual. A person's cancel ends it; or the coordinator, with the election among the
+    ``guards``: a join whose predecessors have all ended, an operation whose predecessor failed, or one whose hold was
+    denied.
+
+    ``hold``: must be absent in etcd, not only in the view. While it exists, more operations of the graph may be added
+    as predecessors.
+
+    Guards: the state is unchanged and pending; the hold is absent; ``guards``.
     """
     state = keys.of(ref, "state")
     compares, puts = ending(keys, ref, history, why)
     return Txn(
         (*guards, unchanged(state, state_mod), *compares, *((absent(keys.hold(hold)),) if hold else ())),
-        (*puts, *freed(keys, ref, history)),
+        (*puts, *id_releases(keys, ref, history)),
         (Get(state), Get(keys.history(ref))),
         "join" if why is None else "end_waiting",
     )
@@ -270,7 +292,7 @@ def end_waiting(
 def ending(
     keys: Keys, ref: OperationRef, history: History, why: Cancel | None
 ) -> tuple[tuple[Compare, ...], tuple[Put, ...]]:
-    """What is compared, beside the revision of its state, and put, where an operation ends that has not begun."""
+    """The compares, beside the state's revision, and the puts that end a pending operation."""
     event = Event.JOIN if why is None else Event.END_WAITING
     return (
         (comes_in(keys, ref, event),),
@@ -283,7 +305,10 @@ def ending(
 
 
 def joined(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, history: History, hold: str) -> Txn:
-    """The end of an operation that does nothing but wait for others."""
+    """End an operation that only waits for others.
+
+    Guards, besides those of :func:`end_waiting`: my election; no predecessor is left.
+    """
     nobody = none_within(*keys.edges_range(ref, "after"))
     return end_waiting(keys, ref, state_mod, history, None, election, nobody, hold=hold)
 
@@ -292,6 +317,6 @@ def joined(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, his
 
 
 def hold(keys: Keys, id_: str, record: Hold, seen_mod: int) -> Txn:
-    """Write a hold, or write it again as it was seen (``seen_mod``; 0: it is new)."""
+    """Write a hold. Guard: it is unchanged (``seen_mod``: its mod revision as read, 0: it is new)."""
     key = keys.hold(id_)
     return Txn((unchanged(key, seen_mod),), (Put(key, record.encode()),), (Get(key),), "hold")

@@ -1,12 +1,14 @@
-"""Permits: what makes "at most so many of an operation's jobs at once" hold at every revision.
+"""Permits: at most N jobs of an operation run at once, at every revision.
 
-An operation with a limit N (``Options.max_jobs``) has the permits 0 … N-1, keys that claims take and give back. A claim
-behind a gate with a limit puts its permit's key in the same transaction, which compares that the permit is as it was
-seen to be free. The report, the release or the takeover that ends the claim gives it back in its own transaction, for
-which it compares nothing: the permit belongs to the claim, whose fence is compared anyhow. So there is no key that all
-of them write. A permit's key is not deleted while its operation goes on ("free" is written), so that its mod revision
-is a one-way guard (T9). Which permits may be taken when a limit was set or lowered while jobs run:
-``operation_options.usable_permits``.
+An operation with a limit N (``Options.max_jobs``) has the permits 0 … N-1. Each permit is a key that claims take and
+give back. A claim behind a gate with a limit writes its permit's key in the same transaction, which compares that the
+permit is still free as read. The report, release or takeover that ends the claim gives the permit back in its own
+transaction. That needs no further compare: the permit belongs to the claim, whose fence is compared. So no key is
+written by all claims.
+
+While the operation exists its permit keys are not deleted: "free" is written instead, so their mod revisions are
+one-way guards (T9). ``operation_options.usable_permits`` determines which permits may be taken after a limit was set or
+lowered while jobs run.
 """
 
 from __future__ import annotations
@@ -27,28 +29,34 @@ if TYPE_CHECKING:
 
 FREE = b"free"
 MAX_OVERDUE = 20
-"""Claims by actors that are overdue and not counted: each is compared in each claim. Executors set all others to
-waiting (``job_transitions.revoke_lost``)."""
+"""Maximum number of actors' overdue claims that are not counted: each claim compares each of them.
+
+Executors set all others to waiting (``job_transitions.revoke_lost``).
+"""
 MAX_GONE = 40
-"""Incarnations that are gone and whose claims are not counted: each is compared in each claim. Executors set the claims
-of all others to waiting: these count as live until then, and a takeover could need a permit that none of them leaves.
+"""Maximum number of dead incarnations whose claims are not counted: each claim compares each of them.
+
+Executors set the claims of all others to waiting. Until then these count as live, and there may be no free permit for a
+takeover.
 """
 
 
 @frozen
 class Permits:
-    """The permits that may be taken behind one gate: number → mod revision (0: never taken). ``below``: no other may
-    be, free or not. ``gone``: incarnations whose claims were not counted, since they had no node key.
+    """The permits that may be taken behind one gate.
+
+    ``free``: number → mod revision (0: never taken). ``below``: only permits below this number may be taken. ``gone``:
+    incarnations without a node key, whose claims were not counted.
     """
 
     free: dict[int, int]
     below: int
     gone: frozenset[str] = frozenset()
     overdue: tuple[tuple[int, int], ...] = ()
-    """Claims by actors that were not counted, since they were not extended in time: (partition, mod revision)."""
+    """Actors' claims that were not extended in time and not counted: (partition, mod revision)."""
 
     def keeps(self, claim: Claim) -> bool:
-        """A takeover of this claim keeps its permit."""
+        """Whether a takeover of this claim keeps its permit."""
         return 0 <= claim.permit < self.below
 
 
@@ -60,11 +68,13 @@ def permits(
     overdue: Sequence[tuple[int, int]] = (),
     most_gone: int = MAX_GONE,
 ) -> Permits:
-    """What may be taken where at most ``most`` jobs run at once. ``claims``: all of the operation's, read after the
-    gate; ``keyed``: the permits' keys, (value, mod revision), read before or after. ``live``: the incarnations with a
-    node key. ``overdue``: what is not among the claims, since its actor has not extended it in time.
+    """The permits that may be taken while at most ``most`` jobs run at once.
+
+    ``claims``: all claims of the operation, read after the gate. ``keyed``: the permits' keys, (value, mod revision),
+    read before or after. ``live``: incarnations with a node key. ``overdue``: claims that are left out of ``claims``
+    because their actors did not extend them in time.
     """
-    # Whether an actor is gone tells no key.
+    # No key shows whether an actor is gone.
     dead = sorted({c.incarnation for c in claims if c.incarnation and c.incarnation not in live})
     gone = frozenset(dead[:most_gone])
     held: dict[int, int] = {}
@@ -83,12 +93,15 @@ def permits(
     return Permits(free, below, gone, tuple(overdue))
 
 
-def takes(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: int) -> tuple[Compare, Put]:
-    """What a claim compares and puts for the permit that it takes."""
+def take_permit(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: int) -> tuple[Compare, Put]:
+    """The guard and the write of a claim that takes a permit.
+
+    Guard: the permit is unchanged, so it is still free.
+    """
     key = keys.permit(ref, number)
     return unchanged(key, seen_mod), Put(key, b"%d" % partition)
 
 
-def gives_back(keys: Keys, ref: OperationRef, claim: Claim | None) -> tuple[Put, ...]:
-    """What the end of a claim puts, under its fence."""
+def permit_puts(keys: Keys, ref: OperationRef, claim: Claim | None) -> tuple[Put, ...]:
+    """The write that gives a claim's permit back, under the claim's fence."""
     return (Put(keys.permit(ref, claim.permit), FREE),) if claim is not None and claim.permit >= 0 else ()

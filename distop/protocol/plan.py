@@ -1,4 +1,4 @@
-"""The plan of an operation: its partitions as they were frozen, in chunks that fit into etcd's values."""
+"""The plan of an operation: its frozen partitions, in chunks that fit into etcd's values."""
 
 from __future__ import annotations
 
@@ -22,26 +22,32 @@ if TYPE_CHECKING:
 MAX_PARTITIONS = 1_000_000
 MAX_CHUNK_BYTES = 512 * 1024
 CHUNK_PAGE = 4
-"""Chunks of a plan read at once: an answer has its limit (T2)."""
+"""Chunks of a plan that are read at once (T2 limits an answer)."""
 
 
 WIDE = "@"
-"""What the name of a job over several partitions begins with."""
+"""Prefix of the name of a job over several partitions."""
 
 
 def is_wide(name: str) -> bool:
-    """A job of this name is over several partitions. A partition whose column begins so has an ``=`` in its name."""
+    """Whether a job of this name is over several partitions.
+
+    A partition whose column begins with the prefix has an ``=`` in its name.
+    """
     return name.startswith(WIDE) and "=" not in name
 
 
 def files_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
-    """A list of files, as JSON has it."""
+    """A list of files from its JSON form."""
     return tuple((f[0], int(f[1]), int(f[2])) for f in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Another table that a job reads, as it was when the operation was planned: its files as a partition has them."""
+    """Another table that a job reads, frozen when the operation was planned.
+
+    Its files have the form of a partition's.
+    """
 
     table: TableRecord
     version: str = ""
@@ -77,8 +83,9 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns; 0: the format never changes a
-    file that it has written).
+    """One partition as planned.
+
+    ``files``: (path, size in bytes, mtime in ns; 0: the format never changes a written file).
     """
 
     partition: int
@@ -86,22 +93,24 @@ class PartitionPlan:
     bytes: int = 0
     files: tuple[tuple[str, int, int], ...] = ()
     files_at: str = ""
-    """Where the file list stands when it is too large for etcd: a path under the shared directory."""
+    """Path of the file list under the shared directory, if it is too large for etcd."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The partition columns' values as text (None: null), for tables that have them in their paths alone."""
+    """Values of partition columns as text (None: null), for tables that have them only in paths."""
     source: str = ""
-    """What the files are to be read through, where they alone do not tell the rows: of Iceberg the metadata file that
-    the plan was made of, which says which of their rows are deleted.
+    """What the files must be read through, if they alone do not determine the rows.
+
+    For Iceberg it is the planned metadata file, which lists deleted rows.
     """
     beside: tuple[Pinned, ...] = ()
     """Other tables that the job reads."""
     folders: Mapping[str, str] = field(default_factory=dict)
-    """Of a job over several partitions of a catalog: those folders that are not called as their partitions are, each
-    with the name of its partition. They are spilled with the files.
+    """For a job over several partitions of a catalog: folder → name of its partition.
+
+    Only folders whose names differ from their partitions' names. They are spilled with the files.
     """
 
     def lists(self) -> list[PartitionPlan | Pinned]:
-        """Whatever of it has a list of files."""
+        """All parts with a list of files."""
         return [self, *self.beside]
 
     def to_json(self) -> dict[str, Any]:
@@ -137,19 +146,21 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
-    a text that changes when what was planned changes.
+    """The result of ``partitions()``: a table's partitions and its version.
+
+    The partitions have the ordinals 0…N−1, in order. The version is a text that changes when the planned data change.
     """
 
     partitions: Sequence[PartitionPlan]
     version: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What was found out about the table and each job needs, as options of its record: see Plan."""
+    """What planning found out about the table and each job needs, as options of its record: see Plan."""
 
 
 def over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
-    """A job over all of these partitions, which one planning has made: with their files, and where these lie in folders
-    that are not called as their partitions are. ``name``: see :func:`is_wide`.
+    """A job over all of these partitions of one planning.
+
+    It has their files, and the folders whose names differ from their partitions' names. ``name``: see :func:`is_wide`.
     """
     files = tuple(file for partition in partitions for file in partition.files)
     folders: dict[str, str] = {}
@@ -161,22 +172,23 @@ def over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
 
 
 def pinned(table: TableRecord, planned: Planned) -> Pinned:
-    """A table as it was planned, for a job that reads it beside its own (``PartitionPlan.beside``)."""
+    """A planned table as a job's other table (``PartitionPlan.beside``)."""
     whole = over("", planned.partitions)
     found = table.extended(planned.options)
     return Pinned(found, planned.version, whole.files, source=whole.source, folders=whole.folders)
 
 
 def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:
-    """Those of the given names, all of them for None, numbered anew from 0 in their order. Raises InvalidArgument for
-    names that are unknown, empty or there twice, and over a million.
+    """The partitions of the given names (None: all), renumbered from 0 in their order.
+
+    Raises InvalidArgument for unknown, empty or duplicate names, and for over a million partitions.
     """
     known: set[str] = set()
     for partition in partitions:
         if not partition.name:
             raise InvalidArgument(f"partition {partition.partition} has no name")
         if partition.name in known:
-            raise InvalidArgument(f"the partition name {partition.name!r} is there twice")
+            raise InvalidArgument(f"the partition name {partition.name!r} is a duplicate")
         known.add(partition.name)
     if names is not None:
         wanted = set(names)
@@ -186,7 +198,9 @@ def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> 
             raise InvalidArgument(f"the table has no partition {few}{rest}")
         partitions = [p for p in partitions if p.name in wanted]
     if len(partitions) > MAX_PARTITIONS:
-        raise InvalidArgument(f"there are {len(partitions)} partitions: at most {MAX_PARTITIONS} are allowed")
+        raise InvalidArgument(
+            f"the table has {len(partitions)} partitions: an operation may have at most {MAX_PARTITIONS}"
+        )
     return [p if p.partition == i else replace(p, partition=i) for i, p in enumerate(partitions)]
 
 
@@ -199,13 +213,14 @@ class Plan:
     digest: str
     chunks: int
     spilled: int = 0
-    """Partitions whose file lists stand in the shared directory: what the cleanup has to remove there."""
+    """The number of partitions whose file lists are in the shared directory; the cleanup deletes these."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the table, as its catalog had them when it was planned: jobs find them among those of its record. Once for
-    all partitions, since a schema may be large.
+    """Options of the table that planning read from its catalog; jobs find them in its record.
+
+    They are stored once for all partitions, because a schema may be large.
     """
     beside: tuple[str, ...] = ()
-    """The names of other tables that its jobs read, sorted: an executor must serve them, too."""
+    """The names of other tables that its jobs read, sorted: an executor must serve them as well."""
 
     def encode(self) -> bytes:
         if self.spilled or self.options or self.beside:
@@ -249,38 +264,41 @@ class Plan:
 
 
 _ROW = len('{"partition":0}')
-"""Bytes of a job in a chunk at least."""
+"""Minimum bytes of a job in a chunk."""
 
 
 def begin_with(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
-    """The first ordinal in each of a plan's chunks. Raises ValueError where they are not the chunks that were planned,
-    or of a form that is not known here.
+    """The first ordinal in each of a plan's chunks.
+
+    Raises ValueError if the chunks are not the planned ones, or have an unknown form.
     """
     if plan_digest(chunks) != plan.digest:
-        raise ValueError("does not fit its digest: its chunks are not the ones planned")
+        raise ValueError("does not match its digest: its chunks are not the planned ones")
     starts = first_ordinals(plan, chunks)
     sizes = [end - start for start, end in pairwise([*starts, plan.count])] if starts else []
     room = [len(chunk) // _ROW for chunk in chunks]
-    # Whoever opens it keeps a number for each job: a count alone must not take memory.
+    # Executors keep a number for each job, so the count must be limited by the chunks' real size.
     if starts[:1] not in ([], [0]) or not all(0 < size <= most for size, most in zip(sizes, room, strict=False)):
-        raise ValueError(f"has chunks that do not hold its {plan.count} jobs")
+        raise ValueError(f"has chunks that do not contain its {plan.count} jobs")
     return starts
 
 
 def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
-    """As :func:`begin_with`, of chunks that are known to fit the plan's digest: it was made of them here."""
+    """As :func:`begin_with`, for chunks that are known to match the plan's digest."""
     first = json.JSONDecoder().raw_decode
     try:
         return [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in chunks] if plan.count else []
     except UNREADABLE as error:
-        raise ValueError("has chunks of a form that this release does not know: use a later release") from error
+        raise ValueError("has chunks in a form that this release does not know: use a later release") from error
 
 
 @frozen
 class Gate:
-    """``distOpOpen…``: the key's existence is the gate. ``count``: the jobs of the plan behind it, as a hint with which
-    those of a small operation are claimed before its plan is read; 0: the plan tells. ``options`` and ``where`` are the
-    operation's, ``beside`` the plan's: whoever claims behind this gate has read them here.
+    """``distOpOpen…``: jobs may be claimed while the key exists.
+
+    ``count``: the number of jobs in the plan, as a hint: small operations are claimed before their plan is read; 0:
+    only the plan shows it. ``options`` and ``where`` are the operation's, ``beside`` the plan's: executors read them
+    here before they claim.
     """
 
     count: int = 0
@@ -289,7 +307,7 @@ class Gate:
     beside: tuple[str, ...] = ()
 
     def tables(self, own: str) -> tuple[str, ...]:
-        """All tables that the jobs of an operation on this table touch."""
+        """All tables that the jobs of an operation on this table read or write."""
         return (own, *self.beside)
 
     def encode(self) -> bytes:
@@ -308,7 +326,7 @@ class Gate:
 
     @classmethod
     def decode(cls, value: bytes) -> Gate:
-        """Whatever stands there: what cannot be read gives no hint."""
+        """The gate; an unreadable value gives no hint."""
         return _gate(value) if len(value) <= _SMALL else cls._decode(value)
 
     @classmethod
@@ -330,7 +348,7 @@ class Gate:
 
 
 _SMALL = 200
-"""Bytes of a record of which thousands may be alike, and which is read once."""
+"""Maximum bytes of a record whose decoded form is cached: thousands may be equal."""
 
 
 @lru_cache(maxsize=64)
@@ -365,13 +383,16 @@ def decode_chunk(value: bytes) -> list[PartitionPlan]:
 
 @cache
 def whole_plan() -> tuple[Plan, list[bytes]]:
-    """The plan of an operation on no table, and its only chunk: one job for everything."""
+    """The plan of an operation on no table: one job for everything; and its only chunk."""
     chunk = encode_chunk([PartitionPlan(0, WHOLE)])
     return Plan(1, "", plan_digest([chunk]), 1), [chunk]
 
 
 def chunked(partitions: Sequence[PartitionPlan], limit: int = MAX_CHUNK_BYTES) -> list[bytes]:
-    """The plan's partitions as encoded chunks of at most ``limit`` bytes each (a larger single one stands alone)."""
+    """The partitions as encoded chunks of at most ``limit`` bytes each.
+
+    A larger partition gets a chunk of its own.
+    """
     chunks: list[bytes] = []
     rows: list[bytes] = []
     size = 2

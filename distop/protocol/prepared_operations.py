@@ -1,10 +1,11 @@
-"""Submission in two phases (C13, C14): an operation is inserted under a hold of the kind "prepared", and begins once
-its sender confirms it. Where nobody does, a verifier is asked whether the sender's own transaction was completed.
+"""Submission in two phases (C13, C14): prepare an operation, then confirm it.
 
-The hold stands under a name made of the sender's external id. To confirm is to take it away and to leave a receipt, so
-that a second time finds it done. All writes compare the revision of the hold that was seen: of a confirmation, a denial
-and the count of an attempt one wins, and late copies of the others are dead. The clauses were checked by exhaustive
-exploration of a model. Pure.
+A prepared operation is pending under a hold of the kind "prepared". It begins once its sender confirms it. If nobody
+does, an executor asks a verifier whether the sender's own transaction was completed.
+
+The sender's external id names the hold. A confirmation deletes the hold and writes a receipt, so a second confirmation
+finds it done. All writes compare the revision of the hold: of a confirmation, a denial and the count of an attempt one
+wins, and late copies of the others stay refused. An exhaustive exploration of a model checked the compares. Pure.
 """
 
 from __future__ import annotations
@@ -32,47 +33,51 @@ if TYPE_CHECKING:
 
 KIND = "prepared"
 ASK_LIMIT = 10.0
-"""Seconds in which a verifier has to answer."""
+"""Seconds that a verifier has to answer."""
 ASKING = 90.0
-"""Seconds after which whoever asks, and lives, is taken for stuck, where nothing was heard of the answer: the call to
-the child, with the wait for one, takes at most 60."""
+"""Seconds after which a live asker without an answer is considered stuck.
+
+The call to the child, including the wait for one, takes at most 60 s.
+"""
 TURN = 5.0
 """Seconds until it is the next executor's turn to ask."""
 LONGEST_PAUSE = 300.0
-"""Seconds between two attempts, whatever their number."""
+"""Maximum seconds between two attempts."""
 LOST_ASKERS = 3
-"""So many times the attempts allowed are begun at most: those who ask may die each time."""
+"""Attempts are started at most this many times the allowed number, because askers may die."""
 
 
 class Unanswered(StrEnum):
-    """Why a verifier gave no answer. This word is all that the hold and the history say: a server's own text is not
-    for readers of etcd.
+    """Why a verifier gave no answer.
+
+    The hold and the history only contain this word: a server's own text is not for readers of etcd.
     """
 
     TIMEOUT = "timeout"
     REFUSED = "refused"
-    """There was no connection: the host is unknown, unreachable, or refuses it."""
+    """No connection: the host is unknown or unreachable, or refuses it."""
     TLS = "no TLS"
     """The server speaks no TLS, or its certificate is not accepted."""
     STATUS_1XX = "status 1xx"
     STATUS_2XX = "status 2xx"
-    """Another one than 200."""
+    """A status other than 200."""
     STATUS_3XX = "status 3xx"
     """Redirects are not followed."""
     STATUS_4XX = "status 4xx"
     STATUS_5XX = "status 5xx"
     NOT_AN_ANSWER = "not an answer"
     NOT_ALLOWED = "not allowed"
-    """No prefix in the executor's setting verifier-url allows the URL, or its host has an address of the node's own."""
+    """No prefix in the executor's setting verifier-url allows the URL, or its host resolves to an address of the node.
+    """
     NOT_INSTALLED = "not installed"
     FAILED = "failed"
-    """A registered function raised an error, or the process that asks died."""
+    """A registered function raised an error, or the asking process died."""
     BUSY = "busy"
-    """Too many verifications hang on the node."""
+    """Too many verifications hang on this node."""
 
     @classmethod
     def of(cls, text: str) -> Unanswered:
-        """The word as the child sent it."""
+        """The word that the child sent; FAILED for any other text."""
         try:
             return cls(text)
         except ValueError:
@@ -81,11 +86,12 @@ class Unanswered(StrEnum):
 
 @frozen
 class Terms:
-    """What the hold of a prepared operation says. ``verify``: the name of a verifier, or a URL; "": nobody is asked,
-    and what is not confirmed ends. ``verify_after`` and ``pause`` (the first one between two attempts): seconds.
-    ``asked``: attempts that were begun; ``asker``: the incarnation whose attempt is not over, or ""; ``failed``: those
-    that are over without an answer; ``error``: why the last was
-    (a word of ``Unanswered``).
+    """What the hold of a prepared operation contains.
+
+    ``verify``: the name of a verifier, or a URL; "": nobody is asked, and an unconfirmed operation ends.
+    ``verify_after`` and ``pause`` (the first one between two attempts): seconds. ``asked``: attempts started;
+    ``asker``: the incarnation whose attempt is in progress, or ""; ``failed``: attempts that ended without an answer;
+    ``error``: why the last one did (a word of ``Unanswered``).
     """
 
     external_id: str
@@ -100,15 +106,15 @@ class Terms:
     failed: int = 0
     error: str = ""
     alarm: bool = False
-    """It was denied for want of a confirmation."""
+    """It was denied because nobody confirmed it."""
 
     def hold(self, state: HoldState = HoldState.HELD, text: str = "") -> Hold:
-        """The record."""
+        """The hold's record."""
         return Hold(KIND, state, text, {name: getattr(self, name) for name in _FIELDS})
 
     @classmethod
     def of(cls, record: Hold) -> Terms | None:
-        """What a hold says; None where it is of another kind, or lacks what a prepared one has."""
+        """The terms in a hold; None if it is of another kind or has no valid terms."""
         told = record.options or {}
         if record.kind != KIND or not isinstance(told.get("op"), str) or not isinstance(told.get("external_id"), str):
             return None
@@ -136,17 +142,17 @@ _FIELDS: dict[str, Any] = {
 
 
 def hold_id(external_id: str) -> str:
-    """What the hold is called."""
+    """The id of the hold."""
     return f"prepared:{external_id}"
 
 
 def receipt_id(external_id: str) -> str:
-    """What the receipt of a confirmation is called, among the holds."""
+    """The id of a confirmation's receipt, which is stored as a hold."""
     return f"confirmed:{external_id}"
 
 
 def held_as(id_: str) -> str:
-    """The hold of which this is the receipt; any other name is as it is."""
+    """The id of the hold that this receipt is for; any other id is unchanged."""
     return hold_id(id_.removeprefix("confirmed:")) if id_.startswith("confirmed:") else id_
 
 
@@ -156,7 +162,7 @@ def external_id_of(id_: str) -> str | None:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 in hex over what a preparation asks for: by it the same one is known again."""
+    """SHA-256 in hex over what a preparation asks for; it recognizes a repeated preparation."""
     return hashlib.sha256(dumps(list(parts))).hexdigest()
 
 
@@ -164,7 +170,11 @@ def digest(*parts: Any) -> str:
 
 
 def under_hold(keys: Keys, starts: Txn, terms: Terms) -> Txn:
-    """``starts`` (of an operation whose spec names the hold), together with the hold; once for each external id."""
+    """The transaction ``starts``, together with the hold.
+
+    The operation's spec names the hold. Guards, besides those of ``starts``: hold and receipt are absent, so each
+    external id is prepared once.
+    """
     hold, receipt = keys.hold(hold_id(terms.external_id)), keys.hold(receipt_id(terms.external_id))
     return replace(
         starts,
@@ -177,8 +187,11 @@ def under_hold(keys: Keys, starts: Txn, terms: Terms) -> Txn:
 def confirm(
     keys: Keys, ref: OperationRef, terms: Terms, seen_mod: int, actions: Actions = NO_ACTIONS, state_mod: int = 0
 ) -> Txn:
-    """What is held goes on. It has not ended, by a cancel, meanwhile. ``actions``: with this one, where somebody
-    confirms it. The state, as seen, is then written again, as by whatever records an action.
+    """Confirm a prepared operation: delete its hold and write the receipt.
+
+    Guards: the hold is unchanged; the operation is still pending, not cancelled. ``actions``: the recorded actions
+    including this one, if a person confirms. The state is then compared and written again, as by every transaction that
+    records an action.
     """
     state, waits = keys.of(ref, "state"), word(State.PENDING)
     hold, receipt = keys.hold(hold_id(terms.external_id)), keys.hold(receipt_id(terms.external_id))
@@ -195,14 +208,19 @@ def confirm(
 
 
 def write(keys: Keys, terms: Terms, seen_mod: int, state: HoldState = HoldState.HELD, text: str = "") -> Txn:
-    """Write the hold again: an attempt is counted, or (DENIED) it is given up."""
+    """Write the hold again: count an attempt, or (DENIED) give up.
+
+    Guard: the hold is unchanged.
+    """
     key = keys.hold(hold_id(terms.external_id))
     return Txn((unchanged(key, seen_mod),), (Put(key, terms.hold(state, text).encode()),), (Get(key),), "hold")
 
 
 def denied_with(keys: Keys, end: Txn, terms: Terms, seen_mod: int, text: str) -> Txn:
-    """The end of the operation (by whoever cancels it) together with the denial of its hold: no confirmation that comes
-    later is told that it was done.
+    """The transaction ``end``, together with the denial of the hold.
+
+    ``end`` cancels the operation. Guard, besides those of ``end``: the hold is unchanged. So no later confirmation is
+    told that it succeeded.
     """
     key = keys.hold(hold_id(terms.external_id))
     compares: tuple[Compare, ...] = (*end.compares, unchanged(key, seen_mod))
@@ -214,8 +232,10 @@ def denied_with(keys: Keys, end: Txn, terms: Terms, seen_mod: int, text: str) ->
 
 
 def due_after(terms: Terms, rank: int, *, asking: bool) -> float:
-    """Seconds since the hold was last written, by the observer's own clock, after which the ``rank``-th of the
-    executors (0 is the first) is to ask, or to give up. ``asking``: the one that asks now is alive.
+    """Seconds since the last write of the hold until an executor is due.
+
+    It is then to ask the verifier, or to give up. By the observer's own clock. ``rank``: the executor's place in the
+    order (0 is the first). ``asking``: the current asker is alive.
     """
     if terms.asker and asking:
         pause = ASKING
@@ -227,8 +247,9 @@ def due_after(terms: Terms, rank: int, *, asking: bool) -> float:
 
 
 def rank(terms: Terms, mine: str, others: Iterable[str]) -> int:
-    """The place of this incarnation in the order in which they ask, which is another one for each attempt: a verifier
-    may be missing, or its host out of reach, on one node alone.
+    """The place of this incarnation in the order in which executors ask.
+
+    The order differs for each attempt: a verifier may be missing, or its host unreachable, on one node only.
     """
 
     def place(incarnation: str) -> bytes:
@@ -239,31 +260,31 @@ def rank(terms: Terms, mine: str, others: Iterable[str]) -> int:
 
 
 def begun(terms: Terms, asker: str) -> Terms | None:
-    """With one attempt more, of this incarnation; None where no more are made."""
+    """The terms with one more attempt, by this incarnation; None if no more attempts are allowed."""
     if not terms.verify or terms.failed >= terms.attempts or terms.asked >= LOST_ASKERS * terms.attempts:
         return None
     return replace(terms, asked=terms.asked + 1, asker=asker)
 
 
 def without_answer(terms: Terms, why: Unanswered) -> Terms:
-    """An attempt is over, and nothing is known."""
+    """The terms after an attempt that ended without an answer."""
     return replace(terms, asker="", failed=terms.failed + 1, error=str(why))
 
 
 def alarm(terms: Terms) -> Terms:
-    """What the hold says of an operation that is given up."""
+    """The terms of an operation that is given up."""
     return replace(terms, asker="", alarm=True)
 
 
 def sentence(terms: Terms, completed: bool | None) -> str:
-    """Why it never runs: the verifier said no; or (None) nobody could tell."""
+    """Why the operation never runs. ``completed``: the verifier's answer; None: nobody could answer."""
     what = f"{terms.external_id!r} was not confirmed"
     if completed is False:
-        return f"{what}, and its sender's transaction was not completed, as {terms.verify} says"
+        return f"{what}: {terms.verify} reports that its sender's transaction was not completed"
     if not terms.verify:
-        return f"{what} within {terms.verify_after:g} s, and it names nobody who could be asked"
-    why = f" (the last time: {terms.error})" if terms.error else ""
+        return f"{what} within {terms.verify_after:g} s, and it names no verifier to ask"
+    why = f" (last attempt: {terms.error})" if terms.error else ""
     times = "once" if terms.asked == 1 else f"{terms.asked} times"
     return (
-        f"{what}, and {terms.verify}, asked {times}, did not tell whether its sender's transaction was completed{why}"
+        f"{what}, and {terms.verify}, asked {times}, did not answer whether its sender's transaction was completed{why}"
     )

@@ -1,6 +1,7 @@
-"""Reading what stands in etcd: the one place where a value becomes a record, or an error that names its key.
+"""Reads records from etcd.
 
-A value may have been written by a later release, by a person, or by something else that uses the same etcd.
+This is the one place where a value becomes a record, or an error with its key. A later release, a person, or another
+program that uses the same etcd may have written the value.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SPACE = re.compile(r"[0-9a-f]{32}")
 
 
 def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
-    """The record that stands at a key. Raises UnreadableRecord, which names the key and what is wrong with it."""
+    """The record of a key. Raises UnreadableRecord, which names the key and the reason."""
     try:
         return decode(kv.value)
     except UNREADABLE as error:
@@ -42,10 +43,10 @@ def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
 
 
 def of_its_kind(ref: OperationRef, table: str, type_name: str, key: str) -> OperationRef:
-    """``ref``, which the record at ``key`` names, where it is of this table and type.
+    """The operation ``ref``, if it is of this table and type.
 
-    Raises UnreadableRecord for any other: who may write the keys of one table would choose on whose operations others
-    act.
+    The record at ``key`` names it. Raises UnreadableRecord for any other. Otherwise a user who may only write one
+    table's keys could make others act on another table's operations.
     """
     if (ref.table, ref.type) != (table, type_name):
         raise UnreadableRecord(f"the record at {key} names {ref}, which is not of type {type_name} on table {table}")
@@ -53,7 +54,7 @@ def of_its_kind(ref: OperationRef, table: str, type_name: str, key: str) -> Oper
 
 
 def read_holder(kv: KeyValue, table: str, type_name: str) -> OperationRef:
-    """The operation of this table and type that the key of an id or of a request names. Raises UnreadableRecord."""
+    """The operation of this table and type that an id's or request's key names. Raises UnreadableRecord."""
     return of_its_kind(read(holder_of, kv), table, type_name, kv.key)
 
 
@@ -61,15 +62,15 @@ def _why(value: bytes, error: BaseException) -> str:
     try:
         data: Any = loads(value)
     except (ValueError, RecursionError):
-        return f"{shown(value)} is not what belongs there"
+        return f"{shown(value)} is not a valid value"
     version = data.get("v") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        return f"it is of version {version}, and this release knows version {SCHEMA_VERSION}: use a later release"
+        return f"it has version {version}, but this release only knows version {SCHEMA_VERSION}: use a later release"
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     if isinstance(data, dict):
         return str(error)
-    return f"{shown(value)} is not what belongs there"
+    return f"{shown(value)} is not a valid value"
 
 
 def word(kind: Callable[[str], T]) -> Callable[[bytes], T]:
@@ -78,7 +79,7 @@ def word(kind: Callable[[str], T]) -> Callable[[bytes], T]:
 
 
 def space_of(value: bytes) -> str:
-    """The decoder of a namespace's id: it becomes the name of a folder."""
+    """The decoder of a namespace's id, which is also the name of a folder."""
     text = value.decode()
     if not _SPACE.fullmatch(text):
         raise ValueError("it is not 32 hexadecimal digits")
@@ -86,7 +87,7 @@ def space_of(value: bytes) -> str:
 
 
 def counts(value: bytes) -> dict[str, int]:
-    """The decoder of runOps; without zeros."""
+    """The decoder of runOps, without zeros."""
     return {str(name): int(n) for name, n in loads(value).items() if int(n) > 0}
 
 
@@ -121,7 +122,10 @@ _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
 
 
 def decoder(key: ParsedKey) -> Callable[[bytes], object] | None:
-    """What reads the value of a key; None for what is large or as many as jobs, and for a gate: any value is one."""
+    """The decoder of a key's value; None if it is not checked.
+
+    Not checked are large values, those of jobs' keys (there are many), and gates: any value is valid.
+    """
     if key.family in _OF_FAMILY:
         return _OF_FAMILY[key.family]
     if key.family == K.HISTORY and not key.name:
@@ -132,14 +136,14 @@ def decoder(key: ParsedKey) -> Callable[[bytes], object] | None:
 
 
 def to_check(keys: Keys, found: Iterable[str]) -> list[str]:
-    """Those of these keys whose values :func:`unreadable` can judge."""
+    """The keys whose values :func:`unreadable` can check."""
     wanted = []
     for key in found:
         try:
             if decoder(keys.parse(key)) is not None:
                 wanted.append(key)
         except InvalidArgument:
-            continue  # core.orphans tells of it
+            continue  # decide.orphan_keys reports it
     return wanted
 
 

@@ -1,7 +1,8 @@
-"""Signatures of reports in history records, for executors that are given a key (``certificate-key-file``).
+"""Signatures of reports in history records.
 
-Whoever may write to etcd may write a history record, and with it a certificate. A signature shows that an executor with
-the key has written the report of this operation in this namespace. Pure.
+Executors with a key (``certificate-key-file``) sign and check them. Anyone who may write to etcd may write a history
+record, and with it a certificate. A signature proves that an executor with the key wrote the report of this operation
+in this namespace. Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ _SCHEME = "hmac-sha256-"
 
 
 def signature(key: bytes, namespace: str, history: History) -> str:
-    """HMAC-SHA-256 over a canonical form of namespace, operation (its table, type, object and instance), state and
-    report, which has a certificate's version and checks.
+    """HMAC-SHA-256 over the operation and its report, in canonical form.
+
+    It covers the namespace, table, type, object, instance, state and report; the report contains a certificate's
+    version and checks.
     """
     ref = OperationRef.parse(history.op)
     signed = [
@@ -34,22 +37,24 @@ def signature(key: bytes, namespace: str, history: History) -> str:
 
 
 def why_unsigned(key: bytes, namespace: str, history: History) -> str:
-    """Why the record is not taken for one of an executor with this key; "": it is."""
+    """Why the record is not accepted as signed with this key; "": it is."""
     if not history.signature:
         return (
-            "it is not signed, and this executor's certificate-key-file wants that: give all executors that key, and "
-            "run the operation again"
+            "it is not signed, but this executor has a certificate-key-file: give all executors that key, and run the "
+            "operation again"
         )
     try:
         right = hmac.compare_digest(history.signature.encode(), signature(key, namespace, history).encode())
     except (ValueError, TypeError):
         right = False
-    return "" if right else "it is not signed with the key in this executor's certificate-key-file, or was changed"
+    return "" if right else "its signature does not match the key in this executor's certificate-key-file"
 
 
 def why_refused(op: str, key: bytes | None, namespace: str, record: History) -> str:
-    """Why a record that stands under an operation's key is not accepted as its own; "": it is. With a ``key``, it must
-    be signed."""
+    """Why a record is not accepted as the one of operation ``op``; "": it is.
+
+    With a ``key``, it must be signed.
+    """
     if record.op != op:
-        return "it is the one of another operation"
+        return "it is the record of another operation"
     return why_unsigned(key, namespace, record) if key else ""

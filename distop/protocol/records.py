@@ -1,7 +1,7 @@
-"""The records of distop: what stands in etcd, as frozen values, with their JSON forms (docs/reference/keys.md).
+"""The records of distop in etcd, as frozen values with JSON forms.
 
-Every record that others read carries ``v`` = ``SCHEMA_VERSION``; unknown fields are ignored. Times are seconds since
-the epoch in code and RFC 3339 text in UTC in the records.
+docs/reference/keys.md describes them. Every record that others read has ``v`` = ``SCHEMA_VERSION``; unknown fields are
+ignored. Times are seconds since the epoch in code, and RFC 3339 text in UTC in the records.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ class State(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """The operation has ended: its history record exists."""
+        """Whether the operation has ended: its history record exists."""
         return self in (State.SUCCESS, State.FAILED, State.CANCELLED)
 
 
 class Phase(StrEnum):
-    """What an operation without a gate is in (``distOpPending``)."""
+    """The phase of an operation without a gate (``distOpPending``)."""
 
     WAITING = "waiting"
     PLANNING = "planning"
     PAUSED = "paused"
     HALTED = "halted"
-    """Paused, and what runs is told to stop."""
+    """Paused, and running jobs are told to stop."""
     CANCELLING = "cancelling"
     COMPLETING = "completing"
     CLEANING = "cleaning"
 
     def of(self, stage: str) -> bool:
-        """The phase is one of this stage."""
+        """Whether the phase belongs to this stage."""
         return stage == ("paused" if self is Phase.HALTED else self.value)
 
 
@@ -85,7 +85,7 @@ class OperationRef:
     """The object id, or "" for a type without one."""
     instance: int
     _hash: int = field(init=False, repr=False, compare=False)
-    """It is the key of whatever is kept of operations."""
+    """Cached: refs are used as keys very often."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.table, self.type, self.object, self.instance)))
@@ -94,7 +94,7 @@ class OperationRef:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process hashes texts otherwise.
+        # Hashes of texts differ between processes.
         return OperationRef, (self.table, self.type, self.object, self.instance)
 
     def __str__(self) -> str:
@@ -103,8 +103,10 @@ class OperationRef:
 
     @classmethod
     def parse(cls, text: str) -> OperationRef:
-        """The reverse of ``str``; escapes that it does not write, such as those of keys, are read as well: ``str`` of
-        what is returned is the one name. Raises InvalidArgument where the text is no operation.
+        """The reverse of ``str``. Raises InvalidArgument for an invalid text.
+
+        Escapes that ``str`` does not write, such as those of keys, are accepted as well. ``str`` of the result is the
+        canonical name.
         """
         parts = text.split("/")
         try:
@@ -114,7 +116,7 @@ class OperationRef:
                 raise ValueError(text)
             named = [unquote(part, errors="strict") for part in parts[:-1]]
             return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
-        except ValueError:  # or an escape that is no UTF-8, or more digits than Python reads
+        except ValueError:  # also an escape that is not UTF-8, or more digits than Python parses
             raise InvalidArgument(
                 f"{text[:200]!r} is not an operation: write table/type/instance or table/type/object/instance, "
                 "with % and / inside a part percent-encoded"
@@ -122,7 +124,7 @@ class OperationRef:
 
 
 PLANNED_OPTIONS = frozenset({"columns", "partition_types"})
-"""The options of a table that planning may find, and a plan set: they say how to read files, and not which."""
+"""Options of a table that planning may find and a plan set: how to read files, not which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,11 @@ class TableRecord:
 
     @property
     def folder(self) -> str:
-        """The folder that its location is, an absolute path or a URL; "" where it is a name in a catalog."""
+        """Its location, if it is an absolute path or a URL; "" for a name in a catalog."""
         return self.location if self.location.startswith("/") or "://" in self.location else ""
 
     def extended(self, options: Mapping[str, Any]) -> TableRecord:
-        """The record with these options besides: those that planning found (Plan)."""
+        """The record with additional options, which planning found (Plan)."""
         return replace(self, options={**self.options, **options}) if options else self
 
     def to_json(self) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class TableRecord:
 
 
 def _series(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A spec's field as it stands there. Raises what :meth:`Series.from_json` raises."""
+    """The series field of a spec, checked. Raises what :meth:`Series.from_json` raises."""
     if data is not None:
         Series.from_json(data)
     return data
@@ -181,31 +183,33 @@ class Spec:
     rules: Rules
     table: TableRecord | None = None
     partitions: tuple[str, ...] | None = None
-    """The names asked for, or None for all of the table's."""
+    """The requested partition names; None: all of the table's."""
     one_at_a_time: bool = False
     """The operation holds ``.current`` of its type or object."""
     version: int = SCHEMA_VERSION
     rerun_of: str = ""
-    """The operation of whose partitions this one runs some again."""
+    """The operation of which this one reruns partitions."""
     request_digest: str = ""
-    """Of what was asked for under the request id (``identity.request_digest``): the same id stands for nothing else."""
+    """Digest of what the request asked for (``identity.request_digest``): one id, one request."""
     not_before: str = ""
-    """It begins at this time (RFC 3339), or later."""
+    """The earliest time at which it begins (RFC 3339)."""
     hold: str = ""
-    """It does not begin while this hold is there."""
+    """It does not begin while this hold exists."""
     series: Mapping[str, Any] | None = None
-    """Another one like it follows (``protocol.schedule``)."""
+    """Its schedule, if another operation of the series follows (``protocol.schedule``)."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What the caller finds it by (``protocol.operation_labels``)."""
+    """Labels by which the caller finds it (``protocol.operation_labels``)."""
     where: Mapping[str, str] = field(default_factory=dict)
-    """The labels that an executor must have to work for it."""
+    """Labels that an executor must have to work for it."""
     id: str = ""
-    """Its id, which no other operation of the type on the table has before it ends (``protocol.identity``); "": a
-    one-off."""
+    """Its id (``protocol.identity``); "": none.
+
+    No other operation of the type on the table has it until this one ends.
+    """
     follows: str = ""
-    """The operation of the same id for whose end it waits."""
+    """The operation of the same id whose end it waits for."""
     by: str = ""
-    """Who started it, where the caller gave another ``submitter``: what the client says of itself."""
+    """The user that started it, as the client reports it, if the caller gave another ``submitter``."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -254,7 +258,7 @@ class Spec:
                 data.get("by", ""),
             )
         )
-        # Keys are made of these.
+        # Keys contain these, so they must be encodable.
         "".join((spec.request_id, spec.hold, spec.id, spec.follows, spec.rerun_of)).encode()
         return spec
 
@@ -270,30 +274,35 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
     released: int = 0
-    """Grows each time this daemon set claims to waiting: others then look for work that their watches, which
-    see no claims, would miss until the next poll."""
+    """Grows each time this daemon sets claims to waiting.
+
+    Watches do not cover claims, so other executors check for work when it changes instead of at the next poll.
+    """
     state: NodeState = NodeState.ACTIVE
     unable: Mapping[str, str] = field(default_factory=dict)
-    """Types that are installed, but need what cannot be had here (``behaviors`` leaves them out), and what that is."""
+    """Installed types that cannot run here, and the missing requirement; not in ``behaviors``."""
     doing: Mapping[str, str] = field(default_factory=dict)
-    """What its jobs say that they are doing, by operation: of those that have run for a while, for people alone."""
+    """What jobs that have run for a while report that they are doing, by operation; for people only."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Writes that etcd rejects as invalid, by operation, in etcd's words; this daemon retries them with back-off. Of
-    some operations only; ``refused_more`` counts the others."""
+    """Writes that etcd rejects as invalid, by operation, in etcd's words; retried with back-off.
+
+    Only some operations are listed; ``refused_more`` counts the others.
+    """
     clock: int = 0
-    """Seconds by which its clock is ahead of etcd's (negative: behind), if more than a minute."""
+    """Seconds by which its clock is ahead of etcd's (negative: behind), if over a minute."""
     spark: str = ""
-    """Why its Spark session runs no tasks now, for people only; "": nothing is wrong."""
+    """Why its Spark session currently runs no tasks, for people only; "": no problem."""
     failing: Mapping[str, str] = field(default_factory=dict)
-    """Types that could not be run here at the last attempt, and why. This daemon retries them after a pause; during
-    the pause ``behaviors`` leaves them out, and ``unable`` names them, too.
+    """Types that failed to start here at the last attempt, and why; retried after a pause.
+
+    During the pause ``behaviors`` leaves them out, and ``unable`` lists them as well.
     """
     serves: Serves = ALL
-    """The types and tables that it works for (fields ``types`` and ``tables``)."""
+    """The types and tables that it serves (fields ``types`` and ``tables``)."""
     clock_unknown: str = ""
-    """Why its clock cannot be compared with etcd's; "": it can, or another try is due."""
+    """Why its clock cannot be compared with etcd's; "": it can, or a retry is due."""
     refused_more: int = 0
-    """Operations with rejected writes that ``refused`` does not name."""
+    """The number of operations with rejected writes that ``refused`` does not list."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -347,14 +356,14 @@ class Node:
 
 @frozen
 class Cancel:
-    """``<root>.cancel``: why an operation is being cancelled. ``reason``: user, failed (fail fast), aborted."""
+    """``<root>.cancel``: why an operation is cancelled. ``reason``: user, failed (fail fast), aborted."""
 
     reason: str
     text: str = ""
     replaced_by: str = ""
-    """The operation that took its id, and ended it thereby before it had begun."""
+    """The operation that took its id and so ended it while it was pending."""
     by: str = ""
-    """Who cancelled it; "": nobody did, it follows from what became of jobs or of other operations."""
+    """The user that cancelled it; "": no user; it follows from jobs or other operations."""
     time: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -376,7 +385,7 @@ class Cancel:
 
 @frozen
 class Attempts:
-    """How often planning (``<root>.planning``) was tried, and what went wrong last."""
+    """``<root>.planning``: how often planning failed, and the last error."""
 
     attempts: int
     error: str = ""
@@ -400,23 +409,23 @@ class Attempts:
 
 @frozen
 class Decision:
-    """``<root>.decision``: the verdict by the jobs, never recounted; fixed before completion code that has effects."""
+    """``<root>.decision``: the verdict by the jobs; fixed before completion code with effects runs."""
 
     verdict: State
     total: int
     success: int
     failed: int
     failed_ranges: str = ""
-    """The failed jobs' ordinals, as :func:`json_codec.failed_text` gives them."""
+    """Ordinals of the failed jobs, in the form of :func:`json_codec.failed_text`."""
     attempts: int = 0
-    """Completion attempts that ended in an unexpected error."""
+    """Completion attempts that ended with an unexpected error."""
     error: str = ""
-    """Why the operation fails where no job says it: planning, or the last completion error."""
+    """Why the operation fails if no job's error shows it: planning, or the last completion error."""
     retry_at: str = ""
     follow_ups: tuple[Mapping[str, Any], ...] = ()
-    """What the completion code wants started after the finish: ``{"type", "table", "arg", "partitions"}`` each."""
+    """Operations to start after the finish: ``{"type", "table", "arg", "partitions"}`` each."""
     failed_truncated: bool = False
-    """``failed_ranges`` names only the first of the failed jobs."""
+    """``failed_ranges`` lists only the first failed jobs."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -467,22 +476,23 @@ class History:
     failed: int
     report: Any = None
     errors: tuple[Mapping[str, Any], ...] = ()
-    """The first few errors: ``{"partition": name or None, "text": …}``, with ``"verdict": True`` where the job answered
-    with a result, or the behavior with a report, which tells it in full.
+    """The first errors: ``{"partition": name or None, "text": …}``.
+
+    With ``"verdict": True`` the job's result, or the behavior's report, contains the details.
     """
     failed_ranges: str = ""
-    """Ordinals of the failed jobs, as :func:`json_codec.failed_text` gives them: ``3,7-9``."""
+    """Ordinals of the failed jobs, in the form of :func:`json_codec.failed_text`: ``3,7-9``."""
     request_id: str = ""
     cancel: Cancel | None = None
     failed_truncated: bool = False
-    """``failed_ranges`` names only the first of the failed jobs."""
+    """``failed_ranges`` lists only the first failed jobs."""
     rerun_of: str = ""
     request_digest: str = ""
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
     alarm: str = ""
-    """What somebody has to look at: a prepared operation that was not confirmed, and never ran (C14)."""
+    """A problem that people have to check: a prepared operation was not confirmed and never ran (C14)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """As in the spec."""
     id: str = ""
@@ -490,17 +500,17 @@ class History:
     follows: str = ""
     """As in the spec."""
     series: str = ""
-    """The operation with which the series began that it was of."""
+    """The first operation of its series."""
     void: bool = False
-    """It was of a graph that never was there as a whole: its request has started nothing, and may be repeated."""
+    """Its graph was never inserted as a whole: its request started nothing and may be repeated."""
     signature: str = ""
-    """Of the report, where the executor that wrote it has a key (``protocol.record_signature``)."""
+    """Signature of the report, if its executor has a key (``protocol.record_signature``)."""
     by: str = ""
     """As in the spec."""
     actions: Actions = NO_ACTIONS
-    """What was done to it, beside its start, its cancel and its end."""
+    """The recorded actions, besides start, cancel and end."""
     executor: str = ""
-    """The one that brought it to its end; "": a client did."""
+    """The executor that finished it; "": a client did."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""What stands beside the history record of an operation that may be rerun: its argument, its spec, and which of its
-partitions are not done. It is written with the record and goes with it.
+"""What a rerun needs, stored beside the history record.
 
-Partitions are kept by name, which is what they are called from operation to operation: a rerun plans anew, so that it
-reads the files as they are by then (whoever repairs a file wants to see it judged again).
+It is the argument, the spec, and the partitions that are not done. It is written and deleted with the record.
+Partitions are kept by name, which is the same in all operations. A rerun plans again, so it reads the current files: a
+repaired file is judged again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ if TYPE_CHECKING:
     from distop.protocol.txn import GetResult
 
 MAX_FINISH_BYTES = 1_300_000
-"""What a finish writes at most, all its values together: etcd takes 1.5 MiB in a request (T2)."""
+"""Maximum bytes of all values of a finish: etcd accepts 1.5 MiB in a request (T2)."""
 MAX_KEPT_JOBS = 50_000
-"""More names than a start takes; nobody need look for them."""
+"""Operations with more jobs have more names than a start accepts, so none are collected."""
 
 
 @frozen
 class Kept:
-    """What a rerun is made of. ``failed`` and ``unfinished``: names of partitions, in order of their ordinals."""
+    """What a rerun is made of. ``failed`` and ``unfinished``: names of partitions, sorted by ordinal."""
 
     arg: bytes
     spec: Spec
     failed: tuple[str, ...]
     unfinished: tuple[str, ...]
-    """Those that had no end when the operation was cancelled, by a person or because others failed."""
+    """Partitions without an end when the operation was cancelled, by a person or after failures."""
 
 
 def encode_rows(named: Iterable[tuple[int, str]], failed: Collection[int]) -> bytes | None:
-    """The partitions that are not done, in the form of a plan's chunk; None where no start would take their names."""
+    """The partitions that are not done, in the form of a plan's chunk.
+
+    None if a start would not accept so many names.
+    """
     rows: list[dict[str, object]] = []
     size = 0
     for ordinal, name in named:
@@ -53,8 +56,9 @@ def encode_rows(named: Iterable[tuple[int, str]], failed: Collection[int]) -> by
 
 
 def writes(keys: Keys, ref: OperationRef, arg: bytes, spec: Spec, rows: bytes) -> tuple[Put, ...]:
-    """To be written with the history record. The names that a start asked for are in the rows, as far as they are
-    needed.
+    """The writes that accompany the history record.
+
+    The spec is kept without the names that its start asked for: the rows contain the needed ones.
     """
     return (
         Put(keys.beside_history(ref, "arg"), arg),
@@ -64,7 +68,7 @@ def writes(keys: Keys, ref: OperationRef, arg: bytes, spec: Spec, rows: bytes) -
 
 
 def reads(keys: Keys, ref: OperationRef) -> tuple[Get, Get, Get]:
-    """What :func:`decode` wants."""
+    """The reads whose answers :func:`decode` takes."""
     return (
         Get(keys.beside_history(ref, "arg")),
         Get(keys.beside_history(ref, "spec")),
@@ -73,7 +77,7 @@ def reads(keys: Keys, ref: OperationRef) -> tuple[Get, Get, Get]:
 
 
 def decode(found: Sequence[GetResult]) -> Kept | None:
-    """What was read; None where nothing was kept. Raises UnreadableRecord."""
+    """The kept values; None if nothing was kept. Raises UnreadableRecord."""
     arg, spec, rows = (answer.kv for answer in found)
     if arg is None or spec is None or rows is None:
         return None

@@ -1,4 +1,4 @@
-"""What was seen of the store: one event of a watch, and a value with its revision."""
+"""Values read from the store: one event of a watch, and a value with its revision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 @frozen
 class Change:
-    """One event: what was put, or (``deleted``) the key that is gone: then ``kv.value`` is empty, and
-    ``kv.mod_revision`` is the revision of the deletion.
+    """One event: a put, or (``deleted``) a deletion.
+
+    Of a deletion ``kv.value`` is empty, and ``kv.mod_revision`` is its revision.
     """
 
     kv: KeyValue

@@ -1,4 +1,4 @@
-"""Operations that come again (P3): when the next one of a series is due. Pure; chance and the time are given."""
+"""Recurring operations (P3): when the next one of a series is due. Pure; chance and time are parameters."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ ON: Mapping[str, frozenset[str]] = {
     "failure": frozenset({"failed"}),
     "any": frozenset({"success", "failed"}),
 }
-"""After which ends another one comes; after a cancel none does."""
+"""The terminal states after which a next operation follows; after a cancel none does."""
 SHORTEST = 0.1
-"""Seconds between two operations of a series at least."""
+"""Minimum seconds between two operations of a series."""
 
 
 @frozen
 class Series:
-    """``interval`` seconds from the end of one operation to the begin of the next, or (``since`` "start") from begin to
-    begin, on a grid that begins with the first; ``jitter``: so many seconds more at most, drawn each time. It ends at
-    the time ``until``, or with ``left`` more operations (None: never), or with an end that is not ``on`` (see
-    :data:`ON`), or a cancel. ``due``: when this operation was, by the grid. ``first``: the operation that it began
-    with.
+    """The schedule of a series of operations.
+
+    ``interval``: seconds from the end of one operation to the begin of the next, or (``since`` "start") from begin to
+    begin, on a grid that starts with the first one. ``jitter``: maximum additional seconds, drawn each time.
+
+    A series ends at the time ``until``, after ``left`` more operations (None: never), after a terminal state other than
+    ``on`` (see :data:`ON`), or by a cancel. ``due``: when this operation was due on the grid. ``first``: the first
+    operation of the series.
     """
 
     interval: float
@@ -67,29 +70,30 @@ class Series:
 
 
 def next_request(ref: OperationRef) -> str:
-    """The request id by which the next operation of a series is started exactly once."""
+    """The request id that starts the next operation of a series exactly once."""
     return f"{ref}#next"
 
 
 @frozen
 class Next:
-    """The next operation of a series: when it is to begin (RFC 3339), and what its own next one is reckoned from."""
+    """The next operation of a series: its begin (RFC 3339), and its own schedule."""
 
     not_before: str
     series: Series
 
 
 def following(series: Series, op: str, state: State, finished: float, now: float, luck: float) -> Next | None:
-    """What comes after an operation of a series that has ended, or None. ``luck``: a random number in [0, 1).
+    """The next operation after one of a series has ended, or None.
 
-    What was missed is done once: a time of the grid that has passed is now, and the one after it is in the future.
+    ``luck``: a random number in [0, 1). Missed operations are run once: if a time of the grid has passed, the next
+    operation begins now, and the one after it at a future time of the grid.
     """
     if state not in ON[series.on] or series.left == 0:
         return None
     if series.since == "start":
         due = (parse_time(series.due) or finished) + series.interval
         last = min(now, parse_time(series.until)) if series.until else now
-        if due < last:  # the last of those that were missed
+        if due < last:  # the last missed time of the grid
             due += math.floor((last - due) / series.interval) * series.interval
     else:
         due = finished + series.interval

@@ -1,8 +1,9 @@
-"""The state tables of operations and jobs: where each event leads, and that all else is refused.
+"""The state tables of operations and jobs: where each event leads.
 
-``protocol.operation_transitions``, ``protocol.pending_operations``, ``protocol.operation_finish`` and
-``protocol.job_transitions`` have the transaction of each event: which state it compares, and which state, pending and
-gate keys it writes, they look up here. The diagrams in docs/internals/architecture.md are generated from these tables.
+All other events are refused. ``protocol.operation_transitions``, ``protocol.pending_operations``,
+``protocol.operation_finish`` and ``protocol.job_transitions`` have the transaction of each event. They look up here
+which state it compares, and which state, pending and gate keys it writes. The diagrams in
+docs/internals/architecture.md are generated from these tables.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Stage(StrEnum):
-    """What an operation is in, as its state, gate, pending and decision keys tell together."""
+    """The stage of an operation, from its state, gate, pending and decision keys."""
 
     ABSENT = "absent"
     WAITING = "waiting"
@@ -44,8 +45,10 @@ STATES: Mapping[Stage, State] = {
     Stage.PAUSED: State.PAUSED,
     Stage.CANCELLING: State.CANCELLING,
 }
-"""What ``.state`` says in each stage. One that is decided keeps the state that it had; one that is cleaned up has a
-terminal one."""
+"""The value of ``.state`` in each stage.
+
+A decided operation keeps its state; one that is being cleaned up has a terminal state.
+"""
 PHASES: Mapping[Stage, Phase] = {
     Stage.WAITING: Phase.WAITING,
     Stage.PLANNING: Phase.PLANNING,
@@ -54,12 +57,12 @@ PHASES: Mapping[Stage, Phase] = {
     Stage.COMPLETING: Phase.COMPLETING,
     Stage.CLEANING: Phase.CLEANING,
 }
-"""What the pending key says in each stage. An open one has a gate instead."""
+"""The value of the pending key in each stage; an open operation has a gate instead."""
 _HELD = {STATES[stage]: stage for stage in (Stage.WAITING, Stage.PAUSED, Stage.CANCELLING)}
 
 
 def stage_of(state: State | None, *, decided: bool, planned: bool) -> Stage:
-    """What an operation is in, by its own keys: gate and pending follow from them (invariant 12)."""
+    """The stage of an operation, from its own keys. Gate and pending follow from it (invariant 12)."""
     if state is None:
         return Stage.ABSENT
     if state.terminal:
@@ -72,10 +75,10 @@ def stage_of(state: State | None, *, decided: bool, planned: bool) -> Stage:
 
 
 class Event(StrEnum):
-    """What happens to an operation."""
+    """The events of an operation."""
 
     SUBMIT = "submit"
-    """To wait; START and START_PLANNED: to run at once."""
+    """Starts as pending; START and START_PLANNED start at once."""
     START = "start"
     START_PLANNED = "start_planned"
     ADD_DEPENDENCIES = "add_dependencies"
@@ -161,13 +164,17 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.END: frozenset({Stage.ABSENT}),
     },
 }
-"""Where each event leads. What is not here is refused by the guards of the event's transaction, whatever revisions the
-caller put into them, and changes nothing."""
+"""The stages to which each event leads.
+
+The guards of an event's transaction refuse it in all other stages, whatever revisions the caller passes, and it then
+changes nothing.
+"""
 
 
 def leads_to(event: Event, *among: Stage) -> Stage:
-    """The one stage, ``among`` these if they are given, to which an event leads. Raises ValueError where it leads to
-    none of them, or to several.
+    """The one stage (``among`` these, if given) to which an event leads.
+
+    Raises ValueError if it leads to none of them, or to several.
     """
     found = {after for events in OPERATION_TABLE.values() for after in events.get(event, ())}
     found &= set(among or Stage)
@@ -178,13 +185,14 @@ def leads_to(event: Event, *among: Stage) -> Stage:
 
 @cache
 def states_before(event: Event) -> frozenset[State]:
-    """What ``.state`` may say where an event comes."""
+    """The values of ``.state`` in which an event may happen."""
     return frozenset(STATES[stage] for stage, events in OPERATION_TABLE.items() if event in events and stage in STATES)
 
 
 def comes_in(keys: Keys, ref: OperationRef, event: Event, seen: State | None = None) -> Compare:
-    """The guard of an event: ``.state`` says what the table wants. ``seen``: which, where it may be several. Raises
-    ValueError where the event does not come in that state.
+    """The guard of an event: ``.state`` has the value that the table requires.
+
+    ``seen``: the value as read, if several are possible. Raises ValueError if the event does not happen in that state.
     """
     allowed = states_before(event)
     if seen is None and len(allowed) == 1:
@@ -196,7 +204,7 @@ def comes_in(keys: Keys, ref: OperationRef, event: Event, seen: State | None = N
 
 @cache
 def _entered(event: Event, among: tuple[Stage, ...]) -> tuple[Stage, bool, bool, bool]:
-    """Where an event leads; whether ``.state`` says something else than before, a gate goes, and a pending key goes."""
+    """The stage to which an event leads; whether it changes ``.state``, deletes the gate, deletes pending."""
     after = leads_to(event, *among)
     stages = [stage for stage, events in OPERATION_TABLE.items() if after in events.get(event, ())]
     return (
@@ -210,9 +218,10 @@ def _entered(event: Event, among: tuple[Stage, ...]) -> tuple[Stage, bool, bool,
 def enters(
     keys: Keys, ref: OperationRef, event: Event, *among: Stage, ends: State | None = None, phase: Phase | None = None
 ) -> tuple[Put | Delete, ...]:
-    """What an event writes of the state, the gate and the pending key: those of the stage to which it leads. A gate
-    that opens is written by the caller, who knows what it says. ``ends``: the terminal state of an operation that ends;
-    ``phase``: where a stage has two. Raises as :func:`leads_to`.
+    """The writes of an event to the state, the gate and the pending key.
+
+    The caller writes a gate that opens, because it knows the value. ``ends``: the terminal state of an operation that
+    ends. ``phase``: for a stage with two phases. Raises what :func:`leads_to` raises.
     """
     after, moves, shuts, goes_on = _entered(event, among)
     ops: list[Put | Delete] = []
@@ -228,7 +237,7 @@ def enters(
 
 
 class JobStage(StrEnum):
-    """What a job is in, as its state and claim keys tell together."""
+    """The stage of a job, from its state and claim keys."""
 
     FREE = "free"
     CLAIMED = "claimed"
@@ -238,7 +247,7 @@ class JobStage(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What happens to a job."""
+    """The events of a job."""
 
     CLAIM = "claim"
     RECLAIM = "reclaim"
@@ -251,7 +260,7 @@ class JobEvent(StrEnum):
     FAIL_LOST = "fail_lost"
     REVOKE = "revoke"
     REVOKE_LOST = "revoke_lost"
-    """Behind a gate with a limit; REVOKE: while cancelling."""
+    """Behind a gate with a job limit; REVOKE: while cancelling."""
     REAP = "reap"
 
 
@@ -272,12 +281,14 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
     JobStage.SUCCESS: {},
     JobStage.FAILED: {},
 }
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST, REVOKE and REVOKE_LOST need its incarnation to be gone; of one
-that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
+"""The stage to which each event leads a job.
+
+TAKE_OVER, FAIL_LOST, REVOKE and REVOKE_LOST require that the holder's incarnation is gone; if an actor holds the claim,
+that it is unchanged since the observer first read it. EXTEND is only for actors.
 """
 
 
 def job_ends(event: JobEvent) -> JobState:
-    """What ``.state`` of a job says after an event that ends it. Raises ValueError for another event."""
+    """The value of a job's ``.state`` after an event that ends it. Raises ValueError for other events."""
     (after,) = {events[event] for events in JOB_TABLE.values() if event in events}
     return JobState(after)

@@ -1,4 +1,4 @@
-"""Which etcd servers are good enough (docs/internals/etcd-rules.md, "Server versions"), and which Java."""
+"""Which versions of etcd (docs/internals/etcd-rules.md, "Server versions") and Java are supported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from distop.protocol.frozen import frozen
 
 RECOMMENDED: dict[tuple[int, ...], tuple[int, int, int]] = {(3, 5): (3, 5, 33), (3, 6): (3, 6, 14), (3, 7): (3, 7, 1)}
-"""By minor version, the first release without a known defect that matters here."""
+"""Minor version → its first release without a known defect that affects distop."""
 
 _NOTABLE: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
     ("inconsistent data after a crash (#13766)", ((3, 5, 3),)),
@@ -20,7 +20,7 @@ _NOTABLE: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
     ("stale linearizable reads (#20418)", ((3, 5, 28), (3, 6, 9))),
     ("watches that see more than their role allows", ((3, 5, 33), (3, 6, 14))),
 )
-"""Defects and the releases that mended them, per minor version."""
+"""Defects, and the releases that fixed them, per minor version."""
 
 OLDEST = (3, 4)
 OLDEST_JAVA = 17
@@ -28,28 +28,28 @@ OLDEST_JAVA = 17
 
 @frozen
 class Judgement:
-    """``level``: ok, warning (works, with a word) or error (not to be used); ``text`` says why and what to do."""
+    """``level``: ok, warning (works with limits) or error (do not use); ``text``: why, and what to do."""
 
     level: str
     text: str
 
     @property
     def brief(self) -> str:
-        """The text without its list of defects and their numbers."""
+        """The text without the list of defects and their numbers."""
         return re.sub(r" \(known defects: (?:[^()]|\([^()]*\))*\)| \(#[0-9]+\)", "", self.text)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """``3.5.1`` or ``3.6.0-rc.1`` as three numbers; none for what is no version."""
+    """``3.5.1`` or ``3.6.0-rc.1`` as three numbers; () for an invalid version."""
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else ()
 
 
 def judge_etcd(text: str, members: int) -> Judgement:
-    """An etcd server's version, in a cluster of so many members (0: not known)."""
+    """Judges an etcd server's version. ``members``: the size of its cluster (0: unknown)."""
     version = parse_version(text)
     if not version:
-        return Judgement("warning", f"the version of etcd could not be read ({text or 'we may not ask for it'})")
+        return Judgement("warning", f"cannot read the version of etcd ({text or 'not permitted'})")
     minor = version[:2]
     if minor < OLDEST:
         return Judgement("error", f"etcd {text} is too old: use 3.5.33, 3.6.14, 3.7.1 or newer")
@@ -63,7 +63,7 @@ def judge_etcd(text: str, members: int) -> Judgement:
     wanted = ".".join(map(str, RECOMMENDED.get(minor, RECOMMENDED[3, 5])))
     defects = [what for what, fixes in _NOTABLE if _affects(version, fixes)]
     known = f" (known defects: {', '.join(defects)})" if defects else ""
-    use = "good for one development node, not for production" if members <= 1 else "not for production"
+    use = "for one development node only" if members <= 1 else "not for production"
     return Judgement("warning", f"etcd {text} is {use}{known}: update to {wanted} or newer")
 
 
@@ -72,12 +72,12 @@ def _affects(version: tuple[int, ...], fixes: tuple[tuple[int, int, int], ...]) 
 
 
 def orders_requested_progress(version: tuple[int, ...]) -> bool:
-    """Whether a progress that was requested is ordered with the events on this server (W3)."""
+    """Whether this server orders requested progress notifications with events (W3)."""
     return version >= (3, 5, 8) or (3, 4, 25) <= version < (3, 5)
 
 
 def java_major(output: str) -> int | None:
-    """The major version in what ``java -version`` prints: 17 for ``17.0.9``, 8 for ``1.8.0_392``."""
+    """The major version in the output of ``java -version``: 17 for ``17.0.9``, 8 for ``1.8.0_392``."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', output)
     if found is None:
         return None
@@ -85,10 +85,10 @@ def java_major(output: str) -> int | None:
 
 
 def judge_java(output: str) -> Judgement:
-    """What ``java -version`` printed; of an error the text says what that java is."""
+    """Judges the output of ``java -version``. The text of an error continues a sentence about that java."""
     major = java_major(output)
     if major is None:
-        return Judgement("error", "does not tell its version")
+        return Judgement("error", "does not print its version")
     if major < OLDEST_JAVA:
         return Judgement("error", f"is version {major}")
     return Judgement("ok", f"Java {major}")

@@ -1,15 +1,11 @@
-"""The registered tables, and whether an operation's copies of their records are those.
+"""The registered tables: their transactions, and the check of copies.
 
-The table registry's transactions, and the ranges in which a client looks for operations.
+Registering, changing and removing a table writes runOps again with its former value. This changes its mod revision. So
+a start that has read the former record is refused and reads again, and "the table's key is absent" is never the only
+guard: a copy that was refused once can never apply later (T9).
 
-Registering, changing and removing a table write runOps again with the value it had: its mod revision then moves, so
-that a start that has read the former record is refused and reads again, and so that "the table's key is absent" is
-never the only guard (a copy of the transaction that was refused once can never apply later, T9).
-
-Decides whether an operation's copies of tables' records are the registered ones. Pure.
-
-The copies stand below the operation's root, where a submitter writes; the registered records do not. So a copy is not
-followed before it is compared: :func:`unregistered` is the one decision.
+An operation's copies of table records are below its root, where submitters write; the registered records are not. So a
+copy is compared before it is used: :func:`unregistered` is the only decision. Pure.
 """
 
 from __future__ import annotations
@@ -35,15 +31,17 @@ if TYPE_CHECKING:
 
 
 def read_table(keys: Keys, name: str) -> tuple[Get, Get, Get]:
-    """What the transactions below are built from: the table's record, its runOps, and who changed it so far."""
+    """Reads for the transactions below: the table's record, its runOps, and its recorded actions."""
     return Get(keys.table(name)), Get(keys.run_ops(name)), Get(keys.table_actions(name))
 
 
 def put_table(
     keys: Keys, record: TableRecord, seen: KeyValue | None, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
 ) -> Txn:
-    """Register a table (``seen`` None) or change its record. ``actions``: with this one. runOps guards them, too: all
-    that write them write it.
+    """Register a table (``seen`` None) or change its record.
+
+    ``actions``: the recorded actions, including this one. Guards: the record is unchanged; runOps is unchanged. runOps
+    also guards the actions: all transactions that write these write it.
     """
     return Txn(
         (
@@ -63,7 +61,11 @@ def put_table(
 def remove_table(
     keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
 ) -> Txn:
-    """Remove a table's record; the caller has seen that nothing runs on it. ``actions``: with this one; they stay."""
+    """Remove a table's record. ``actions``: including this one; they are kept.
+
+    The caller has checked that no operation runs on it. Guards: the record is unchanged; runOps is unchanged, so
+    nothing has started since.
+    """
     return Txn(
         (
             unchanged(keys.table(name), seen.mod_revision),
@@ -91,13 +93,13 @@ def type_family(keys: Keys, family: str, table: str, type_name: str) -> tuple[st
 
 
 def table_family(keys: Keys, family: str, table: str | None) -> tuple[str, str]:
-    """The range of a family for one table, or (None) for all."""
+    """The range of a family for one table, or (None) for all tables."""
     start, end = keys.family(family)
     return (start, end) if table is None else K.prefix_range(f"{start}{K.encode(table)}.")
 
 
 def refs(keys: Keys, found: Iterable[KeyValue]) -> list[OperationRef]:
-    """The operations that these gates, pending or history keys name, each once and sorted; others are left out."""
+    """The operations that these gate, pending or history keys name: each once, sorted. Other keys are skipped."""
     named: set[OperationRef] = set()
     for kv in found:
         try:
@@ -110,9 +112,10 @@ def refs(keys: Keys, found: Iterable[KeyValue]) -> list[OperationRef]:
 
 
 def excluded_by(type_name: str, conflicts: Iterable[str], others: Mapping[str, Iterable[str]]) -> list[str]:
-    """The running types that exclude a start of ``type_name``, sorted.
+    """The running types that conflict with a start of ``type_name``, sorted.
 
-    ``conflicts``: what it declares; ``others``: each running type with what that one declares (both ways).
+    ``conflicts``: the types that it declares as conflicting. ``others``: each running type with the types that it
+    declares. One of the two declarations is enough.
     """
     declared = set(conflicts)
     return sorted(other for other, theirs in others.items() if other in declared or type_name in theirs)
@@ -126,10 +129,10 @@ if TYPE_CHECKING:
 
 
 def copies(table: str, record: Mapping[str, Any] | None, rows: Iterable[Mapping[str, Any]] = ()) -> list[Copy]:
-    """What an operation on ``table`` has copies of: its own record and, by the rows of its plan, those of tables
-    beside; each once. An operation on no table has none.
+    """The table records that an operation on ``table`` has copies of, each once.
 
-    Raises what decoding raises (UNREADABLE) for rows of another form.
+    They are its own record and, in the rows of its plan, those of other tables. An operation on no table has none.
+    Raises what decoding raises (UNREADABLE) for invalid rows.
     """
     found: list[Copy] = [] if table == CLUSTER_TABLE and record is None else [(table, record)]
     for row in rows:
@@ -141,8 +144,9 @@ def copies(table: str, record: Mapping[str, Any] | None, rows: Iterable[Mapping[
 
 
 def unregistered(op: str, found: Iterable[Copy], registered: Mapping[str, TableRecord | None]) -> str:
-    """Why an operation may not follow its copies: a sentence; "": each is the record that is registered now, besides
-    the options that a plan may set.
+    """Why an operation may not use its copies of table records.
+
+    A sentence; "": it may. Each copy must equal the registered record, except for the options that a plan may set.
     """
     for name, copy in found:
         record = registered.get(name)
@@ -152,13 +156,13 @@ def unregistered(op: str, found: Iterable[Copy], registered: Mapping[str, TableR
             same = False
         if not same:
             return (
-                f"the record of table {one_line(name)} is not the one with which {op} was started: the table was "
-                "changed or removed since, or the copy was; start the operation again"
+                f"the registered record of table {one_line(name)} differs from the one with which {op} was started: "
+                "the table, or the operation's copy, was changed or removed; start the operation again"
             )
     return ""
 
 
 def _decides(record: TableRecord) -> TableRecord:
-    """The record with what decides which data are reached."""
+    """The parts of the record that determine which data are reached."""
     options = {name: value for name, value in record.options.items() if name not in PLANNED_OPTIONS}
     return TableRecord(record.name, record.format, record.location, options)

@@ -15,11 +15,11 @@ MAX_SHOWN = 200
 """Characters of a value that an error message quotes."""
 
 _SIMILAR = 0.75
-"""How similar a known name is at least to the unknown one for which it is proposed (``difflib``'s ratio)."""
+"""Minimum similarity of a suggested name to the unknown one (``difflib``'s ratio)."""
 _LONGEST_NAME = 100
-"""Characters of an unknown name beyond which no similar one is searched: the search takes their square."""
+"""Maximum characters of an unknown name for which a similar one is searched: the search is quadratic."""
 _MOST_NAMES = 50
-"""Known names that a message lists."""
+"""Maximum number of known names in a message."""
 
 _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -39,19 +39,19 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
         return quoted if len(value) <= limit and len(quoted) <= 2 * limit else f"{quoted[: limit + 1]}…"
     try:
         text = repr(value)
-    except Exception:  # an int of over 4,300 digits, or an object of the caller's own
+    except Exception:  # an int of over 4,300 digits, or a caller's object
         return f"a value of type {type(value).__name__}"
     text = text.replace("\n", " ")
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def did_you_mean(name: object, known: Iterable[str], listed_as: str = "") -> str:
-    """The end of an error message about an unknown name: `` (did you mean 'validate'? known: index, validate)``.
+    """The end of an error message about an unknown name.
 
-    ``listed_as``: what the known names are called in their list; "": they are not listed. "" where there is nothing to
-    say.
+    An example: `` (did you mean 'validate'? known: index, validate)``. ``listed_as``: what the known names are called
+    in their list; "": they are not listed. "" where there is nothing to say.
     """
-    from difflib import get_close_matches  # loads slowly, for errors alone
+    from difflib import get_close_matches  # loads slowly, only needed for errors
 
     names = [str(one) for one in known]
     parts = []
@@ -71,9 +71,9 @@ def plural(count: int, word: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line: control characters, which a terminal would obey, and what else is not seen, as escapes.
+    """The text in one line, with control and invisible characters as escapes.
 
-    A name, an error or a report in etcd may contain any of them.
+    A terminal would obey control characters. A name, an error or a report in etcd may contain any of them.
     """
     return _UNSEEN.sub(lambda found: repr(found[0])[1:-1], text)
 
@@ -84,15 +84,15 @@ def one_line_json(document: str) -> str:
 
 
 def check_encodable(value: Any, what: str) -> None:
-    """Raises InvalidArgument where this JSON value contains a lone surrogate.
+    """Raises InvalidArgument if this JSON value contains a lone surrogate.
 
-    Keys count as well. etcd's records are UTF-8, which has no code for a lone surrogate.
+    Its keys are checked as well. etcd's records are UTF-8, which has no code for a lone surrogate.
     """
     found = _LONE.search(value if isinstance(value, str) else _ENCODER.encode(value))
     if found is not None:
         raise InvalidArgument(
-            f"{what} holds the lone surrogate {found[0]!r}, which is no character: remove it, or encode its bytes in "
-            "another way (a name that is not UTF-8 reads so in Python)"
+            f"{what} contains the lone surrogate {found[0]!r}, which is not a character: remove it, or encode its "
+            "bytes differently (Python decodes file names that are not UTF-8 to lone surrogates)"
         )
 
 

@@ -1,7 +1,7 @@
-"""An etcd transaction as a value: what is compared, what is done if all compares hold, what otherwise.
+"""An etcd transaction as a value: compares and the operations of two branches.
 
-Pure code builds these; only ``distop.store.client`` sends them. Keys are ASCII text (``protocol.keys`` spells
-them), values are bytes. A revision of 0 means "absent", as it does in etcd's own compares.
+Pure code builds these; only ``distop.store.client`` sends them. Keys are ASCII text (``protocol.keys`` spells them),
+values are bytes. A revision of 0 means "absent", as in etcd's own compares.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Compare:
 
 
 def unchanged(key: str, mod_revision: int) -> Compare:
-    """The key was last written at ``mod_revision`` (0: it is absent). One-way: once false, false for ever,
-    unless 0 and the key can come back.
+    """The key was last written at ``mod_revision`` (0: it is absent).
+
+    One-way: once false, it stays false, unless it is 0 and the key can come back.
     """
     return Compare(key, Target.MOD, Relation.EQUAL, mod_revision)
 
@@ -66,7 +67,7 @@ def absent(key: str) -> Compare:
 
 
 def exists(key: str) -> Compare:
-    """The key exists, whatever its value."""
+    """The key exists, with any value."""
     return Compare(key, Target.CREATE, Relation.GREATER, 0)
 
 
@@ -81,7 +82,7 @@ def value_is(key: str, value: bytes) -> Compare:
 
 
 def is_not(key: str, value: bytes) -> Compare:
-    """The key exists with another value (etcd compares no value of a key that does not exist)."""
+    """The key exists with another value (etcd's value compares are false for an absent key)."""
     return Compare(key, Target.VALUE, Relation.NOT_EQUAL, value)
 
 
@@ -121,7 +122,7 @@ class Txn:
     success: tuple[Operation, ...] = ()
     failure: tuple[Operation, ...] = ()
     label: str = field(default="", compare=False)
-    """The event's name ("claim", "report", …), for logs and traces; never sent."""
+    """The event's name ("claim", "report", …), for logs and traces; not sent to etcd."""
 
 
 Operation: TypeAlias = Put | Delete | Get | Txn
@@ -141,19 +142,19 @@ class KeyValue:
 
 @frozen
 class PutResult:
-    """A put was done."""
+    """The answer to a put."""
 
 
 @frozen
 class DeleteResult:
-    """How many keys a delete removed."""
+    """The number of deleted keys."""
 
     deleted: int
 
 
 @frozen
 class GetResult:
-    """What a read found; ``more`` says that ``limit`` cut it, ``count`` is the number of keys in the range."""
+    """The answer to a read. ``more``: ``limit`` cut it. ``count``: the number of keys in the range."""
 
     kvs: tuple[KeyValue, ...]
     more: bool = False
@@ -167,11 +168,11 @@ class GetResult:
 
 @frozen
 class TxnResult:
-    """etcd's answer to a transaction; ``responses`` follow the order of the branch that was taken.
+    """etcd's answer to a transaction.
 
-    ``revision`` is the store's revision after it: for a transaction that wrote, the mod revision of what it
-    wrote. ``repeated``: an earlier copy of this transaction had an unknown outcome, so a refusal may mean that
-    the earlier copy won: look at what the failure branch read (T9).
+    ``responses`` follow the order of the branch that was taken. ``revision`` is the store's revision after it: for a
+    transaction that wrote, the mod revision of its writes. ``repeated``: an earlier copy of this transaction had an
+    unknown outcome. So a refusal may mean that the earlier copy won: check what the failure branch read (T9).
     """
 
     succeeded: bool
@@ -188,14 +189,16 @@ PARCEL = 60
 
 
 def parcels(ops: Sequence[Operation]) -> list[Operation]:
-    """Operations that are too many for one list, in nested transactions that compare nothing. A nested one may have as
-    many as the list that it is in leaves of the limit (T1): so some sixty parcels go into one list.
+    """Operations that exceed one list, packed into nested transactions.
+
+    The nested transactions compare nothing. A nested list may have as many operations as its parent's list leaves of
+    the limit (T1). So about sixty parcels fit into one list.
     """
     return [Txn((), tuple(ops[n : n + PARCEL])) for n in range(0, len(ops), PARCEL)]
 
 
 def unpacked(results: Iterable[Result]) -> list[Result]:
-    """The results of operations, be they in :func:`parcels` or not."""
+    """The results of operations, whether or not they are in :func:`parcels`."""
     found: list[Result] = []
     for one in results:
         if isinstance(one, TxnResult):
@@ -350,6 +353,6 @@ def _varint(number: int) -> int:
 
 
 def operations(txn: Txn) -> int:
-    """What etcd limits (T1): the longest of the transaction's lists, and on top of it the longest nested one's."""
+    """The count that etcd limits (T1): the transaction's longest list plus the longest nested one."""
     nested = [operations(op) for op in (*txn.success, *txn.failure) if isinstance(op, Txn)]
     return max(len(txn.compares), len(txn.success), len(txn.failure)) + max(nested, default=0)

@@ -1,8 +1,8 @@
-"""Actions of people: who did what to an operation, a table or an executor, and when.
+"""User actions: who did what to an operation, a table or an executor, and when.
 
-The transaction that performs an action records it, so that neither happens without the other. A record holds the last
-:data:`MOST_ACTIONS`, and counts those that were dropped. ``by`` is what the client says of itself: etcd does not tell
-who wrote a key. (``distop audit`` is something else: it checks the invariants.) Pure.
+The transaction that performs an action also records it, so neither happens without the other. A record keeps the last
+:data:`MOST_ACTIONS` and counts dropped ones. ``by`` is what the client reports about itself: etcd does not show who
+wrote a key. (``distop audit`` is something else: it checks the invariants.) Pure.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_ACTIONS = 20
-"""Actions that one record keeps, the last ones."""
+"""Maximum number of actions in one record: the last ones."""
 MOST_BYTES = 16 * 1024
-"""Bytes of the actions that one record keeps; the last one always stays."""
+"""Maximum bytes of the actions in one record; the last one is always kept."""
 LONGEST_BY = 200
 LONGEST_VALUE = 500
-"""Bytes of one changed value; of a longer one its size is kept."""
+"""Maximum bytes of one changed value; of a longer one only the size is kept."""
 MOST_CHANGES = 20
-"""Changes of a table by one apply that an action lists."""
+"""Maximum number of table changes that an apply action lists."""
 
 
 @frozen
 class Action:
-    """One action. ``before`` and ``after``: the fields that it changed, as they were and as they became."""
+    """One action. ``before`` and ``after``: the changed fields with their old and new values."""
 
     time: str
     action: str
@@ -51,7 +51,7 @@ class Action:
 
     @classmethod
     def change(cls, time: str, action: str, by: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Action:
-        """An action that changed ``before`` into ``after``: it names the fields that differ, None for none."""
+        """An action that changed ``before`` into ``after``: it lists the fields that differ; None: absent."""
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         return cls(time, action, by, {n: before.get(n) for n in names}, {n: after.get(n) for n in names})
 
@@ -63,29 +63,29 @@ def _short(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @frozen
 class Actions:
-    """The last actions on one thing, in their order; ``dropped``: how many earlier ones are not kept any more."""
+    """The last actions on one subject, in order; ``dropped``: the number of earlier ones."""
 
     kept: tuple[Action, ...] = ()
     dropped: int = 0
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The number of all actions, including dropped ones."""
         return self.dropped + len(self.kept)
 
     def and_then(self, action: Action) -> Actions:
-        """With one more; the first ones are dropped where they are too many."""
+        """The actions with one more; the first ones are dropped if there are too many."""
         kept = (*self.kept, action)[-MOST_ACTIONS:]
         while len(kept) > 1 and len(dumps([one.to_json() for one in kept])) > MOST_BYTES:
             kept = kept[1:]
         return replace(self, kept=kept, dropped=self.count + 1 - len(kept))
 
     def since(self, count: int) -> tuple[Action, ...]:
-        """Those after the first ``count``, as far as they are kept."""
+        """The actions after the first ``count``, if they are kept."""
         return self.kept[max(0, count - self.dropped) :]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a record; none where nothing was done."""
+        """The fields of a record; {} without actions."""
         data: dict[str, Any] = {"actions": [one.to_json() for one in self.kept]} if self.kept else {}
         return {**data, "actions_dropped": self.dropped} if self.dropped else data
 
@@ -106,7 +106,7 @@ NO_ACTIONS = Actions()
 
 
 def recorded(key: str, actions: Actions) -> tuple[Put, ...]:
-    """The operation that records them at a key; none where nothing was done."""
+    """The write that records the actions at a key; () without actions."""
     return (Put(key, actions.encode()),) if actions.kept else ()
 
 
@@ -114,20 +114,21 @@ def recorded(key: str, actions: Actions) -> tuple[Put, ...]:
 
 
 def entry(kind: str, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """An action as ``distop history --actions`` and the log of actions have it: what was done, and to what (``kind``:
-    operation, table or executor).
+    """An action in the form of ``distop history --actions`` and the action log.
+
+    ``kind``: operation, table or executor.
     """
     first = {"time": told.get("time", ""), "action": told["action"], "kind": kind, "name": name}
     return {**first, "by": told.get("by", ""), **{n: v for n, v in told.items() if n not in ("time", "action", "by")}}
 
 
 def entries(kind: str, name: str, actions: Actions) -> list[dict[str, Any]]:
-    """All that are kept of a thing, the first first."""
+    """All kept actions on a subject, oldest first."""
     return [entry(kind, name, one.to_json()) for one in actions.kept]
 
 
 def started(op: str, time: str, submitter: str, by: str) -> dict[str, Any]:
-    """The start of an operation: ``submitter`` stands beside ``by`` where the caller gave it."""
+    """The start of an operation. If the caller gave a ``submitter``, it is listed beside ``by``."""
     return entry("operation", op, {"time": time, "action": "start", **_starter(submitter, by)})
 
 
@@ -136,15 +137,16 @@ def _starter(submitter: str, by: str) -> dict[str, str]:
 
 
 def cancelled(op: str, cancel: Mapping[str, Any], finished: str = "") -> dict[str, Any]:
-    """The cancel of an operation; ``finished``: when it ended, where the cancel has no time of its own."""
+    """The cancel of an operation; ``finished``: its end, used if the cancel has no time."""
     told = {name: cancel[name] for name in ("reason", "text", "replaced_by") if cancel.get(name)}
     who = {"time": cancel.get("time") or finished, "by": cancel.get("by", "")}
     return entry("operation", op, {**who, "action": "cancel", **told})
 
 
 def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The end of an operation, by its history record. Where its report tells of changes to a table, these are listed,
-    and the action is an apply, by who started the operation.
+    """The end of an operation, from its history record.
+
+    If its report lists changes to a table, the action is an apply by the user that started the operation.
     """
     report = record.get("report")
     changes = report.get("changes") if isinstance(report, dict) else None
@@ -161,7 +163,7 @@ def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_operation(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All that was done to an operation, the first first: of its history record, or its status as JSON."""
+    """All actions on an operation, oldest first, from its history record or its status as JSON."""
     op, cancel = str(record["op"]), record.get("cancel")
     found = [started(op, record.get("started", ""), record.get("submitter", ""), record.get("by", ""))]
     if dropped := record.get("actions_dropped"):

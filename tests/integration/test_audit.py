@@ -85,7 +85,7 @@ def test_a_violation_by_hand_is_found_and_told(own_etcd: EmbeddedEtcd, distop_co
     ran = distop_command("audit", "--all", "--etcd", own_etcd.endpoint)
     assert ran.code == 1
     assert ran.err == ""
-    assert "the job's state was success and was written again as failed" in ran.out
+    assert "the job's state was written twice: first success, then failed" in ran.out
     story = ran.out.splitlines()[2:]
     assert [line.split(" = ")[1] for line in story if ".000000.state" in line] == ["success", "failed"]
     assert distop_command("audit", str(ref), "--etcd", own_etcd.endpoint).code == 1

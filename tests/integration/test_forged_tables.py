@@ -115,7 +115,9 @@ async def test_a_record_that_is_not_the_registered_one_reaches_no_code(
     diary = tmp_path / "diary"
     for kind, text in await everything(worker, FORGED[forged], diary):
         assert kind == "fatal"
-        assert text.startswith("the record of table t is not the one with which t/sample/1 was started: ")
+        assert text.startswith(
+            "the registered record of table t differs from the one with which t/sample/1 was started: "
+        )
     assert not diary.exists()
 
 
@@ -125,21 +127,19 @@ async def test_the_registered_record_reaches_all_with_what_planning_found(worker
     assert [kind for kind, _ in told] == ["success", *["done"] * 4]
 
 
-async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(
-    worker: Worker, tmp_path: Path
-) -> None:
+async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker: Worker, tmp_path: Path) -> None:
     diary, pay = tmp_path / "diary", replace(THEIRS, location="/data/pay")
     for other in (replace(MINE, location="/data/theirs"), pay, replace(THEIRS, name="u")):
         row = PartitionPlan(0, "a", beside=(Pinned(other),)).to_json()
         job, _, _, cleanup, _ = await everything(worker, MINE.to_json(), diary, row)
         for kind, text in (job, cleanup):
-            assert (kind, text.partition(" is not ")[0]) == ("fatal", f"the record of table {other.name}")
+            assert (kind, text.partition(" differs ")[0]) == ("fatal", f"the registered record of table {other.name}")
 
         async def page(number: int, row: Any = row) -> tuple[list[str], int | None]:
             return [json.dumps(row)], None
 
         plan = PlanPages("", True, 1, page)
-        with pytest.raises(WorkerError, match="is not the one with which t/sample/1 was started"):
+        with pytest.raises(WorkerError, match="differs from the one with which t/sample/1 was started"):
             await worker.complete(
                 OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
             )
@@ -175,7 +175,7 @@ async def test_hole_2_a_number_that_is_used_again_is_compared_again(
     diary = tmp_path / "diary"
     for opened in (8, 0):
         kind, error = await run(worker, MINE.to_json(), {"diary": str(diary)}, opened=opened)
-        assert (kind, "the table was changed or removed since" in error) == ("fatal", True)
+        assert (kind, "the table, or the operation's copy, was changed or removed" in error) == ("fatal", True)
     assert not diary.exists()
     moved, asked = records.there["t"].to_json(), records.asked
     for n in (1, 2):  # without a gate nothing is kept
@@ -250,7 +250,9 @@ def test_an_operation_with_a_forged_record_fails_and_reads_nothing(
     put(group, *ops, Put(KEYS.of(ref, "state"), b"running"), Put(KEYS.run_ops("t"), b'{"sample":1}'))
     result = operation.wait(60)
     assert result.state == "failed", group.tails()
-    assert any("the record of table t is not the one with which" in error["text"] for error in result.errors)
+    assert any(
+        "the registered record of table t differs from the one with which" in error["text"] for error in result.errors
+    )
     assert not diary.exists()
     retried = [line for line in group.lines() if "again in" in line]
     assert not retried, "no attempt more mends it"
@@ -287,7 +289,7 @@ def test_hole_2_keys_by_hand_under_a_number_that_was_used_reach_no_former_locati
         Put(KEYS.of(ref, "state"), b"running"),
         Put(KEYS.run_ops("t"), b'{"sample":1}'),
     )
-    refusal = f"not the one with which {ref} was started"
+    refusal = f"differs from the one with which {ref} was started"
     group.eventually(lambda: any(refusal in line for line in group.lines()) or diary.exists(), "a refusal")
     assert not diary.exists()
 

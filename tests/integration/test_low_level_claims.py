@@ -101,7 +101,7 @@ def test_L12_a_claim_ends_unless_it_is_extended_and_another_worker_gets_the_job(
         (job,) = own_soon(alive, "alive")
         assert (job.attempt, job.failures) == (2, 1)
         assert dead.extend([former.token], 5) == [False], "stolen: False, no error"
-        with pytest.raises(InvalidToken, match="alive has been granted the job"):
+        with pytest.raises(InvalidToken, match="the job was granted to alive"):
             dead.return_job(former.token, Complete("stale"))
         alive.return_job(job.token, Complete("fresh"))
     assert op.wait(LIMIT).state == "success"

@@ -130,8 +130,8 @@ def test_hole_5_no_host_is_called_that_the_executors_do_not_list_and_no_remote_t
         group.start("e1", options=("--verifier-url", listed.url))
         denied = prepare(group, "tx-1", verify=other.url, verify_attempts=2, **SOON).wait(LIMIT)
         failing = prepare(group, "tx-2", verify=listed.url, verify_attempts=2, **SOON).wait(LIMIT)
-        assert denied.alarm.endswith("(the last time: not allowed)")
-        assert failing.alarm.endswith("(the last time: status 5xx)")
+        assert denied.alarm.endswith("(last attempt: not allowed)")
+        assert failing.alarm.endswith("(last attempt: status 5xx)")
         assert (other.asked, len(listed.asked)) == ([], 2)
         assert "TOP-SECRET" not in str(failing.record) + group.tails()
 
@@ -151,7 +151,7 @@ def test_C14_a_url_that_cannot_be_understood_is_asked_again_and_then_it_is_an_al
         ended = prepare(group, verify=server.url, verify_attempts=3, **SOON).wait(LIMIT)
         assert len(server.asked) == 3
     assert ended.state == "cancelled"
-    assert "asked 3 times, did not tell" in ended.alarm
+    assert "asked 3 times, did not answer" in ended.alarm
     assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).state == "success", "the node works on"
 
 
@@ -161,11 +161,11 @@ def test_C14_registered_functions_decide(group: Daemons, verifiers: dict[str, st
     gone = prepare(group, "tx-3", verify="gone", verify_attempts=2, **SOON)
     missing = prepare(group, "tx-4", verify="missing", verify_attempts=2, **SOON)
     assert done.wait(LIMIT).state == "success"
-    assert undone.wait(LIMIT).alarm.endswith("was not completed, as orders says")
+    assert undone.wait(LIMIT).alarm.endswith("orders reports that its sender's transaction was not completed")
     asked = Path(verifiers["ASKED"]).read_text().split("\n")
     assert sorted(filter(None, asked)) == [f"tx-done {done.ref}", f"tx-not {undone.ref}"]
-    assert "the last time: failed" in gone.wait(LIMIT).alarm
-    assert "the last time: not installed" in missing.wait(LIMIT).alarm
+    assert "last attempt: failed" in gone.wait(LIMIT).alarm
+    assert "last attempt: not installed" in missing.wait(LIMIT).alarm
 
 
 def test_C14_a_function_that_kills_its_process_is_no_answer_and_jobs_go_on(
@@ -174,14 +174,14 @@ def test_C14_a_function_that_kills_its_process_is_no_answer_and_jobs_go_on(
     group.start("e1", env=verifiers)
     running = group.client.start_operation("noop", TABLE, {"sleep": 3})
     ended = prepare(group, verify="dies", verify_attempts=2, **SOON).wait(LIMIT)
-    assert "the last time: failed" in ended.alarm
+    assert "last attempt: failed" in ended.alarm
     assert running.wait(LIMIT).state == "success"
 
 
 def test_C14_without_a_verifier_what_is_not_confirmed_is_an_alarm(group: Daemons) -> None:
     group.start("e1")
     op = prepare(group, verify_after=0.2)
-    assert "it names nobody who could be asked" in op.wait(LIMIT).alarm
+    assert "it names no verifier to ask" in op.wait(LIMIT).alarm
     shown = distop_process(group, "show", op.ref)
     assert shown.returncode == 0
     assert "alarm" in shown.stdout

@@ -59,7 +59,7 @@ def test_a_history_record_that_is_not_json(world: World) -> None:
     listed = world.distop("history", "--json")
     assert [record["op"] for record in listed.json] == [str(OP)]
     (warning,) = only_warnings(listed.err)
-    assert f"the record at {key} cannot be read: b'{{oops' is not what belongs there" in warning
+    assert f"the record at {key} cannot be read: b'{{oops' is not a valid value" in warning
     assert [r["op"] for r in world.distop("history", "--limit", "1", "--json").json] == [str(OP)], (
         "one that can be read"
     )
@@ -79,7 +79,7 @@ def test_a_table_record_of_a_later_release(world: World) -> None:
     assert (ran.code, ran.sentence) == (
         3,
         f"the record at {key} cannot be read: "
-        "it is of version 2, and this release knows version 1: use a later release",
+        "it has version 2, but this release only knows version 1: use a later release",
     )
     listed = world.distop("table", "ls", "--json")
     assert [table["name"] for table in listed.json] == [TABLE]
@@ -92,7 +92,7 @@ def test_a_table_record_of_a_later_release(world: World) -> None:
         (b'{"v":2}', "version 2"),
         (b'{"v":1}', "the field 'type_name' is missing"),
         (b'{"v":1,"type_name":7}', "'type_name' is 7"),
-        (b"[]", "b'[]' is not what belongs there"),
+        (b"[]", "b'[]' is not a valid value"),
     ],
 )
 def test_a_declaration(world: World, value: bytes, words: str) -> None:
@@ -125,8 +125,8 @@ def test_a_node_and_records_of_an_operation(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("plan.000000", b'[{"partition":0,"name":"z","bytes":0,"files":[]}]', "the plan does not fit its digest"),
-        ("arg", b"{oops", "b'{oops' is not what belongs there"),
+        ("plan.000000", b'[{"partition":0,"name":"z","bytes":0,"files":[]}]', "the plan does not match its digest"),
+        ("arg", b"{oops", "b'{oops' is not a valid value"),
     ],
 )
 def test_unreadable_records_of_an_operation_are_its_reason_to_wait(

@@ -113,7 +113,7 @@ async def test_plans_that_fail(worker: Worker) -> None:
         ("sample", {"does": {"die": ""}}, "crash", "exit code 3"),
         ("sample", {"names": 1}, "fatal", "does not fit sample: names"),
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
-        ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
+        ("sample", {"names": ["a", "a"]}, "fatal", "'a' is a duplicate"),
         ("sample", {"names": ["a"], "options": {"columns": "x" * 600_000}}, "fatal", "table options have 600014 bytes"),
         ("sample", {"names": ["a"], "options": {"catalog": "c"}}, "fatal", "sets the table option 'catalog'"),
     ):

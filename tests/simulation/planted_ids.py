@@ -23,7 +23,7 @@ from tests.simulator import scenes
 @bug("invariant 18", shape=scenes.of_one_id)
 def an_end_keeps_the_id(patch: Patch) -> None:
     for module in (f, w):
-        substitute(patch, module, "freed", lambda keys, ref, history: ())
+        substitute(patch, module, "id_releases", lambda keys, ref, history: ())
 
 
 @bug("invariant 18", shape=scenes.of_one_id)
@@ -44,7 +44,7 @@ def the_last_keys_of_one_of_a_series_take_the_id_of_the_next_along(patch: Patch)
     def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
         return (Delete(keys.unique(ref.table, ref.type, id_)),) if id_ else ()
 
-    substitute(patch, f, "released", released)
+    substitute(patch, f, "series_id_releases", released)
 
 
 @bug("progress", shape=scenes.at_one_time, first=3)

@@ -90,7 +90,7 @@ def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monke
     async def of(*args: Any) -> OpenOperation:
         looked.append(sim.loop.now)
         if sim.loop.now < 100:
-            raise UnreadableRecord("the plan does not fit its digest")
+            raise UnreadableRecord("the plan does not match its digest")
         return await former(*args)
 
     claim = Claimer.claim_fresh

@@ -44,10 +44,10 @@ def run(seed: int, wanted: Wish, *faults: Fault) -> tuple[str, str, list[str]]:
     [
         ("confirms", "no", True, ""),
         ("dies", "yes", True, ""),
-        ("dies", "no", False, "was not completed, as no says"),
-        ("dies", "nothing", False, "asked 3 times, did not tell"),
+        ("dies", "no", False, "no reports that its sender's transaction was not completed"),
+        ("dies", "nothing", False, "asked 3 times, did not answer"),
         ("late", "yes", True, ""),
-        ("late", "no", False, "was not completed, as no says"),
+        ("late", "no", False, "no reports that its sender's transaction was not completed"),
         ("abandons", "yes", False, ""),
     ],
 )

@@ -299,7 +299,7 @@ class Waiters:
             chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole, op.terms))
             if len(chosen) == self._ctx.limits.begins:
                 break
-        return chosen[: w.begin_together(self._ctx.keys, self._guard, chosen)] if chosen else []
+        return chosen[: w.fitting_begins(self._ctx.keys, self._guard, chosen)] if chosen else []
 
     def _in_turn(self) -> list[OperationRef]:
         """Those that are ready, by priority with aging, then in the order in which they became so."""

@@ -16,7 +16,7 @@ from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import Accepted, Forget, Got, Look, Reason, Release, Round, Run, Stop, Wait
-from distop.decide.executor import PAUSE, Suspected
+from distop.decide.executor import PAUSE, BreakerScope
 from distop.errors import (
     DistopError,
     EtcdRejected,
@@ -110,17 +110,17 @@ class Executor:
 
     def broke(self, ref: OperationRef) -> None:
         """A job of it ended in an unexpected error."""
-        held, jobs, operations = self._backlog.job_broke(ref, time.monotonic())
-        if held is Suspected.NODE:
+        held, jobs, operations = self._backlog.job_failed(ref, time.monotonic())
+        if held is BreakerScope.NODE:
             said = "%d jobs of %d operations broke here, and none ended: this node claims nothing for %d s"
             self._ctx.log.error(said, jobs, operations, int(PAUSE))
-        elif held is Suspected.OPERATION:
+        elif held is BreakerScope.OPERATION:
             said = "%d jobs of it in a row broke here: this node leaves it to others for %d s"
             self._ctx.log.error(said, jobs, int(PAUSE), extra={"operation": str(ref)})
 
     def succeeded(self, ref: OperationRef) -> None:
         """A job of it came to its end, whatever that was."""
-        self._backlog.suspicion.ended(ref)
+        self._backlog.breaker.job_ended(ref)
 
     def _failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
         """An operation could not be served, or (``run``) a run of its jobs not be begun. What lasts is logged once; an

@@ -339,7 +339,7 @@ class _Together:
         types, first = self._insertion.types, 0
         while first < len(tries):
             page = self._operations(tries[first : first + t.STARTS_PER_LIST])
-            page = page[: t.start_together(self._keys, page, flat=True)]
+            page = page[: t.fitting_starts(self._keys, page, flat=True)]
             now = tries[first : first + len(page)]
             counters = types[subject].counters
             result = await self._commit_held(t.starts(self._keys, counters, page))

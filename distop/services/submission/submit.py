@@ -127,7 +127,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         return
     new = insertion.operations(chosen)
     begun = [t.begin_with(keys, one) for one in new]
-    new = new[: t.start_together(keys, new, begun)]
+    new = new[: t.fitting_starts(keys, new, begun)]
     chosen, begun = chosen[: len(new)], begun[: len(new)]
     # Who was refused at once, and chose no request id, has started nothing before.
     looks = of_type.declaration.instances == "one" or any(one.wanted.own_id for one in chosen)
@@ -176,9 +176,9 @@ async def _instead(
     """
     if not refused.repeated:
         return [t.FoundInstead(None, None, None)] * len(new)
-    gets = t.instead_of(keys, (one.ref for one in new))
+    gets = t.conflict_reads(keys, (one.ref for one in new))
     answers = [answer for n in range(0, len(gets), READS) for answer in await etcd.read(*gets[n : n + READS])]
-    return t.found_in(answers)
+    return t.conflicts_in(answers)
 
 
 def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:

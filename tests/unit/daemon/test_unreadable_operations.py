@@ -74,15 +74,15 @@ async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
         ({"spec": b"\xff"}, "the record at distOp.t.noop.1.spec cannot be read"),
         ({"arg": b"{oops"}, "the record at distOp.t.noop.1.arg cannot be read"),
         ({"plan": b"[]"}, "the record at distOp.t.noop.1.plan cannot be read"),
-        ({"plan.000001": CHUNKS[0]}, "the plan of t/noop/1 does not fit its digest"),
+        ({"plan.000001": CHUNKS[0]}, "the plan of t/noop/1 does not match its digest"),
         (
             {"plan": Plan(9, "v", plan_digest([b"packed"]), 1).encode(), "plan.000000": b"packed"},
-            "the plan of t/noop/1 has chunks of a form that this release does not know",
+            "the plan of t/noop/1 has chunks in a form that this release does not know",
         ),
         *(
             (
                 {"plan": Plan(count, "v", plan_digest(FEW), len(FEW)).encode(), **chunks_of(FEW)},
-                f"the plan of t/noop/1 has chunks that do not hold its {count} jobs",
+                f"the plan of t/noop/1 has chunks that do not contain its {count} jobs",
             )
             for count in (1_000_000, 2, 1)
         ),
@@ -104,6 +104,6 @@ async def test_an_operation_that_is_gone() -> None:
 
 @pytest.mark.parametrize("gone", [range(len(CHUNKS)), range(1), range(1, len(CHUNKS))])
 async def test_an_operation_that_is_cleaned_up_while_it_is_read_has_ended(gone: range) -> None:
-    """The simulator found that this was told as a plan that does not fit its digest."""
+    """The simulator found that this was told as a plan that does not match its digest."""
     with pytest.raises(NotFound, match="has ended meanwhile"):
         await load(**{f"plan.{n:06d}": b"" for n in gone})

@@ -158,7 +158,7 @@ FULL_LOOK = Look(40, 40)
 
 @pytest.mark.parametrize("state", EntryState)
 @pytest.mark.parametrize("event", EntryEvent)
-def test_an_event_leads_where_the_table_says_and_nowhere_else(state: EntryState, event: EntryEvent) -> None:
+def test_events_follow_the_backlog_table(state: EntryState, event: EntryEvent) -> None:
     entry = Entry(A, Gate(), 5, 0.0, state)
     if (after := BACKLOG_TABLE[state].get(event)) is not None:
         entry.happens(event)
@@ -179,7 +179,7 @@ def test_the_table_names_all_states_and_events_and_each_state_is_reached_and_lef
 # ------------------------------------------------------------- one at a time
 
 
-def test_an_operation_is_looked_at_claimed_and_run() -> None:
+def test_an_operation_is_read_claimed_and_run() -> None:
     one = Driven()
     one.open(A)
     (under,) = one.next()
@@ -193,7 +193,7 @@ def test_an_operation_is_looked_at_claimed_and_run() -> None:
     assert [under.refs for under in one.next()] == [(A,)]
 
 
-def test_a_batch_takes_one_slot_and_is_alone_of_its_operation() -> None:
+def test_an_operation_runs_one_batch_at_a_time_in_one_slot() -> None:
     one = Driven()
     one.open(A)
     (under,) = one.next()
@@ -204,7 +204,7 @@ def test_a_batch_takes_one_slot_and_is_alone_of_its_operation() -> None:
     assert one.backlog.free == 1, "for others"
 
 
-def test_where_nothing_is_to_claim_it_is_looked_at_again_on_a_hint_when_due_or_at_the_poll() -> None:
+def test_an_operation_without_claimable_jobs_is_checked_after_a_hint_when_due_or_at_the_poll() -> None:
     one = Driven()
     one.open(A)
     one.serve(Look(0, 40))
@@ -218,7 +218,7 @@ def test_where_nothing_is_to_claim_it_is_looked_at_again_on_a_hint_when_due_or_a
 
 
 @pytest.mark.parametrize("meanwhile", ["returned", "hint", "altered", "nothing"])
-def test_what_happens_during_a_round_that_finds_nothing_is_looked_for_again(meanwhile: str) -> None:
+def test_a_hint_during_an_empty_round_causes_another_check(meanwhile: str) -> None:
     """A retry came with the next poll alone, on a busy machine: the look had read what was before."""
     one = Driven()
     one.open(A)
@@ -235,7 +235,7 @@ def test_what_happens_during_a_round_that_finds_nothing_is_looked_for_again(mean
     assert one.state(A) is (EntryState.DRY if meanwhile == "nothing" else EntryState.READY)
 
 
-def test_operations_of_which_nothing_is_to_claim_are_not_ranked_at_each_wake() -> None:
+def test_operations_without_claimable_jobs_are_not_ranked_at_each_wake() -> None:
     """Each wake asked for all open operations whether this executor serves them, and sorted them."""
 
     asked: list[str] = []
@@ -255,14 +255,14 @@ def test_operations_of_which_nothing_is_to_claim_are_not_ranked_at_each_wake() -
     assert (one.next(), one.pause, asked) == ([], 7.0, [])
 
 
-def test_what_this_node_cannot_serve_waits_for_the_poll() -> None:
+def test_unserved_operations_wait_for_the_poll() -> None:
     one = Driven()
     one.here.unable = {"a"}
     one.open(A, B)
     assert [under.refs for under in one.next()] == [(B,)]
 
 
-def test_nobody_looks_for_jobs_of_which_all_are_held_here_or_have_ended_here() -> None:
+def test_operations_with_all_jobs_held_or_ended_here_are_not_checked() -> None:
     one = Driven(slots=40)
     one.open(A)
     one.serve(FULL_LOOK, *range(40))
@@ -278,7 +278,7 @@ def test_nobody_looks_for_jobs_of_which_all_are_held_here_or_have_ended_here() -
 # ------------------------------------------------------------------- closing
 
 
-def test_a_closed_operation_is_stopped_each_time_and_forgotten_once_nothing_is_held() -> None:
+def test_a_closed_operation_is_stopped_until_no_job_is_held() -> None:
     """A run may have been on its way to the child when it was told first."""
     one = Driven()
     one.open(A)
@@ -289,7 +289,7 @@ def test_a_closed_operation_is_stopped_each_time_and_forgotten_once_nothing_is_h
     assert (one.backlog.entries, one.backlog.busy) == ({}, False)
 
 
-def test_what_is_won_of_an_operation_that_was_closed_meanwhile_is_released() -> None:
+def test_claims_of_an_operation_closed_meanwhile_are_released() -> None:
     one = Driven()
     one.open(A)
     (under,) = one.next()
@@ -302,7 +302,7 @@ def test_what_is_won_of_an_operation_that_was_closed_meanwhile_is_released() -> 
     assert one.backlog.settled(A, 1, ended=False) == [Forget(A)]
 
 
-def test_one_that_is_resumed_before_its_jobs_have_ended_goes_on() -> None:
+def test_an_operation_resumed_before_its_jobs_ended_continues() -> None:
     one = Driven()
     one.open(A)
     one.serve(FULL_LOOK, 0, open_jobs=39)
@@ -314,7 +314,7 @@ def test_one_that_is_resumed_before_its_jobs_have_ended_goes_on() -> None:
 
 
 @pytest.mark.parametrize("how", ["draining", "leaving"])
-def test_an_executor_that_stops_begins_nothing_and_releases_what_it_wins(how: str) -> None:
+def test_a_stopping_executor_begins_nothing_and_releases_its_claims(how: str) -> None:
     one = Driven()
     one.open(A, B)
     under = one.next()[0]
@@ -324,7 +324,7 @@ def test_an_executor_that_stops_begins_nothing_and_releases_what_it_wins(how: st
     assert (one.next(), one.pause) == ([], None)
 
 
-def test_a_drain_stops_what_is_held_and_forgets_what_etcd_rejects() -> None:
+def test_a_drain_stops_held_jobs_and_forgets_rejected_claims() -> None:
     one = Driven()
     one.open(A)
     one.serve(FULL_LOOK, 0, open_jobs=39)
@@ -342,7 +342,7 @@ def pauses(one: Driven, ref: OperationRef, reason: Reason, times: int) -> list[f
 
 
 @pytest.mark.parametrize("reason", LONGEST_PAUSES)
-def test_what_cannot_be_served_is_tried_less_and_less(reason: Reason) -> None:
+def test_operations_that_cannot_be_served_are_retried_with_back_off(reason: Reason) -> None:
     one = Driven()
     one.open(A)
     found = pauses(one, A, reason, 12)
@@ -355,7 +355,7 @@ def test_what_cannot_be_served_is_tried_less_and_less(reason: Reason) -> None:
     assert pauses(one, A, reason, 1) == [FIRST_PAUSE], "it was served"
 
 
-def test_what_was_refused_is_looked_at_a_little_later_and_that_is_no_failure_of_others() -> None:
+def test_a_refused_operation_is_retried_later_without_affecting_others() -> None:
     one = Driven()
     one.open(A, B)
     under, other = one.next()
@@ -368,7 +368,7 @@ def test_what_was_refused_is_looked_at_a_little_later_and_that_is_no_failure_of_
     assert one.pause != 0
 
 
-def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed() -> None:
+def test_failing_runs_are_retried_with_back_off() -> None:
     one = Driven()
     one.open(A)
     for wait in (0.5, 1.0, 2.0):
@@ -380,7 +380,7 @@ def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_cla
     assert pauses(one, A, Reason.ERROR, 1) == [0.5]
 
 
-def test_a_rejected_claim_is_accepted_again_or_goes_with_its_operation() -> None:
+def test_a_rejected_claim_is_forgotten_once_accepted_or_when_its_operation_ends() -> None:
     one = Driven()
     one.open(A)
     assert one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0) == 9.0
@@ -393,7 +393,7 @@ def test_a_rejected_claim_is_accepted_again_or_goes_with_its_operation() -> None
     assert one.close(A) == [Accepted(A), Stop(A)]
 
 
-def test_a_claim_that_is_rejected_beside_others_that_are_won_stays_rejected() -> None:
+def test_a_rejected_claim_beside_granted_ones_stays_rejected() -> None:
     one = Driven()
     one.open(A)
     one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0)
@@ -416,7 +416,7 @@ def test_hole_9_gates_without_records_have_no_priority() -> None:
     assert [under.refs for under in one.next()] == [(B,)]
 
 
-def test_nothing_is_kept_of_operations_that_are_gone() -> None:
+def test_operations_that_are_gone_take_no_memory() -> None:
     one = Driven()
     for n in range(1, 51):
         ref = OperationRef("t", "a", "", n)
@@ -427,12 +427,12 @@ def test_nothing_is_kept_of_operations_that_are_gone() -> None:
     assert one.backlog.entries == {}
 
 
-def test_a_node_that_suspects_itself_leaves_an_operation_to_others() -> None:
+def test_an_open_circuit_breaker_leaves_an_operation_to_others() -> None:
     one = Driven(Here("ann", ("ann", "ben")))
     one.open(A, B)
     for _ in range(IN_A_ROW):
-        one.backlog.suspicion.ended(B)
-        one.backlog.job_broke(A, one.now)
+        one.backlog.breaker.job_ended(B)
+        one.backlog.job_failed(A, one.now)
     assert [under.refs for under in one.next()] == [(B,)]
     assert one.backlog.wait(A, one.now) == PAUSE
     one.now = PAUSE
@@ -452,7 +452,7 @@ def test_L35_an_executor_serves_the_more_urgent_first_and_waits_for_its_round() 
     assert [other.refs for other in one.next()] == [(A,)], "a round that lasts holds nobody up"
 
 
-def test_L35_who_waits_for_long_comes_first() -> None:
+def test_L35_the_longest_waiting_operation_comes_first() -> None:
     one = Driven(slots=1)
     one.open(A)
     one.now = 6 * AGING
@@ -466,7 +466,7 @@ def test_L35_who_waits_for_long_comes_first() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_who_went_and_came_back_waits_anew_whether_it_is_named_or_all_are_looked_at(named: bool) -> None:
+def test_the_waiting_time_of_a_reopened_operation_starts_again(named: bool) -> None:
     one = Driven(slots=1)
     one.open(A, B)
     one.now = 3 * AGING
@@ -477,7 +477,7 @@ def test_who_went_and_came_back_waits_anew_whether_it_is_named_or_all_are_looked
     assert [under.refs for under in one.next()] == [(B,)]
 
 
-def test_an_operation_of_which_no_more_jobs_may_run_is_looked_at_again_soon_and_then_less_often() -> None:
+def test_an_operation_at_its_limit_is_checked_with_growing_intervals() -> None:
     one = Driven()
     one.open(A)
     found = []
@@ -512,7 +512,7 @@ def suspects(seconds: float = 0.0) -> Look:
     return Look(0, 40, {3: seconds})
 
 
-def test_whoever_is_alone_takes_a_suspect_at_once_and_nothing_beside_it() -> None:
+def test_an_idle_executor_takes_a_suspect_at_once_and_nothing_beside_it() -> None:
     one = Driven(Here("ann", NAMES))
     one.open(A)
     grant, out = one.serve(suspects(600.0), 3)
@@ -525,7 +525,7 @@ def test_whoever_is_alone_takes_a_suspect_at_once_and_nothing_beside_it() -> Non
     assert {under.refs for under in one.next()} == {(B,)}
 
 
-def test_an_executor_falls_quiet_when_it_is_its_turn_and_until_nothing_else_runs() -> None:
+def test_an_executor_becomes_quiet_on_its_turn_until_nothing_else_runs() -> None:
     one = Driven(Here("ann", NAMES))
     one.open(A, B)
     first, other = one.next()
@@ -547,7 +547,7 @@ def test_an_executor_falls_quiet_when_it_is_its_turn_and_until_nothing_else_runs
     assert one.looked(under, suspects(0.0)) == Grant(1, alone=True)
 
 
-def test_quiet_ends_when_a_look_shows_that_the_job_is_gone() -> None:
+def test_quiet_ends_when_a_check_finds_no_suspect() -> None:
     one = Driven(Here("ann", NAMES))
     one.open(A, B)
     first, other = one.next()
@@ -561,7 +561,7 @@ def test_quiet_ends_when_a_look_shows_that_the_job_is_gone() -> None:
     assert one.backlog.exclusive is None
 
 
-def test_a_suspect_that_is_others_turn_is_left_to_them_until_it_is_mine_or_nothing_runs_here() -> None:
+def test_a_suspect_is_left_to_others_until_my_turn_or_until_idle() -> None:
     one = Driven(Here("ann", NAMES))
     one.open(A, B)
     first, other = one.next()
@@ -577,7 +577,7 @@ def test_a_suspect_that_is_others_turn_is_left_to_them_until_it_is_mine_or_nothi
     assert under.refs == (A,), "nothing runs here"
 
 
-def test_the_jobs_of_an_operation_that_went_are_nothing_to_be_quiet_for() -> None:
+def test_quiet_ends_when_the_operation_of_the_suspect_is_gone() -> None:
     one = Driven(Here("ann", NAMES))
     one.open(A)
     one.serve(suspects(), 3)
@@ -587,7 +587,7 @@ def test_the_jobs_of_an_operation_that_went_are_nothing_to_be_quiet_for() -> Non
     assert one.backlog.exclusive is None
 
 
-def test_what_was_being_looked_at_is_not_claimed_beside_a_job_that_runs_alone() -> None:
+def test_a_round_in_progress_claims_nothing_beside_a_job_that_runs_alone() -> None:
     """A round for B was under way when the executor found itself alone with a suspect of A."""
     one = Driven(Here("ann", NAMES))
     one.open(A, B)
@@ -629,7 +629,7 @@ def all_taken(one: Driven) -> list[OperationRef]:
     return taken
 
 
-def test_several_new_ones_are_claimed_together_and_run_in_turn_in_one_slot() -> None:
+def test_several_new_operations_are_claimed_together_and_run_in_sequence_in_one_slot() -> None:
     one = with_new(5)
     first, second = one.next()
     assert (first.jobs, first.slots) == (dict.fromkeys([new(1), new(2), new(3)], (0,)), 1)
@@ -643,7 +643,7 @@ def test_several_new_ones_are_claimed_together_and_run_in_turn_in_one_slot() -> 
     assert [one.state(new(n)) for n in (1, 2, 3)] == [EntryState.TAKEN, EntryState.READY, EntryState.TAKEN]
 
 
-def test_each_falls_to_one_executor_and_the_others_leave_it_to_that_one_for_a_moment() -> None:
+def test_each_new_operation_is_assigned_to_one_executor_which_has_a_head_start() -> None:
     each = {name: with_new(200, Here(name, NAMES)) for name in NAMES}
     taken = {name: all_taken(one) for name, one in each.items()}
     assert sorted(ref for some in taken.values() for ref in some) == [new(n) for n in range(1, 201)]
@@ -655,7 +655,7 @@ def test_each_falls_to_one_executor_and_the_others_leave_it_to_that_one_for_a_mo
     assert ann.next()[0].refs[0] == last, "from the end: those to whom they fall come to it last"
 
 
-def test_how_many_go_together_is_learned_from_what_they_take() -> None:
+def test_the_group_size_is_learned_from_job_durations() -> None:
     one = with_new(500, seconds=None)
     one.backlog.slots = one.backlog.free = 1
     sizes = []
@@ -673,7 +673,7 @@ def test_how_many_go_together_is_learned_from_what_they_take() -> None:
     assert len(one.next()[0].refs) == 1
 
 
-def test_of_those_on_a_table_fewer_go_together_since_their_plans_are_read() -> None:
+def test_groups_of_operations_on_tables_are_smaller() -> None:
     one = with_new(0)
     one.backlog.slots = one.backlog.free = 1
     refs = [OperationRef("t", "noop", "", n) for n in range(1, 60)]
@@ -682,7 +682,7 @@ def test_of_those_on_a_table_fewer_go_together_since_their_plans_are_read() -> N
     assert list(under.refs) == refs[:PLANNED_PER_CLAIM]
 
 
-def test_a_type_that_has_to_wait_holds_up_no_other() -> None:
+def test_a_waiting_type_delays_no_other() -> None:
     one = with_new(3)
     one.here.unable = {"noop"}
     one.open(new(9, "other"), gate=Gate(1))
@@ -693,13 +693,13 @@ def test_a_type_that_has_to_wait_holds_up_no_other() -> None:
 @pytest.mark.parametrize(
     "gate", [Gate(2), Gate(0), Gate(1, Options(priority=5)), Gate(1, Options(max_jobs=1)), Gate(1, where={"zone": "a"})]
 )
-def test_what_is_large_or_has_terms_of_its_own_is_served_by_itself(gate: Gate) -> None:
+def test_large_operations_and_those_with_options_are_served_on_their_own(gate: Gate) -> None:
     one = Driven()
     one.open(new(1), gate=gate)
     assert one.state(new(1)) is EntryState.READY
 
 
-def test_what_was_there_before_or_is_altered_is_served_by_itself() -> None:
+def test_old_and_altered_operations_are_served_on_their_own() -> None:
     one = Driven()
     one.here.caught_up_at = 99
     one.open(new(1), gate=Gate(1))
@@ -711,14 +711,14 @@ def test_what_was_there_before_or_is_altered_is_served_by_itself() -> None:
     assert one.state(new(2)) is EntryState.READY
 
 
-def test_what_is_urgent_comes_before_the_new_ones() -> None:
+def test_urgent_operations_come_before_new_ones() -> None:
     one = with_new(4)
     one.backlog.slots = one.backlog.free = 1
     one.open(A, gate=Gate(2, Options(priority=1)))
     assert [under.refs for under in one.next()] == [(A,)]
 
 
-def test_new_ones_that_etcd_takes_only_apart_are_served_by_themselves() -> None:
+def test_new_operations_of_a_rejected_group_are_served_on_their_own() -> None:
     one = with_new(2)
     one.backlog.slots = one.backlog.free = 1
     (under,) = one.next()
@@ -727,7 +727,7 @@ def test_new_ones_that_etcd_takes_only_apart_are_served_by_themselves() -> None:
     assert [one.state(ref) for ref in under.refs] == [EntryState.READY, EntryState.READY]
 
 
-def test_what_fell_to_a_node_that_went_falls_to_another() -> None:
+def test_operations_of_a_lost_node_are_assigned_to_another() -> None:
     here = Here("ann", ("ann", "ben"))
     one = with_new(40, here)
     mine = all_taken(one)
@@ -737,7 +737,7 @@ def test_what_fell_to_a_node_that_went_falls_to_another() -> None:
     assert sorted(mine + all_taken(one)) == [new(n) for n in range(1, 41)]
 
 
-def test_this_executors_share_of_an_operation_that_fits_is_claimed_with_the_reading() -> None:
+def test_the_share_of_a_small_operation_is_claimed_with_the_read() -> None:
     """Otherwise a job waits for another round."""
     one = Driven(slots=2)
     one.open(A, gate=Gate(2))
@@ -751,7 +751,7 @@ def test_this_executors_share_of_an_operation_that_fits_is_claimed_with_the_read
     assert (under.refs, under.jobs) == ((B,), {}), "it is read first"
 
 
-def test_what_others_had_of_it_is_looked_at_before_the_next_claim() -> None:
+def test_an_operation_claimed_by_others_is_read_before_the_next_claim() -> None:
     one = with_new(1)
     (under,) = one.next()
     one.end(under)
@@ -765,7 +765,7 @@ def test_what_others_had_of_it_is_looked_at_before_the_next_claim() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5))
-def test_the_invariants_hold_whatever_happens(seed: int, slots: int) -> None:
+def test_the_invariants_of_the_backlog_hold_for_random_events(seed: int, slots: int) -> None:
     """No more runs than slots, what runs alone is alone, nothing begins before its time, nothing is forgotten."""
     Random(seed, slots).go(120)
 
@@ -930,4 +930,4 @@ class Random:
     def breaks(self) -> None:
         if (ref := self.some()) is not None:
             for _ in range(5):
-                self.one.backlog.job_broke(ref, self.one.now)
+                self.one.backlog.job_failed(ref, self.one.now)

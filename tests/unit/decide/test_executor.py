@@ -68,7 +68,7 @@ def planned() -> OpenOperation:
     return opened_here(REF, Spec("request", "", "", Rules()), plan, chunks)
 
 
-async def test_of_a_batch_that_is_too_large_the_others_are_free_again() -> None:
+async def test_jobs_beyond_the_batch_size_are_released() -> None:
     ctx = Alone()
     claimer = Executor(ctx)._claimer
     size = next_steps.BATCH_BYTES_PER_SLOT
@@ -79,7 +79,7 @@ async def test_of_a_batch_that_is_too_large_the_others_are_free_again() -> None:
     assert list(op.free) == [2, 3, 4]
 
 
-def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replaced() -> None:
+def test_an_executor_continues_soon_after_its_stuck_child_was_replaced() -> None:
     """Nobody tells it so."""
 
     async def main() -> None:
@@ -113,7 +113,7 @@ def test_an_executor_whose_child_is_stuck_goes_on_soon_after_it_has_been_replace
     in_virtual_time(main)
 
 
-async def test_the_child_forgets_an_operation_that_is_gone() -> None:
+async def test_the_child_forgets_a_closed_operation() -> None:
     """Its private directories stay otherwise until the executor starts again."""
     ctx = Alone()
     forgotten: list[str] = []
@@ -136,7 +136,7 @@ async def test_the_child_forgets_an_operation_that_is_gone() -> None:
     assert forgotten == ["t/noop/1", "t/noop/2"]
 
 
-async def test_others_are_told_of_claims_that_were_given_back() -> None:
+async def test_other_executors_are_notified_of_released_claims() -> None:
     """They would look at them at the next poll alone."""
     ctx = Alone()
     told: list[str] = []
@@ -157,14 +157,14 @@ async def test_others_are_told_of_claims_that_were_given_back() -> None:
     assert told == ["written", "told"]
 
 
-async def test_what_lasts_is_logged_once_and_an_end_that_was_not_seen_yet_not_at_all(
+async def test_a_lasting_error_is_logged_once_and_a_missing_record_not_at_all(
     caplog: pytest.LogCaptureFixture, clock: StandingClock
 ) -> None:
     ctx = Alone()
     executor = Executor(ctx)
     ctx.cluster.gates[REF] = Seen(Gate(), 5)
     executor.cluster_changed(hint=False)
-    unreadable = UnreadableRecord("the plan does not fit its digest")
+    unreadable = UnreadableRecord("the plan does not match its digest")
     with caplog.at_level(logging.INFO, "distop"):
         for error in (unreadable, unreadable, NotFound("it has ended"), RuntimeError("a"), RuntimeError("b")):
             executor._failed(REF, error)
@@ -173,6 +173,6 @@ async def test_what_lasts_is_logged_once_and_an_end_that_was_not_seen_yet_not_at
         ("WARNING", True),
         ("WARNING", True),
     ]
-    assert "does not fit its digest" in caplog.records[0].getMessage()
+    assert "does not match its digest" in caplog.records[0].getMessage()
     executor._failed(REF, UnreadableRecord("the record at distOp.t.noop.1.spec cannot be read"))
     assert len(caplog.records) == 4, "something else is wrong now"

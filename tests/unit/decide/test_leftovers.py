@@ -48,7 +48,9 @@ def outcome(incarnation: str, attempt: int) -> Outcome:
         (State.RUNNING, None, None, Fate.STAYS),
     ],
 )
-def test_fates(state: State | None, claim: Claim | None, told: Outcome | None, fate: Fate) -> None:
+def test_each_fate_of_a_former_attempt(
+    state: State | None, claim: Claim | None, told: Outcome | None, fate: Fate
+) -> None:
     assert judge(("old", 1), state, claim, told, LIVE, "ann", "now") is fate
 
 
@@ -56,7 +58,7 @@ def item(partition: int, attempt: int = 1) -> JobItem:
     return JobItem({"partition": partition, "name": str(partition), "files": [["/x", 1, 2]]}, attempt, 17)
 
 
-async def test_a_run_is_on_the_disk_until_nothing_of_it_is_left(tmp_path: Path) -> None:
+async def test_a_run_is_recorded_on_disk_until_it_is_cleaned_up(tmp_path: Path) -> None:
     before = LocalJobs(RunFiles(tmp_path), "inc1")
     before.load()
     await before.begin(REF, {"x": 1}, {"name": "a.b"}, [item(0), item(1), item(2)])
@@ -82,7 +84,7 @@ async def test_a_run_is_on_the_disk_until_nothing_of_it_is_left(tmp_path: Path) 
     assert (after.former, list((tmp_path / "runs").iterdir())) == ([], [])
 
 
-def test_what_was_torn_by_a_crash_was_never_started(tmp_path: Path) -> None:
+def test_a_torn_record_counts_as_never_started(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     for name, text in (("a.json", '{"op": '), ("b.json", "{}"), ("c.new", "{}"), ("d.json", '{"op": "x", "items": 3}')):
@@ -129,7 +131,7 @@ class Node:
         self.cleaned += [item.ordinal for item in items]
 
 
-async def test_a_job_that_is_begun_anew_while_etcd_is_asked_is_no_former_runs(tmp_path: Path) -> None:
+async def test_a_job_restarted_during_a_read_does_not_count_as_a_former_run(tmp_path: Path) -> None:
     """What was read told that another had both; by then this executor had one of them again. (The simulator found that
     this ended in a KeyError, and all that former runs had left stayed there.)
     """
@@ -165,7 +167,7 @@ async def left_by_a_former_run(tmp_path: Path, *partitions: int) -> Node:
     return Node(local, stored, nothing)
 
 
-async def test_all_jobs_that_a_former_run_left_are_settled_page_by_page(tmp_path: Path) -> None:
+async def test_jobs_of_a_former_run_are_settled_page_by_page(tmp_path: Path) -> None:
     node = await left_by_a_former_run(tmp_path, *range(5))
     node.context.limits = replace(DEFAULT, settled=2)
     await Reconciler(node.context, node.local).look()
@@ -173,7 +175,7 @@ async def test_all_jobs_that_a_former_run_left_are_settled_page_by_page(tmp_path
     assert node.local.former == []
 
 
-async def test_what_a_former_run_left_is_looked_at_again_beside_other_work(tmp_path: Path) -> None:
+async def test_remains_of_a_former_run_are_checked_again_beside_other_work(tmp_path: Path) -> None:
     """At each poll: its fate may not have been decided at the start."""
     node = await left_by_a_former_run(tmp_path, 0)
     node.context.cluster = SimpleNamespace(nodes=LIVE, gates={REF: None}, pending={})

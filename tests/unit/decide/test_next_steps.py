@@ -55,7 +55,7 @@ def test_nothing_to_do() -> None:
     assert step(world, ref) is None
 
 
-def test_an_operation_of_a_newer_release_is_left_alone() -> None:
+def test_an_operation_of_a_newer_release_is_skipped() -> None:
     world, ref = world_with(jobs=None)
     op = world.op(ref)
     assert op.spec is not None
@@ -177,7 +177,7 @@ def test_fail_fast() -> None:
     assert decision.value.verdict is State.FAILED
 
 
-def test_cancelling_waits_for_the_living_and_reaps_the_rest() -> None:
+def test_cancelling_waits_for_live_holders_and_reaps_other_claims() -> None:
     world, ref = world_with(jobs=3)
     world.do(world.claim(ref, "a", [0, 1]))
     world.do(world.claim(ref, "b", [2]))
@@ -201,7 +201,7 @@ def test_cancelling_waits_for_the_living_and_reaps_the_rest() -> None:
     assert decision.value == Decision(State.CANCELLED, 3, 1, 0)
 
 
-def test_a_cancelled_operation_is_looked_at_again_soon_before_an_actors_claim_is_abandoned() -> None:
+def test_a_cancelled_operation_is_checked_before_an_actors_claim_is_abandoned() -> None:
     """Later than now, whatever is left: the look would be repeated without end where time moves in steps."""
     world, ref = world_with(jobs=1)
     world.do(world.claim(ref, "a", [0]))
@@ -282,7 +282,7 @@ def test_a_released_job_is_due_at_once() -> None:
     assert look({0: Claim("ex-a", "", 1, 0)}).waiting == (0,)
 
 
-def test_who_failed_a_job_leaves_it_to_others_at_first() -> None:
+def test_an_executor_that_failed_a_job_leaves_it_to_others_at_first() -> None:
     mine = {0: Claim("ex-a", "", 1, 1, rfc3339(NOW - 1))}
     assert look(mine).waiting == ()
     assert look(mine).next_due == NOW - 1 + 60
@@ -304,7 +304,7 @@ def test_an_executor_leaves_a_job_to_others_longer_after_each_failure() -> None:
     assert d.LEFT_TO_OTHERS < 120.0, "others may not come"
 
 
-def test_a_clock_that_is_ahead_delays_no_longer_than_patience() -> None:
+def test_a_clock_that_is_ahead_delays_a_job_at_most_by_the_patience() -> None:
     claims = {0: Claim("ex-b", "", 1, 1, rfc3339(NOW + 3600))}
     assert look(claims).next_due == NOW + 60
     assert look(claims, unchanged_for={0: 45.0}).next_due == NOW + 15
@@ -392,7 +392,7 @@ def test_shares_by_cost_are_disjoint_complete_and_differ_by_no_more_than_one_run
     assert max(weights) - min(weights) <= heaviest
 
 
-def test_what_costs_most_comes_first() -> None:
+def test_the_most_expensive_partitions_come_first() -> None:
     costs = [d.cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [d.cost({"bytes": 4 * 1024**3})]
     (first, mine), (second, others) = (d.shares(len(costs), name, [other], "op", costs) for name, other in ("ab", "ba"))
     owner = first if 2_000 in first[:mine] else second
@@ -439,7 +439,7 @@ def test_retried_and_released() -> None:
     assert d.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")
 
 
-def test_a_story_is_bounded_in_count_and_in_bytes() -> None:
+def test_the_errors_of_a_job_are_bounded_in_count_and_bytes() -> None:
     story: tuple[Tried, ...] = ()
     for attempt in range(1, 40):
         story = told(story, Tried(attempt, "ex", "é" * 10_000))
@@ -456,7 +456,7 @@ def test_a_story_is_bounded_in_count_and_in_bytes() -> None:
     ("failures", "losses", "lost", "alone"),
     [(0, 0, True, False), (1, 1, True, True), (2, 1, False, True), (2, 0, False, False), (2, 2, True, False)],
 )
-def test_who_runs_alone(failures: int, losses: int, lost: bool, alone: bool) -> None:
+def test_suspects_run_alone(failures: int, losses: int, lost: bool, alone: bool) -> None:
     """With three attempts: once the next loss would be one too many, and only after a loss."""
     claim = Claim("ex", "", 3, failures, losses=losses)
     assert d.suspect(claim, lost, Rules(retry=Retry(attempts=3))) is alone
@@ -464,7 +464,7 @@ def test_who_runs_alone(failures: int, losses: int, lost: bool, alone: bool) -> 
     assert not d.suspect(claim, True, Rules(lost="fail"))
 
 
-def test_candidates_for_an_election_have_each_a_turn_of_their_own() -> None:
+def test_candidates_for_an_election_have_different_turns() -> None:
     nodes = ["a", "b", "c", "d"]
     for subject in ("t/noop", "u/noop", "t/validate"):
         assert sorted(d.turn(nodes, name, subject) for name in nodes) == [0, 1, 2, 3]
@@ -473,7 +473,7 @@ def test_candidates_for_an_election_have_each_a_turn_of_their_own() -> None:
     assert d.turn([], "a", "t/noop") == 0
 
 
-def test_a_job_that_can_go_on_is_left_to_the_one_that_has_its_state_for_a_moment() -> None:
+def test_a_resumable_job_is_left_to_the_executor_with_its_state_for_a_moment() -> None:
     """Lost or released, of a live executor; not one that broke there, and not for longer than the head start."""
     claims = {
         0: Seen(Claim("home", "gone", 1, 0), 5),
@@ -496,7 +496,7 @@ def test_a_job_that_can_go_on_is_left_to_the_one_that_has_its_state_for_a_moment
     assert 100.0 < waits < 110.0
 
 
-def test_another_executor_falls_quiet_for_a_suspect_within_minutes() -> None:
+def test_another_executor_becomes_quiet_for_a_suspect_within_minutes() -> None:
     """The first may never be alone, for a reason that nobody else sees; it also may have to end a long job first."""
     assert d.quiet_in(0, 0.0) == 0.0
     assert 60.0 < d.quiet_in(1, 0.0) < 900.0

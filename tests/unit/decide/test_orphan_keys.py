@@ -10,7 +10,7 @@ KEYS = Keys("ns")
 REF = OperationRef("t", "noop", "", 1)
 
 
-def test_a_sound_store_has_none() -> None:
+def test_a_valid_store_has_no_orphans() -> None:
     other = OperationRef("t", "index", "a.b", 2)
     found = [
         KEYS.run_ops("t"),
@@ -28,7 +28,7 @@ def test_a_sound_store_has_none() -> None:
     assert orphans(KEYS, found) == []
 
 
-def test_what_is_left_over_is_named() -> None:
+def test_orphans_are_named() -> None:
     third = OperationRef("t", "noop", "", 3)
     found = [
         KEYS.claim(REF, 3),

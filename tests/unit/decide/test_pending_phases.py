@@ -13,7 +13,7 @@ from distop.protocol.records import OperationRef, Phase
 
 
 @given(st.integers(0, 2**32))
-def test_phases_are_those_of_a_dict(seed: int) -> None:
+def test_phases_equal_those_of_a_dict(seed: int) -> None:
     chance = random.Random(seed)
     phases, plain = Phases(), dict[OperationRef, Phase]()
     for _ in range(200):
@@ -41,7 +41,7 @@ def test_instances_come_in_order() -> None:
     assert len(numbers) == 3
 
 
-def test_a_hundred_thousand_that_wait_take_less_than_a_byte_each() -> None:
+def test_100000_waiting_operations_take_less_than_a_byte_each() -> None:
     tracemalloc.start()
     try:
         phases = Phases()

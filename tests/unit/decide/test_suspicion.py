@@ -1,83 +1,83 @@
-"""A node on which jobs break suspects itself only where that says something about the node (F38)."""
+"""The circuit breaker of a node opens only if the errors say something about the node (F38)."""
 
 from __future__ import annotations
 
-from distop.decide.executor import FROM_ONE, IN_A_ROW, PAUSE, REMEMBERED, Suspected, Suspicion, suspected
+from distop.decide.executor import FROM_ONE, IN_A_ROW, PAUSE, REMEMBERED, BreakerScope, CircuitBreaker, breaker_scope
 from distop.protocol.records import OperationRef
 
 A, B, C = (OperationRef("t", name, "", 1) for name in "abc")
 
 
-def node(*offered: str) -> Suspicion:
+def node(*offered: str) -> CircuitBreaker:
     """A node in a cluster whose other nodes offer these types."""
-    return Suspicion(lambda ref: ref.type in offered)
+    return CircuitBreaker(lambda ref: ref.type in offered)
 
 
-def waits(mine: Suspicion, *refs: OperationRef, now: float = 0.0) -> list[float]:
+def waits(mine: CircuitBreaker, *refs: OperationRef, now: float = 0.0) -> list[float]:
     return [mine.wait(ref, now) for ref in refs]
 
 
-def test_what_is_suspected() -> None:
-    assert suspected({A: IN_A_ROW - 1}, IN_A_ROW - 1) is None
-    assert suspected({A: IN_A_ROW}, IN_A_ROW) is Suspected.OPERATION
-    assert suspected({A: 1000}, 3) is None, "one operation says nothing of the node"
-    assert suspected({A: 1000, B: IN_A_ROW - FROM_ONE - 1}, 3) is None
-    assert suspected({A: 1000, B: IN_A_ROW - FROM_ONE}, 3) is Suspected.NODE
-    assert suspected({OperationRef("t", "a", "", n): 2 for n in range(IN_A_ROW // 2)}, 2) is Suspected.NODE
+def test_the_circuit_breaker_opens_for_a_node_or_an_operation() -> None:
+    assert breaker_scope({A: IN_A_ROW - 1}, IN_A_ROW - 1) is None
+    assert breaker_scope({A: IN_A_ROW}, IN_A_ROW) is BreakerScope.OPERATION
+    assert breaker_scope({A: 1000}, 3) is None, "one operation says nothing of the node"
+    assert breaker_scope({A: 1000, B: IN_A_ROW - FROM_ONE - 1}, 3) is None
+    assert breaker_scope({A: 1000, B: IN_A_ROW - FROM_ONE}, 3) is BreakerScope.NODE
+    assert breaker_scope({OperationRef("t", "a", "", n): 2 for n in range(IN_A_ROW // 2)}, 2) is BreakerScope.NODE
 
 
-def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on() -> None:
+def test_one_failing_operation_is_left_to_others_and_the_rest_continues() -> None:
     mine, told = node("a", "b"), []
     for _ in range(IN_A_ROW):
         assert waits(mine, A) == [0]
-        mine.ended(B)
-        told.append(mine.broke(A, 0.0))
+        mine.job_ended(B)
+        told.append(mine.job_failed(A, 0.0))
     assert waits(mine, A, B) == [PAUSE, 0]
-    assert [one for one in told if one[0] is not None] == [(Suspected.OPERATION, IN_A_ROW, 1)]
+    assert [one for one in told if one[0] is not None] == [(BreakerScope.OPERATION, IN_A_ROW, 1)]
     assert mine.wait(A, PAUSE) == 0
 
 
-def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing() -> None:
+def test_a_node_on_which_several_operations_fail_claims_nothing() -> None:
     mine, told = node("a", "b"), []
     for _ in range(IN_A_ROW // 2):
         assert waits(mine, A) == [0]
-        told += [mine.broke(A, 0.0), mine.broke(B, 0.0)]
+        told += [mine.job_failed(A, 0.0), mine.job_failed(B, 0.0)]
     assert waits(mine, A, B) == [PAUSE, PAUSE]
     assert waits(mine, C) == [0], "nobody else could run those"
-    assert [one for one in told if one[0] is not None] == [(Suspected.NODE, IN_A_ROW, 2)]
+    assert [one for one in told if one[0] is not None] == [(BreakerScope.NODE, IN_A_ROW, 2)]
 
 
-def test_any_job_that_ends_speaks_for_the_node_and_its_operation() -> None:
+def test_any_ended_job_clears_the_node_and_its_operation() -> None:
     mine = node("a", "b")
     for _ in range(IN_A_ROW):
         for ref in (A, B):
             for _ in range(IN_A_ROW // 2 - 1):
-                mine.broke(ref, 0.0)
-            mine.ended(ref)
+                mine.job_failed(ref, 0.0)
+            mine.job_ended(ref)
     assert waits(mine, A, B) == [0, 0]
 
 
-def test_where_nobody_else_lives_nothing_is_held_back() -> None:
+def test_errors_open_no_circuit_breaker_without_other_executors() -> None:
     offered: set[str] = set()
-    mine = Suspicion(lambda ref: ref.type in offered)
+    mine = CircuitBreaker(lambda ref: ref.type in offered)
     for _ in range(3 * IN_A_ROW):
-        mine.broke(A, 0.0)
-        mine.broke(B, 0.0)
+        mine.job_failed(A, 0.0)
+        mine.job_failed(B, 0.0)
     assert waits(mine, A, B) == [0, 0]
     offered |= {"a", "b"}
     assert waits(mine, A, B) == [0, 0], "what broke before tells nothing of this node alone"
     for _ in range(IN_A_ROW):
-        mine.broke(A, 0.0)
+        mine.job_failed(A, 0.0)
     assert waits(mine, A) == [PAUSE]
     offered.clear()
     assert waits(mine, A) == [0], "the others are gone"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_errors_are_bounded() -> None:
     mine = node("a")
     for number in range(1, 10 * REMEMBERED):
         ref = OperationRef("t", "a", "", number)
-        mine.broke(ref, 0.0)
+        mine.job_failed(ref, 0.0)
         mine.forget(ref)
-    assert len(mine._broke) <= REMEMBERED
+    assert len(mine._failures) <= REMEMBERED
     assert mine._of_one == mine._until == {}

@@ -98,7 +98,7 @@ def relisted(world: World, view: TypeView) -> TypeView:
     return view
 
 
-def test_a_listing_takes_away_what_is_gone() -> None:
+def test_a_listing_removes_missing_keys() -> None:
     world = World()
     world.join("a")
     world.do(world.elect("a"))
@@ -123,7 +123,7 @@ def test_a_listing_takes_away_what_is_gone() -> None:
     assert not cluster.live("a")
 
 
-def test_outcomes_of_small_operations_are_kept_as_they_come() -> None:
+def test_outcomes_of_small_operations_are_kept() -> None:
     world = World()
     world.join("a")
     world.do(world.elect("a"))
@@ -183,7 +183,7 @@ def test_stages_follow_the_keys() -> None:
     )
 
 
-def test_an_operation_that_waits() -> None:
+def test_the_view_of_a_pending_operation() -> None:
     world = World()
     ref = world.next_ref()
     world.tamper(KVPut(world.keys.of(ref, "state"), State.PENDING), KVPut(world.keys.pending(ref), Phase.WAITING))
@@ -210,7 +210,7 @@ def KVPut(key: str, word: str) -> Any:
     ],
     ids=["word", "cut off", "list", "infinite", "deep", "empty", "strange"],
 )
-def test_what_cannot_be_read_is_told_and_left_alone(suffix: str, value: bytes) -> None:
+def test_unreadable_keys_are_reported_and_skipped(suffix: str, value: bytes) -> None:
     world = World()
     world.join("a")
     world.do(world.elect("a"))
@@ -224,7 +224,7 @@ def test_what_cannot_be_read_is_told_and_left_alone(suffix: str, value: bytes) -
     assert content(view) == before
 
 
-def test_a_strange_claim_key_is_told_and_left_alone() -> None:
+def test_an_invalid_claim_key_is_reported_and_skipped() -> None:
     world = World()
     ref = world.next_ref()
     world.do(world.start(ref))
@@ -235,7 +235,7 @@ def test_a_strange_claim_key_is_told_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "mended", "listed"])
-def test_what_could_not_be_read_is_forgotten_when_it_is_gone(how: str) -> None:
+def test_deleted_unreadable_keys_are_forgotten(how: str) -> None:
     world = World()
     world.join("a")
     ref = world.next_ref()
@@ -268,7 +268,7 @@ def test_what_could_not_be_read_is_forgotten_when_it_is_gone(how: str) -> None:
     assert not cluster.foreign
 
 
-def test_claims_that_are_not_watched_are_not_known() -> None:
+def test_unwatched_claims_are_unknown() -> None:
     world = World()
     world.join("a")
     ref = world.next_ref()
@@ -300,7 +300,7 @@ def waiting(world: World, number: int, obj: str = "", **spec: Any) -> list[Chang
     return [Change(KeyValue(world.keys.of(ref, name), value, 7)) for name, value in values.items()]
 
 
-def test_what_waits_rests_and_is_seen_as_it_is() -> None:
+def test_pending_operations_rest_and_look_unchanged() -> None:
     world, view = World(), None
     kinds: list[dict[str, Any]] = [
         {},
@@ -329,7 +329,7 @@ def test_what_waits_rests_and_is_seen_as_it_is() -> None:
     assert view.operations.get(other) is None
 
 
-def test_what_changes_of_one_that_rests_is_seen() -> None:
+def test_changes_of_a_resting_operation_are_seen() -> None:
     world = World()
     view = TypeView(world.keys, TABLE, TYPE)
     view.apply([*waiting(world, 1), *waiting(world, 2)])
@@ -357,7 +357,7 @@ def test_what_changes_of_one_that_rests_is_seen() -> None:
     assert list(view.operations) == [one]
 
 
-def test_a_listing_tells_what_of_those_at_rest_is_another() -> None:
+def test_a_listing_returns_changed_resting_operations() -> None:
     world = World()
     view = TypeView(world.keys, TABLE, TYPE)
     before = {number: waiting(world, number, labels={"n": str(number % 20)}) for number in range(1, 41)}
@@ -384,7 +384,7 @@ def test_a_listing_tells_what_of_those_at_rest_is_another() -> None:
     assert len(view.operations.resting._templates) == 0
 
 
-def test_of_two_with_one_number_which_somebody_wrote_by_hand_both_are_seen() -> None:
+def test_two_forged_operations_with_one_number_are_both_seen() -> None:
     world = World()
     view = TypeView(world.keys, TABLE, TYPE)
     view.apply([*waiting(world, 1, "a"), *waiting(world, 1, "b")])
@@ -392,7 +392,7 @@ def test_of_two_with_one_number_which_somebody_wrote_by_hand_both_are_seen() -> 
     assert all(op.stage is Stage.WAITING for op in view.operations.values())
 
 
-def test_a_view_of_the_cluster_counts_what_was_listed_in_parts() -> None:
+def test_a_cluster_view_counts_a_listing_in_parts() -> None:
     world = World()
     cluster = ClusterView(world.keys)
     refs = [OperationRef(TABLE, TYPE, "", number) for number in range(1, 6)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.support.world import World
 
 
-def test_no_clause_can_be_left_out() -> None:
+def test_each_clause_of_the_invariants_is_needed() -> None:
     clauses = Clauses()
 
     def found(number: int, world: World) -> bool:

@@ -42,7 +42,7 @@ def numbers(world: World) -> set[int]:
 # ---------------------------------------------------------------- clean lives
 
 
-def test_whole_lives_are_clean() -> None:
+def test_complete_lives_of_operations_are_clean() -> None:
     world = World()
     world.life(3)
     world.life(2, failing=[1])
@@ -50,7 +50,7 @@ def test_whole_lives_are_clean() -> None:
     assert found(world) == []
 
 
-def test_a_life_with_everything_in_it_is_clean() -> None:
+def test_a_life_with_all_events_is_clean() -> None:
     world, ref = opened(3)
     world.do(world.claim(ref, "a", [0, 1, 2]))
     world.do(world.checkpoint(ref, 0, b"1"))
@@ -83,7 +83,7 @@ def test_a_lost_job_at_the_limit_is_clean() -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_an_end_that_deletes_what_ends_is_clean(state: JobState) -> None:
+def test_a_finish_that_deletes_the_operation_is_clean(state: JobState) -> None:
     world, ref = opened(1)
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, state))
@@ -93,18 +93,18 @@ def test_an_end_that_deletes_what_ends_is_clean(state: JobState) -> None:
     assert found(world) == []
 
 
-def test_an_end_that_deletes_what_ends_is_judged_as_both() -> None:
+def test_a_finish_that_deletes_the_operation_is_judged_as_both_transactions() -> None:
     world, ref = opened(1)
     world.do(world.claim(ref, "a", [0]))
     txn = world.finish_and_end(ref)
     world.tamper(*txn.success)
     told = {v.text.partition(" ")[0] for v in found(world)}
     assert {v.invariant for v in found(world)} == {5, 9}, told
-    assert any("finished while 1 claims were left" in v.text for v in found(world))
+    assert any("finished while 1 claim existed" in v.text for v in found(world))
     assert any("remained after the operation's end" in v.text for v in found(world))
 
 
-def test_an_end_that_deletes_what_ends_tells_of_the_jobs_as_they_were() -> None:
+def test_a_finish_that_deletes_the_operation_must_count_its_jobs_correctly() -> None:
     world, ref = opened(1)
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.FAILED))
@@ -115,7 +115,7 @@ def test_an_end_that_deletes_what_ends_tells_of_the_jobs_as_they_were() -> None:
     assert [v.invariant for v in found(world)] == [5, 5]
 
 
-def test_what_is_deleted_without_a_record_of_its_end_is_found() -> None:
+def test_a_deletion_without_a_history_record_is_found() -> None:
     world, ref = opened(1)
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
@@ -124,7 +124,7 @@ def test_what_is_deleted_without_a_record_of_its_end_is_found() -> None:
     assert {1, 9} <= numbers(world)
 
 
-def test_one_at_a_time_and_a_plan_of_its_own_are_clean() -> None:
+def test_one_at_a_time_and_planned_starts_are_clean() -> None:
     world = World(one_at_a_time=True)
     world.join("a")
     ref = world.next_ref("idx.a")
@@ -145,7 +145,7 @@ def test_one_at_a_time_and_a_plan_of_its_own_are_clean() -> None:
         Series(60.0, left=0),
     ],
 )
-def test_a_series_that_is_over_has_no_next_operation(series: Series) -> None:
+def test_an_ended_series_has_no_next_operation(series: Series) -> None:
     """Its last time has passed by the end that the history tells, or nothing follows such an end."""
     world, _ = opened()
     end_in_series(world, series)
@@ -166,7 +166,7 @@ def test_a_permit_that_a_takeover_keeps_is_clean() -> None:
     assert found(world) == []
 
 
-def test_a_listing_is_where_the_replay_may_begin() -> None:
+def test_a_replay_may_start_from_a_listing() -> None:
     world, ref = opened(2)
     world.do(world.claim(ref, "a", [0]))
     listing, seen = world.store.listing(), len(world.store.history)
@@ -179,7 +179,7 @@ def test_a_listing_is_where_the_replay_may_begin() -> None:
     assert check(world.keys, world.store.history[seen:], listing) == []
 
 
-def test_strangers_and_other_namespaces_are_left_alone() -> None:
+def test_foreign_keys_and_other_namespaces_are_ignored() -> None:
     world = World()
     world.tamper(Put("somebody.else", b"x"), Put("prod/distOp.t.noop.1.state", b"nonsense"), Put("distOp.what", b""))
     assert found(world) == []
@@ -213,7 +213,7 @@ def test_every_visible_invariant_has_a_planted_violation() -> None:
 
 @pytest.mark.parametrize("value", [GARBAGE, EMPTY], ids=["garbage", "empty-list"])
 @pytest.mark.parametrize("record", SPOILED)
-def test_a_record_that_cannot_be_read_is_a_violation_of_its_key(record: str, value: bytes) -> None:
+def test_an_unreadable_record_is_a_violation_of_its_key(record: str, value: bytes) -> None:
     numbers, writes = SPOILED[record]
     world, ref = opened()
     spoiled = writes(world, ref, value)
@@ -228,13 +228,13 @@ def test_a_record_that_cannot_be_read_is_a_violation_of_its_key(record: str, val
     Checker(world.keys).begin(world.store.listing())
 
 
-def test_a_claim_by_nobody_that_there_can_be_does_not_break_the_check() -> None:
+def test_a_claim_of_an_impossible_holder_does_not_break_the_check() -> None:
     world, ref = opened()
     world.tamper(Put(world.keys.claim(ref, 0), b'{"v":1,"executor":"ex-a","incarnation":["a"],"attempt":1}'))
     assert [(v.invariant, v.key) for v in found(world)] == [(0, world.keys.claim(ref, 0))]
 
 
-def test_every_record_has_been_spoiled() -> None:
+def test_unreadable_records_of_every_kind_are_tested() -> None:
     world = World()
     written = [op for _, writes in SPOILED.values() for op in writes(*opened(), EMPTY)]
     parsed = [world.keys.parse(op.key) for op in written if isinstance(op, Put) and op.value == EMPTY]
@@ -249,7 +249,7 @@ def test_every_record_has_been_spoiled() -> None:
     }
 
 
-def test_a_violation_tells_its_story() -> None:
+def test_a_violation_lists_the_last_events_of_its_key() -> None:
     world, ref = opened()
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
@@ -274,7 +274,7 @@ def test_a_cancel_by_a_person_needs_no_election() -> None:
 # ------------------------------------------------------------------ as a stream
 
 
-def test_the_checker_tells_of_each_revision_what_it_broke() -> None:
+def test_the_checker_returns_the_violations_of_each_revision() -> None:
     world, ref = opened()
     wrong = world.tamper(Delete(world.keys.run_ops(TABLE)))
     checker = Checker(world.keys)
@@ -284,7 +284,7 @@ def test_the_checker_tells_of_each_revision_what_it_broke() -> None:
     assert checker.operations == {ref}
 
 
-def test_what_has_ended_takes_no_memory() -> None:
+def test_ended_operations_take_no_memory() -> None:
     world = World()
     for _ in range(5):
         world.life(3)
@@ -296,7 +296,7 @@ def test_what_has_ended_takes_no_memory() -> None:
     assert not checker._job_roots
 
 
-def test_a_request_id_is_one_of_a_type_on_a_table() -> None:
+def test_a_request_id_is_unique_for_a_type_on_a_table() -> None:
     """A pipeline's id that starts an operation on each of its tables is no request that started twice."""
 
     async def work(etcd: Etcd) -> None:
@@ -318,7 +318,7 @@ def test_a_request_is_forgotten_with_its_history() -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 30))
-def test_a_replay_may_begin_anywhere(at: int) -> None:
+def test_a_replay_may_start_at_any_revision(at: int) -> None:
     world, ref = opened(3)
     world.do(world.claim(ref, "a", [0, 1, 2]))
     world.do(world.wait_again(ref, 0, failed=True))

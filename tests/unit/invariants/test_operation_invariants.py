@@ -12,7 +12,7 @@ from distop.protocol.records import OperationRef
 
 
 @pytest.mark.parametrize("files", [b"[[]]", b"[1]", b"[" * 100_000 + b"]" * 100_000])
-def test_a_chunk_whose_files_are_none_is_named(files: bytes) -> None:
+def test_a_chunk_with_invalid_files_is_named(files: bytes) -> None:
     """A file without a path is an IndexError, which ended the audit."""
     chunk = b'[{"partition":0,"name":"a","files":%b}]' % files
     op = OperationTrace(OperationRef("t", "noop", "", 1))

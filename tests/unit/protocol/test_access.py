@@ -45,7 +45,7 @@ SHARED = (K.BEHAVIOR, K.NODE)
 
 
 @given(namespaces, tables, refs, names)
-def test_a_submitter_may_do_with_its_table_what_the_commands_do(
+def test_a_submitter_may_run_all_commands_on_its_table(
     namespace: str, table: str, ref: OperationRef, name: str
 ) -> None:
     keys = Keys(namespace)
@@ -57,7 +57,7 @@ def test_a_submitter_may_do_with_its_table_what_the_commands_do(
 
 
 @given(namespaces, tables, refs, names)
-def test_a_submitter_reaches_no_other_table(namespace: str, table: str, ref: OperationRef, name: str) -> None:
+def test_a_submitter_may_not_access_other_tables(namespace: str, table: str, ref: OperationRef, name: str) -> None:
     if ref.table == table:
         return
     keys = Keys(namespace)
@@ -69,7 +69,7 @@ def test_a_submitter_reaches_no_other_table(namespace: str, table: str, ref: Ope
 
 
 @given(namespaces, namespaces, tables, refs, names)
-def test_no_role_reaches_another_namespace(
+def test_no_role_may_access_another_namespace(
     namespace: str, other: str, table: str, ref: OperationRef, name: str
 ) -> None:
     if namespace == other:
@@ -80,7 +80,7 @@ def test_no_role_reaches_another_namespace(
 
 
 @given(namespaces, refs, names)
-def test_viewers_write_nothing_and_executors_everything(namespace: str, ref: OperationRef, name: str) -> None:
+def test_viewers_may_write_nothing_and_executors_everything(namespace: str, ref: OperationRef, name: str) -> None:
     keys = Keys(namespace)
     viewer, executor = etcd_roles.roles(keys, ())
     for found in keys_of(keys, ref, name).values():
@@ -90,7 +90,7 @@ def test_viewers_write_nothing_and_executors_everything(namespace: str, ref: Ope
 
 
 @given(st.lists(st.tuples(namespaces, tables), unique=True, min_size=2, max_size=6))
-def test_no_two_roles_have_one_name(subjects: list[tuple[str, str]]) -> None:
+def test_role_names_are_unique(subjects: list[tuple[str, str]]) -> None:
     found = {(role.name, namespace) for namespace, _ in subjects for role in etcd_roles.roles(Keys(namespace), ())}
     submitters = [etcd_roles.submitter(Keys(namespace), table).name for namespace, table in subjects]
     assert len(set(submitters)) == len(subjects)
@@ -99,7 +99,7 @@ def test_no_two_roles_have_one_name(subjects: list[tuple[str, str]]) -> None:
 
 
 @given(types)
-def test_a_namespace_does_not_begin_as_keys_do(rest: str) -> None:
+def test_a_namespace_must_not_begin_like_a_key(rest: str) -> None:
     """Its keys would lie in the range of those without a namespace."""
     for name in ("distOp", f"distOp{rest}"):
         with pytest.raises(InvalidArgument, match="must not begin with distOp"):

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 ALTERED = Action.change(TIME, "alter", "ann", {"priority": 0, "max_jobs": 4}, {"priority": 9, "max_jobs": 4})
 
 
-def test_an_action_names_what_it_changed_and_nothing_else() -> None:
+def test_an_action_lists_only_changed_fields() -> None:
     assert ALTERED.to_json() == {
         "time": TIME, "action": "alter", "by": "ann", "from": {"priority": 0}, "to": {"priority": 9}
     }  # fmt: skip
 
 
-def test_a_record_keeps_the_last_actions_and_counts_the_others() -> None:
+def test_a_record_keeps_the_last_actions_and_counts_dropped_ones() -> None:
     actions = NO_ACTIONS
     for n in range(30):
         actions = actions.and_then(Action(TIME, f"a{n}", "ann"))
@@ -52,7 +52,7 @@ def test_a_record_keeps_the_last_actions_and_counts_the_others() -> None:
     assert Actions.decode(actions.encode()) == actions
 
 
-def test_a_record_is_bounded_in_bytes_whatever_is_changed() -> None:
+def test_a_record_of_actions_is_bounded_in_bytes() -> None:
     actions = NO_ACTIONS
     for _ in range(30):
         change = {"options": {"x": "y" * 600_000}, **{f"f{n}": "z" * 400 for n in range(10)}}
@@ -61,7 +61,7 @@ def test_a_record_is_bounded_in_bytes_whatever_is_changed() -> None:
     assert actions.kept[-1].to_json()["to"]["options"] == "(600008 bytes)"
 
 
-def test_whoever_has_an_etcd_user_acts_as_that_one() -> None:
+def test_actions_are_recorded_under_the_etcd_user() -> None:
     etcd: Any = SimpleNamespace(config=EtcdConfig(username="ann", password="x"))
     assert acting(etcd) == "ann"
     etcd = SimpleNamespace(config=EtcdConfig())
@@ -75,7 +75,7 @@ def world() -> World:
     return world
 
 
-def test_an_end_that_does_not_know_of_an_alteration_is_refused(world: World) -> None:
+def test_an_end_that_has_not_seen_an_alteration_is_refused(world: World) -> None:
     ref = world.next_ref()
     world.do(world.start(ref))
     world.do(world.elect("a"))
@@ -104,7 +104,7 @@ async def test_who_paused_an_operation_and_who_resumed_it_is_recorded(world: Wor
     assert told == [("pause", "ann"), ("pause --now", "ann"), ("resume", "ann")]
 
 
-def test_the_record_of_an_operation_tells_who_did_what() -> None:
+def test_the_history_record_lists_all_actions_on_an_operation() -> None:
     cancel = Cancel("user", "not needed", by="ben", time=TIME)
     history = History(
         "t/noop/1", State.CANCELLED, TIME, TIME, 1, 0, 0, None, (), submitter="nightly", by="ann", cancel=cancel,
@@ -118,7 +118,7 @@ def test_the_record_of_an_operation_tells_who_did_what() -> None:
     assert (told[0]["submitter"], told[2]["text"], told[3]["executor"]) == ("nightly", "not needed", "ex")
 
 
-def test_an_apply_tells_what_it_changed() -> None:
+def test_an_apply_action_lists_its_changes() -> None:
     report = {"verdict": "applied", "snapshot": "7", "changes": [{"check": "c", "column": "x", "same": False}]}
     who = {"submitter": "team", "by": "ann", "executor": "ex"}
     history = History("t/apply/1", State.SUCCESS, TIME, TIME, 1, 1, 0, report, (), **who)
@@ -184,7 +184,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("style", ["text", "json"])
 @pytest.mark.parametrize("level", ["debug", "warning", "error"])
-def test_the_file_of_actions_is_for_its_owner_and_has_a_line_for_each(
+def test_the_action_file_is_private_and_has_one_line_per_action(
     level: str, style: str, file: Path, world: World
 ) -> None:
     """Whatever the log leaves out."""
@@ -209,7 +209,7 @@ def test_the_file_of_actions_is_for_its_owner_and_has_a_line_for_each(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_actions_stand_in_a_json_log_and_not_in_a_text_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_actions_are_in_a_json_log_but_not_in_a_text_log(capsys: pytest.CaptureFixture[str]) -> None:
     who = logs.get("distop.executor", executor="ex")
     entry = a.started("t/noop/1", TIME, "ann", "")
     try:
@@ -225,7 +225,7 @@ def test_actions_stand_in_a_json_log_and_not_in_a_text_log(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("secret", ["wasp-in-a-jar", 'wasp "in" a \\jar', "wasp in a jär", "wasp\tin\x1ba jar"])
-def test_hole_6_neither_a_json_log_nor_the_file_of_actions_has_a_secret(
+def test_hole_6_neither_a_json_log_nor_the_action_file_contains_a_secret(
     secret: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where JSON spells it otherwise."""
@@ -246,7 +246,7 @@ def test_hole_6_neither_a_json_log_nor_the_file_of_actions_has_a_secret(
     assert texts == [f"it is {secret_settings.REPLACEMENT}!"] * 2
 
 
-def test_a_file_of_actions_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_action_file_is_named_in_the_error(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path, link):

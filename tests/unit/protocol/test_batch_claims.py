@@ -43,7 +43,7 @@ def together(world: World, refs: list[OperationRef]) -> TxnResult:
     return world.store.apply(g.claim_together(world.keys, "a", seen(world, refs), MINE))
 
 
-def test_several_are_claimed_and_read_in_one_revision() -> None:
+def test_several_operations_are_claimed_and_read_in_one_revision() -> None:
     world, refs = opened(3)
     before, asked = world.store.revision, seen(world, refs)
     result = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))
@@ -79,7 +79,7 @@ def cancelled(world: World, ref: OperationRef) -> None:
 
 
 @pytest.mark.parametrize("happens", [paused, taken, ended, cancelled])
-def test_one_that_is_not_as_it_was_seen_is_refused_and_the_others_are_claimed_apart(happens: object) -> None:
+def test_a_changed_operation_is_refused_and_the_others_are_claimed_on_their_own(happens: object) -> None:
     world, refs = opened(3)
     asked = seen(world, refs)
     happens(world, refs[1])  # type: ignore[operator]
@@ -92,7 +92,7 @@ def test_one_that_is_not_as_it_was_seen_is_refused_and_the_others_are_claimed_ap
     assert not check(world.keys, world.store.history)
 
 
-def test_what_an_earlier_copy_has_won_is_known_by_the_claim_also_behind_a_gate_that_went() -> None:
+def test_claims_of_an_earlier_copy_are_recognized_after_the_gate_was_closed() -> None:
     world, refs = opened(3)
     asked = seen(world, refs)
     first = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))  # its answer is lost
@@ -104,7 +104,7 @@ def test_what_an_earlier_copy_has_won_is_known_by_the_claim_also_behind_a_gate_t
     assert world.store.revision == revision, "nothing was written again"
 
 
-def test_a_session_that_is_over_claims_nothing() -> None:
+def test_an_expired_session_claims_nothing() -> None:
     world, refs = opened(2)
     asked = seen(world, refs)
     world.die("a")
@@ -132,7 +132,7 @@ def test_several_jobs_of_several_operations_are_claimed_in_one_transaction() -> 
 
 
 @pytest.mark.parametrize("guard", [0, 1, 2])
-def test_no_guard_may_be_left_out(guard: int) -> None:
+def test_each_guard_of_a_batch_claim_is_needed(guard: int) -> None:
     """Each of the three of an operation refuses what the others would let pass."""
     happens = (cancelled, taken, ended)[guard]
     world, refs = opened(1)
@@ -144,7 +144,7 @@ def test_no_guard_may_be_left_out(guard: int) -> None:
     assert check(world.keys, world.store.history)
 
 
-def test_as_many_as_go_together_fit_into_a_transaction() -> None:
+def test_the_largest_batch_claims_fit_into_a_transaction() -> None:
     world, refs = opened(g.OPERATIONS_PER_CLAIM)
     asked = [replace(one, records=one.records[:2]) for one in seen(world, refs)]
     assert operations(g.claim_together(world.keys, "a", asked, MINE)) <= MAX_OPERATIONS, "whose plans are not read"

@@ -42,7 +42,7 @@ __all__ = ["distop_command"]
         ("x", [f"{n}_" for n in range(60)], "known", f" (known: {', '.join(f'{n}_' for n in range(50))} and 10 more)"),
     ],
 )
-def test_the_nearest_name_is_proposed_and_the_list_is_bounded(
+def test_the_nearest_name_is_suggested_and_the_list_is_bounded(
     name: object, known: Any, listed_as: str, text: str
 ) -> None:
     assert did_you_mean(name, known, listed_as) == text
@@ -75,13 +75,13 @@ MEANT: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("what", MEANT)
-def test_an_unknown_name_is_answered_with_the_nearest_one(what: str) -> None:
+def test_an_error_about_an_unknown_name_suggests_the_nearest_one(what: str) -> None:
     call, meant = MEANT[what]
     with pytest.raises((InvalidArgument, UnknownBehavior, ValueError), match=f"did you mean '{meant}'"):
         call()
 
 
-def test_an_unknown_type_or_table_of_a_start_is_answered_with_the_nearest_one() -> None:
+def test_an_error_about_an_unknown_type_or_table_suggests_the_nearest_one() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.put(KEYS.table("t.orders"), TableRecord("t.orders", "parquet", "/data").encode())
         for type_name, table, error, meant in (
@@ -105,7 +105,7 @@ def test_an_unknown_type_or_table_of_a_start_is_answered_with_the_nearest_one() 
         (("strat", "noop", "t"), "Did you mean 'start'?"),
     ],
 )
-def test_an_unknown_option_or_command_is_answered_with_the_nearest_one(
+def test_an_error_about_an_unknown_option_or_command_suggests_the_nearest_one(
     distop_command: Callable[..., Ran], argv: tuple[str, ...], meant: str
 ) -> None:
     ran = distop_command(*argv)

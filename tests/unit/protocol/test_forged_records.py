@@ -45,8 +45,15 @@ RECORDS: dict[str, tuple[bytes, Callable[[bytes], Any]]] = {
     "spec": (
         Spec(
             *("r", TIME, "ann", Rules(time_limit=5.0), TABLE, ("a", "b")),
-            not_before=TIME, hold="0123456789abcdef", series=SERIES.to_json(), labels={"a": "b"},
-            where={"zone": "a"}, id="i", follows=str(REF), rerun_of=str(REF), by="ann",
+            not_before=TIME,
+            hold="0123456789abcdef",
+            series=SERIES.to_json(),
+            labels={"a": "b"},
+            where={"zone": "a"},
+            id="i",
+            follows=str(REF),
+            rerun_of=str(REF),
+            by="ann",
         ).encode(),
         Spec.decode,
     ),
@@ -159,7 +166,7 @@ def test_a_field_of_a_wrong_type_or_size_is_unreadable_or_harmless(name: str) ->
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("name", RECORDS)
-def test_what_a_coordinator_decides_from_a_forged_record(name: str, state: State) -> None:
+def test_a_coordinator_survives_forged_records(name: str, state: State) -> None:
     whole = {each: record for each, (record, _) in RECORDS.items() if not each.startswith("after")}
     record, _ = RECORDS[name]
     for others in (whole, {"spec": whole["spec"]}):
@@ -183,7 +190,7 @@ def test_any_json_in_any_field_is_a_record_or_unreadable(name: str, value: Any, 
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["listed", "watched"])
-def test_a_claim_that_cannot_be_read_is_left_alone(*, known: bool) -> None:
+def test_an_unreadable_claim_is_skipped(*, known: bool) -> None:
     spec, _ = RECORDS["spec"]
     view = TypeView(KEYS, "t", "noop", 100)
     records = {KEYS.of(REF, "spec"): spec, KEYS.of(REF, "state"): b"cancelling"}
@@ -201,7 +208,7 @@ def test_a_claim_that_cannot_be_read_is_left_alone(*, known: bool) -> None:
     assert list(view.operations[REF].claims) == [0]
 
 
-def test_a_time_that_is_no_text_holds_up_no_other_operation() -> None:
+def test_an_invalid_time_delays_no_other_operation() -> None:
     """``not_before`` of -1 ended the coordinator of the table."""
     spec, _ = RECORDS["spec"]
     decided({"state": b"pending", "spec": forged(spec, ("not_before",), "-1")})

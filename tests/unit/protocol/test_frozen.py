@@ -62,7 +62,7 @@ NEAR = st.tuples(*(st.sampled_from(options) for options in ((1, 2), "ab", "ab", 
 
 
 @given(NEAR, NEAR)
-def test_values_are_compared_hashed_and_shown_as_those_of_a_dataclass(
+def test_values_are_compared_hashed_and_printed_like_a_dataclass(
     one: tuple[int, str, str, str], other: tuple[int, str, str, str]
 ) -> None:
     assert (Point(*one) == Point(*other)) is (Plain(*one) == Plain(*other))
@@ -70,7 +70,7 @@ def test_values_are_compared_hashed_and_shown_as_those_of_a_dataclass(
     assert repr(Point(*one)) == repr(Plain(*one)).replace("Plain", "Point")
 
 
-def test_values_of_one_field_or_none() -> None:
+def test_values_with_one_field_or_none() -> None:
     assert (Nothing(), hash(Nothing()), repr(Nothing())) == (Nothing(), hash(()), "Nothing()")
     not_itself = float("nan")
     assert One(not_itself) == One(not_itself)  # as a tuple that holds it
@@ -80,7 +80,7 @@ def test_values_of_one_field_or_none() -> None:
         hash(One([]))
 
 
-def test_values_of_other_classes_are_others() -> None:
+def test_values_of_different_classes_are_not_equal() -> None:
     assert Point(1) != Plain(1)
     assert Plain(1) != Point(1)
     assert Point(1) != Further(1)
@@ -89,7 +89,7 @@ def test_values_of_other_classes_are_others() -> None:
     assert repr(Further(1, z=3)) == "Further(x=1, y='y', note='', z=3)"
 
 
-def test_what_a_class_says_itself_stays() -> None:
+def test_methods_defined_by_a_class_are_kept() -> None:
     assert (Own(1) == Own(2), hash(Own(1)), repr(Own(1))) == (True, 7, "own")
 
 

@@ -115,7 +115,7 @@ def grouped(txns: Iterable[Txn]) -> Txn:
 # ---------------------------------------------------------- operations that wait
 
 
-def test_each_of_several_that_begin_is_compared() -> None:
+def test_the_guards_of_each_beginning_operation_are_needed() -> None:
     world, refs = waiting(held=True)
 
     def build(now: World) -> Txn:
@@ -136,7 +136,7 @@ def test_each_of_several_that_begin_is_compared() -> None:
     each_alone_refuses_anew(world, build, set_to(world, refs, State.RUNNING))
 
 
-def test_each_of_several_that_end_without_a_beginning_is_compared() -> None:
+def test_the_guards_of_each_pending_operation_that_ends_are_needed() -> None:
     world, refs = waiting(held=True)
 
     def ends(now: World) -> Txn:
@@ -152,7 +152,7 @@ def test_each_of_several_that_end_without_a_beginning_is_compared() -> None:
         each_alone_refuses_anew(world, build, set_to(world, refs, State.RUNNING))
 
 
-def test_each_of_several_that_get_a_predecessor_is_compared_and_so_is_each_predecessor() -> None:
+def test_the_guards_of_each_successor_and_predecessor_of_new_edges_are_needed() -> None:
     world, refs = waiting(5)
     first, second, *preds, above = refs
 
@@ -172,7 +172,7 @@ def test_each_of_several_that_get_a_predecessor_is_compared_and_so_is_each_prede
 
 
 @pytest.mark.parametrize("how", ["start", "prepare", "transaction"])
-def test_each_predecessor_of_a_start_is_compared(how: str) -> None:
+def test_the_guard_of_each_predecessor_of_a_start_is_needed(how: str) -> None:
     world, preds = opened()
     txn = world.submit(world.next_ref(), *preds)
     if how == "prepare":
@@ -186,7 +186,7 @@ def test_each_predecessor_of_a_start_is_compared(how: str) -> None:
     each_alone_refuses(world, txn, written_again(world, preds))
 
 
-def test_each_of_several_that_are_replaced_is_compared() -> None:
+def test_the_guards_of_each_replaced_operation_are_needed() -> None:
     world, refs = elected(), []
     for id_ in "xyz":
         refs.append(world.next_ref())
@@ -213,7 +213,7 @@ def test_each_of_several_that_are_replaced_is_compared() -> None:
 
 
 @pytest.mark.parametrize("ended", [state for state in State if state.terminal])
-def test_an_id_goes_back_to_no_operation_that_has_ended_however_it_did(ended: State) -> None:
+def test_an_id_is_not_given_back_to_an_ended_operation(ended: State) -> None:
     world = elected()
     before, ref = world.next_ref(), replace(world.next_ref(), instance=2)
     world.do(world.start_of("x", waits=False))
@@ -237,7 +237,7 @@ def test_an_id_goes_back_to_no_operation_that_has_ended_however_it_did(ended: St
 # -------------------------------------------------------------------------- ends
 
 
-def test_each_of_several_that_finish_is_compared() -> None:
+def test_the_guards_of_each_finishing_operation_are_needed() -> None:
     world, refs = done(decided=True)
     records = [Put(world.keys.history(ref), b"{}") for ref in refs]
     decisions = written_again(world, refs, "decision")
@@ -248,7 +248,7 @@ def test_each_of_several_that_finish_is_compared() -> None:
     each_alone_refuses(world, world.finish_all(refs), changes)
 
 
-def test_each_of_several_that_finish_and_end_is_compared() -> None:
+def test_the_guards_of_each_operation_that_finishes_and_ends_are_needed() -> None:
     world, refs = done(decided=False)
     seen = world.counters()
     finals = [world.final_and_end(ref) for ref in refs]
@@ -259,7 +259,7 @@ def test_each_of_several_that_finish_and_end_is_compared() -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_each_of_several_that_are_cleaned_up_is_compared(told: bool) -> None:
+def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
     """``told``: the first one tells its successors with it."""
     world, refs = done(decided=True)
     world.do(world.finish_all(refs))
@@ -272,7 +272,7 @@ def test_each_of_several_that_are_cleaned_up_is_compared(told: bool) -> None:
 # -------------------------------------------------------------------------- jobs
 
 
-def test_each_chunk_of_a_plan_is_compared() -> None:
+def test_the_guard_of_each_chunk_of_a_plan_is_needed() -> None:
     world = elected()
     ref = world.next_ref()
     world.do(world.start(ref))
@@ -283,7 +283,7 @@ def test_each_chunk_of_a_plan_is_compared() -> None:
     each_alone_refuses(world, txn, [Put(world.keys.chunk(ref, n), b"[1]") for n in range(3)])
 
 
-def test_each_run_of_jobs_that_are_claimed_together_is_compared() -> None:
+def test_the_guards_of_each_run_of_jobs_in_a_claim_are_needed() -> None:
     world, (ref,) = opened(1, 9)
     gate = world.store.mod(world.keys.gate(ref))
     runs = batch_claims.Untouched(ref, gate, ((0, 2), (3, 5), (6, 9)))
@@ -293,7 +293,7 @@ def test_each_run_of_jobs_that_are_claimed_together_is_compared() -> None:
     each_alone_refuses(world, txn, [*taken, *ended])
 
 
-def test_each_of_several_operations_whose_jobs_are_claimed_together_is_compared() -> None:
+def test_the_guards_of_each_operation_in_a_batch_claim_are_needed() -> None:
     world, refs = opened()
     gates = [kv for ref in refs if (kv := world.store.get(world.keys.gate(ref)))]
     listed = [batch_claims.Untouched(ref, kv.mod_revision, ((0, 1),)) for ref, kv in zip(refs, gates, strict=True)]
@@ -303,7 +303,7 @@ def test_each_of_several_operations_whose_jobs_are_claimed_together_is_compared(
     each_alone_refuses(world, txn, changes)
 
 
-def test_each_executor_whose_jobs_are_taken_over_is_compared() -> None:
+def test_the_guard_of_each_dead_executor_in_a_takeover_is_needed() -> None:
     world, (ref,) = opened(1, 3)
     holders = ("b", "c", "d")
     for p, holder in enumerate(holders):
@@ -316,7 +316,7 @@ def test_each_executor_whose_jobs_are_taken_over_is_compared() -> None:
 
 
 @pytest.mark.parametrize("what", ["report", "retry", "progress"])
-def test_each_claim_of_a_group_is_compared(what: str) -> None:
+def test_the_guard_of_each_claim_in_a_group_is_needed(what: str) -> None:
     world, (ref,) = opened(1, 3)
     world.do(world.claim(ref, "a", range(3)))
     for p in range(3):

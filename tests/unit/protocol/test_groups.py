@@ -39,7 +39,7 @@ def contents(world: World) -> dict[str, bytes]:
 # --------------------------------------------------------------------- starts
 
 
-def test_several_starts_write_what_each_would_alone() -> None:
+def test_grouped_starts_equal_single_starts() -> None:
     together, apart = World(), World()
     together.do(together.starts(5))
     for _ in range(5):
@@ -50,7 +50,7 @@ def test_several_starts_write_what_each_would_alone() -> None:
     assert together.next_ref().instance == 6
 
 
-def test_starts_that_were_refused_never_apply() -> None:
+def test_refused_starts_never_apply_later() -> None:
     world = World()
     late = world.starts(3)
     world.do(world.start(world.next_ref()))
@@ -66,7 +66,7 @@ def test_starts_that_were_refused_never_apply() -> None:
 
 
 @pytest.mark.parametrize("broken", range(4))
-def test_each_guard_of_a_group_of_starts_alone_refuses_it(broken: int) -> None:
+def test_each_guard_refuses_a_group_of_starts_on_its_own(broken: int) -> None:
     """runOps, nextInstanceId, and that each of the two objects is free."""
     world = World(one_at_a_time=True)
     world.do(world.starts(1, ["z"]))
@@ -89,7 +89,7 @@ def test_each_guard_of_a_group_of_starts_alone_refuses_it(broken: int) -> None:
     assert world.store.apply(without(txn, txn.compares[broken])).succeeded, "nothing else would have"
 
 
-def test_starts_that_do_not_follow_each_other_are_not_built() -> None:
+def test_starts_without_consecutive_instances_raise_an_error() -> None:
     world = World()
     seen, spec = world.counters(), world.spec(world.next_ref())
     for wrong in (refs(1, 3), refs(2, 1), refs(2), [*refs(1), OperationRef(TABLE, "other", "", 2)]):
@@ -101,7 +101,7 @@ def test_starts_that_do_not_follow_each_other_are_not_built() -> None:
 
 
 @pytest.mark.parametrize(("objects", "brings_plan", "flat"), [(False, False, 31), (True, False, 25), (False, True, 21)])
-def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, flat: int) -> None:
+def test_the_largest_group_of_starts_fits_into_a_transaction(objects: bool, brings_plan: bool, flat: int) -> None:
     world = World(one_at_a_time=objects)
     new = [
         t.NewOperation(ref, world.spec(ref), b"{}", planned(1) if brings_plan else None)
@@ -111,7 +111,7 @@ def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, 
         txn = t.starts(world.keys, world.counters(), new[:count])
         assert operations(txn) <= MAX_OPERATIONS
         assert any(isinstance(op, Txn) for op in txn.success) is nested, "in parcels where one list is too short"
-    assert t.start_together(world.keys, new) == t.STARTS_PER_TXN
+    assert t.fitting_starts(world.keys, new) == t.STARTS_PER_TXN
     txn = t.starts(world.keys, world.counters(), new[: t.STARTS_PER_TXN])
     assert operations(txn) <= MAX_OPERATIONS
     world.do(txn)
@@ -124,12 +124,12 @@ def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, 
     assert not check(world.keys, world.store.history)
 
 
-def test_as_much_starts_together_as_a_request_may_hold() -> None:
+def test_the_largest_group_of_starts_fits_into_a_request() -> None:
     world = World()
     new = [t.NewOperation(ref, world.spec(ref), b'"' + b"x" * 400_000 + b'"') for ref in refs(*range(1, 6))]
-    assert t.start_together(world.keys, new) == 2
+    assert t.fitting_starts(world.keys, new) == 2
     huge = [replace(new[0], arg=b'"' + b"x" * 2 * t.START_BYTES_PER_TXN + b'"'), *new[1:]]
-    assert t.start_together(world.keys, huge) == 1, "one at least"
+    assert t.fitting_starts(world.keys, huge) == 1, "one at least"
 
 
 # ------------------------------------------------------------------- finishes
@@ -153,7 +153,7 @@ def running(count: int, *, decided: bool = True, one_at_a_time: bool = False) ->
 
 @pytest.mark.parametrize("decided", [True, False])
 @pytest.mark.parametrize("one_at_a_time", [True, False])
-def test_several_finishes_write_what_each_would_alone(decided: bool, one_at_a_time: bool) -> None:
+def test_grouped_finishes_equal_single_finishes(decided: bool, one_at_a_time: bool) -> None:
     together, ops = running(4, decided=decided, one_at_a_time=one_at_a_time)
     apart, _ = running(4, decided=decided, one_at_a_time=one_at_a_time)
     txn = together.finish_all(ops)
@@ -218,7 +218,7 @@ refusal tells that it is this one."""
 
 
 @pytest.mark.parametrize(("decided", "happens", "guards", "told"), MOVES)
-def test_each_guard_of_a_group_of_finishes_alone_refuses_it(
+def test_each_guard_refuses_a_group_of_finishes_on_its_own(
     decided: bool, happens: Callable[[World, OperationRef], None], guards: int, told: bool
 ) -> None:
     world, ops = running(3, decided=decided)
@@ -238,7 +238,7 @@ def test_each_guard_of_a_group_of_finishes_alone_refuses_it(
     assert world.store.apply(without(txn, *broken)).succeeded, "nothing else would have refused it"
 
 
-def test_what_is_not_as_seen_does_not_keep_the_others_from_ending() -> None:
+def test_a_changed_operation_does_not_prevent_others_from_finishing() -> None:
     world, ops = running(3, decided=False)
     world.do(world.cancel(ops[1]))
     world.do(world.finish_all([ops[0], ops[2]]))
@@ -254,7 +254,7 @@ def test_operations_of_two_types_are_not_finished_together() -> None:
 
 
 @pytest.mark.parametrize(("decision_mod", "gate_mod", "most"), [(0, 0, 25), (7, 0, 42), (0, 5, 42)])
-def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gate_mod: int, most: int) -> None:
+def test_the_largest_group_of_finishes_fits_into_a_transaction(decision_mod: int, gate_mod: int, most: int) -> None:
     world = World()
     history = History("x", State.SUCCESS, TIME, TIME, 1, 1, 0, None, (), [], "r")
     finals = [f.Final(ref, 5, decision_mod, history, False, gate_mod=gate_mod) for ref in refs(*range(1, 60))]
@@ -348,9 +348,7 @@ def several() -> tuple[World, list[job_transitions.Guarded], list[job_transition
 @pytest.mark.parametrize("first", [0, 2, 4])
 @pytest.mark.parametrize("whose", [1, 2], ids=["coordinator", "executor"])
 @pytest.mark.parametrize("how", [job_transitions.group, job_transitions.one_by_one], ids=["group", "one_by_one"])
-def test_grouped_writes_of_each_kind_equal_single_writes(
-    how: Callable[..., Txn], whose: int, first: int
-) -> None:
+def test_grouped_writes_of_each_kind_equal_single_writes(how: Callable[..., Txn], whose: int, first: int) -> None:
     found, apart = several(), several()[0]
     together, writes = found[0], found[whose]
     writes = [*writes[first:], *writes[:first]]

@@ -34,7 +34,7 @@ def id_of(arg: Any, *fields: str, table: str = "t") -> str | None:
     return computed_id(declaration(*fields), table, dumps(arg))
 
 
-def test_P16_an_id_is_that_of_type_table_and_the_fields_values() -> None:
+def test_P16_an_id_depends_on_type_table_and_field_values() -> None:
     one = id_of({"path": "a", "note": "x"}, "path")
     assert one == id_of({"note": "y", "path": "a"}, "path"), "other fields, and their order, do not matter"
     assert one != id_of({"path": "b"}, "path")
@@ -57,7 +57,7 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
-def test_ids_are_the_same_where_the_values_are(a: Any, b: Any) -> None:
+def test_equal_values_have_equal_ids(a: Any, b: Any) -> None:
     first, second = id_of({"path": a}, "path"), id_of({"path": b}, "path")
     assert first is not None
     assert (first == second) is (differing(declaration("path"), dumps({"path": a}), dumps({"path": b})) == [])
@@ -66,7 +66,7 @@ def test_ids_are_the_same_where_the_values_are(a: Any, b: Any) -> None:
     assert keys.parse(keys.unique("t", "purge", first)).id == first
 
 
-def test_what_differs_is_named() -> None:
+def test_differing_fields_are_named() -> None:
     assert differing(declaration("path"), b'{"path":"a","note":"x"}', b'{"path":"a"}') == []
     own = Declaration("purge", SCHEMA)
     assert differing(own, b'{"note":"x","depth":1}', b'{"path":"a","note":"x"}') == ["path"]
@@ -106,12 +106,12 @@ def test_every_rule_is_associative(rule: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("rule", ["max", "min", "sum"])
 @given(st.integers(), st.integers())
-def test_the_order_does_not_matter_where_the_rule_says_nothing_of_it(rule: str, a: int, b: int) -> None:
+def test_commutative_rules_do_not_depend_on_the_order(rule: str, a: int, b: int) -> None:
     assert together(rule, a, b) == together(rule, b, a)
 
 
 @given(VALUES["union"], VALUES["union"])
-def test_a_union_has_each_once_in_the_order_in_which_they_came(a: list[Any], b: list[Any]) -> None:
+def test_a_union_keeps_each_item_once_in_order(a: list[Any], b: list[Any]) -> None:
     assert together("union", a, b) == list(dict.fromkeys([*a, *b]))
     assert together("union", together("union", a, b), b) == together("union", a, b)
 
@@ -126,7 +126,7 @@ def test_rules_by_example() -> None:
             together(rule, a, b)
 
 
-def test_a_field_without_a_rule_must_be_the_same() -> None:
+def test_a_field_without_a_rule_must_be_equal() -> None:
     declared = declaration("path", files="union")
     stored = b'{"path":"a","files":[1]}'
     assert loads(combined(declared, stored, b'{"depth":1.0,"path":"a","files":[2]}')) == {
@@ -137,7 +137,7 @@ def test_a_field_without_a_rule_must_be_the_same() -> None:
     assert combined(declared, stored, b'{"path":"a","files":[1.0]}') is stored, "it adds nothing"
     with pytest.raises(InvalidArgument, match="'depth' differs, and purge has no rule to combine it"):
         combined(declared, stored, b'{"path":"a","depth":2}')
-    with pytest.raises(InvalidArgument, match="field by field"):
+    with pytest.raises(InvalidArgument, match="both must be objects with fields"):
         combined(declared, b"[]", b"[]")
 
 
@@ -161,7 +161,7 @@ class Purge(Behavior):
     def start_or_resume_job(self, arg: Any, partition: Any, ctx: Any) -> None: ...
 
 
-def test_P10_what_makes_the_id_and_the_rules_is_published() -> None:
+def test_P10_id_fields_and_rules_are_published() -> None:
     published = Declaration.decode(Purge.declaration().encode())
     assert published.id_fields == ("path",)
     assert published.combine == {"files": "union"}

@@ -78,7 +78,7 @@ def test_component_round_trip(name: str) -> None:
 
 
 @given(names)
-def test_an_object_is_never_taken_for_an_instance_or_a_reserved_word(name: str) -> None:
+def test_an_object_is_never_parsed_as_an_instance_or_a_reserved_word(name: str) -> None:
     text = K.encode_object(name)
     assert not text.isdigit()
     assert text not in K.RESERVED
@@ -168,7 +168,7 @@ def test_operations_never_share_keys_or_ranges(several: list[OperationRef]) -> N
 
 
 @given(refs, partitions)
-def test_ranges_hold_what_they_should(ref: OperationRef, p: int) -> None:
+def test_ranges_contain_the_right_keys(ref: OperationRef, p: int) -> None:
     for keys in KEYS:
         own = [keys.of(ref, n) for n in K.OPERATION_NAMES]
         jobs = [keys.job(ref, p, n) for n in K.JOB_NAMES]
@@ -193,7 +193,7 @@ def test_ranges_hold_what_they_should(ref: OperationRef, p: int) -> None:
 @example("distOp.t.noop.٣.state", Keys())
 @example("distOpNode.\ud800", Keys())
 @example("distOp.t.noop." + "9" * 5000 + ".state", Keys())
-def test_nothing_but_our_keys_parses(text: str, keys: Keys) -> None:
+def test_only_keys_of_distop_parse(text: str, keys: Keys) -> None:
     """What parses is what the schema writes: building it again gives the same text."""
     try:
         parsed = keys.parse(text)
@@ -231,12 +231,12 @@ def test_nothing_but_our_keys_parses(text: str, keys: Keys) -> None:
         "",
     ],
 )
-def test_what_is_not_canonical_is_refused(key: str) -> None:
+def test_components_that_are_not_canonical_are_refused(key: str) -> None:
     with pytest.raises(InvalidArgument):
         Keys().parse(key)
 
 
-def test_names_that_are_refused() -> None:
+def test_invalid_names_are_refused() -> None:
     for bad in ("", "\ud800", "a\udfff", "x" * 256, "é" * 43, "." * 86):
         with pytest.raises(InvalidArgument):
             K.encode(bad)
@@ -260,7 +260,7 @@ def test_names_that_are_refused() -> None:
             K.parse_ordinal(bad_text)
 
 
-def test_the_names_of_the_contract() -> None:
+def test_keys_are_spelled_as_in_the_contract() -> None:
     keys, ref = Keys(), OperationRef("sales.orders", "build-index", "7", 3)
     assert keys.root(ref) == "distOp.sales%2Eorders.build-index.%37.3"
     assert keys.of(ref, "state") == "distOp.sales%2Eorders.build-index.%37.3.state"

@@ -78,20 +78,21 @@ def test_the_audit_finds_a_gate_without_the_current_options() -> None:
     world, ref = ready()
     world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
     (fault,) = check(world.keys, world.store.history)
-    assert (fault.invariant, fault.text) == (16, "the gate does not say what the options say")
+    assert fault.invariant == 16
+    assert fault.text == f"the gate has {Options()}, expected {Options(max_jobs=1)}"
 
 
 # ---------------------------------------------------------------------- plans
 
 
-def test_a_late_copy_of_a_chunk_does_not_replace_the_one_that_was_planned_since() -> None:
+def test_a_late_copy_of_a_chunk_does_not_replace_a_newer_one() -> None:
     world, ref = ready(planned_first=False)
     late = world.chunk(ref, 0, b"[]")
     world.do(world.chunk(ref, 0, b'["planned again"]'))
     assert not world.store.apply(late).succeeded
 
 
-def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote() -> None:
+def test_a_plan_is_refused_if_a_chunk_was_replaced() -> None:
     """The digest of the plan would not fit the chunks."""
     world, ref = ready(planned_first=False)
     plan, _ = planned(JOBS)
@@ -124,7 +125,7 @@ def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
     assert not world.store.apply(late).succeeded
 
 
-def test_a_former_coordinator_ends_nothing_that_waits() -> None:
+def test_a_former_coordinator_ends_no_pending_operation() -> None:
     world, ref = waiting()
     history = ended_waiting(ref, world.own_spec(ref), State.CANCELLED, TIME, WHY)
     late = w.end_waiting(world.keys, ref, world.mod(ref, "state"), history, WHY, world.election)
@@ -144,7 +145,7 @@ def test_a_join_whose_dependency_is_not_seen_yet_does_not_end_with_a_cancelled_o
 # --------------------------------------------------------------------- claims
 
 
-def test_an_actor_takes_no_job_of_a_holder_that_only_seems_to_be_gone() -> None:
+def test_an_actor_takes_no_job_of_a_live_holder() -> None:
     """Its view does not show that node yet, or any more."""
     world, ref = ready()
     world.do(world.claim(ref, "b", [0]))
@@ -157,7 +158,7 @@ def test_an_actor_takes_no_job_of_a_holder_that_only_seems_to_be_gone() -> None:
     world.do(actor_claims.own(world.keys, [taking]))
 
 
-def test_of_several_jobs_that_are_lost_for_good_each_fails() -> None:
+def test_each_of_several_lost_jobs_at_the_limit_fails() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "b", range(JOBS)))
     world.die("b")
@@ -166,7 +167,7 @@ def test_of_several_jobs_that_are_lost_for_good_each_fails() -> None:
     assert [world.job_stage(ref, p) for p in range(JOBS)] == [JobStage.FAILED] * JOBS
 
 
-def test_of_several_claims_of_an_actor_each_is_extended() -> None:
+def test_each_of_several_claims_of_an_actor_is_extended() -> None:
     world, ref = ready()
     for p in range(JOBS):
         world.do(world.own(ref, "w", p))
@@ -179,7 +180,7 @@ def test_of_several_claims_of_an_actor_each_is_extended() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again(lost: bool) -> None:
+def test_an_extended_claim_of_an_actor_counts_against_the_limit_again(lost: bool) -> None:
     """It was overdue, and left out of those that a limit allows. ``lost``: a job of a dead executor is claimed."""
     world, ref = ready()
     world.do(world.own(ref, "w", 0))

@@ -61,7 +61,7 @@ def held(world: World, ref: OperationRef) -> list[int]:
 # --------------------------------------------------------------------- permits
 
 
-def test_L35_no_more_than_so_many_claims_live_and_a_report_makes_room() -> None:
+def test_L35_live_claims_stay_within_the_limit_and_a_report_frees_a_permit() -> None:
     world, ref = limited(2)
     world.do(world.claim(ref, "a", range(6)))
     assert len(held(world, ref)) == 2
@@ -75,7 +75,7 @@ def test_L35_no_more_than_so_many_claims_live_and_a_report_makes_room() -> None:
     assert check(world.keys, world.store.history) == []
 
 
-def test_L35_two_that_claim_at_the_same_time_do_not_both_get_the_last_permit() -> None:
+def test_L35_concurrent_claims_do_not_both_get_the_last_permit() -> None:
     world, ref = limited(1)
     one, other = world.claim(ref, "a", [0]), world.claim(ref, "b", [1])
     world.store.apply(one)
@@ -102,7 +102,7 @@ def test_L35_a_lowered_limit_lets_running_jobs_finish_and_claims_nothing_until_t
     assert check(world.keys, world.store.history) == []
 
 
-def test_L35_a_limit_that_comes_later_counts_what_runs_without_a_permit() -> None:
+def test_L35_a_later_limit_counts_jobs_that_run_without_a_permit() -> None:
     world, ref = limited(0)
     world.do(world.claim(ref, "a", range(3)))
     world.do(world.alter(ref, Options(max_jobs=2)))
@@ -132,7 +132,7 @@ def test_L35_the_jobs_of_a_lost_executor_are_taken_over_within_a_lowered_limit()
     assert check(world.keys, world.store.history) == []
 
 
-def test_a_holder_that_only_seems_to_be_gone_is_counted_by_the_compare() -> None:
+def test_a_claim_is_refused_if_an_uncounted_holder_is_live() -> None:
     world, ref = limited(2)
     world.do(world.claim(ref, "b", [0, 1]))
     world.do(world.alter(ref, Options(max_jobs=1)))
@@ -146,7 +146,7 @@ def test_a_holder_that_only_seems_to_be_gone_is_counted_by_the_compare() -> None
     assert not world.store.apply(job_transitions.claim(world.keys, ref, gate, "a", [want], (), behind.gone)).succeeded
 
 
-def test_L35_lost_claims_give_their_permits_back_without_taking_any() -> None:
+def test_L35_revoking_lost_claims_needs_no_permit() -> None:
     world, ref = limited(6)
     world.do(world.claim(ref, "b", range(5)))
     world.do(world.claim(ref, "a", [5]))
@@ -184,7 +184,7 @@ def test_L35_a_lost_job_that_is_failed_gives_its_permit_back() -> None:
 
 
 @pytest.mark.parametrize(("lost", "attempts"), [("retry", 1), ("fail", 3)])
-def test_a_job_lost_once_too_often_may_wait_for_its_cleanup(lost: str, attempts: int) -> None:
+def test_a_lost_job_at_the_limit_may_wait_for_its_cleanup(lost: str, attempts: int) -> None:
     world, ref = limited(1, attempts=attempts)
     world.rules = replace(world.rules, lost=lost)
     world.tamper(Put(world.keys.of(ref, "spec"), replace(world.own_spec(ref), rules=world.rules).encode()))
@@ -203,7 +203,7 @@ def test_a_job_lost_once_too_often_may_wait_for_its_cleanup(lost: str, attempts:
     assert len(check(world.keys, world.store.history)) == seen
 
 
-def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -> None:
+def test_a_pause_gives_permits_back_and_the_end_deletes_them() -> None:
     world, ref = limited(1, jobs=2)
     world.do(world.claim(ref, "a", [0]))
     world.do(world.pause_now(ref))
@@ -239,7 +239,7 @@ def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int
     assert check(world.keys, world.store.history) == []
 
 
-def test_the_largest_claims_with_permits_fit() -> None:
+def test_the_largest_claims_with_permits_fit_into_a_transaction() -> None:
     size = job_transitions.LIMITED_CLAIMS_PER_TXN
     world, ref = limited(0, jobs=2 * size)
     old = [Claim(f"ex-{n}", f"gone-{n % MAX_GONE}", 1, 0, permit=n + size) for n in range(size)]
@@ -256,7 +256,7 @@ def test_the_largest_claims_with_permits_fit() -> None:
     st.lists(st.one_of(st.none(), st.integers(0, 8)), max_size=8, unique_by=lambda n: n if n is not None else object()),
     st.integers(1, 8),
 )
-def test_usable_permits_never_admit_more_than_so_many(claims: list[int | None], most: int) -> None:
+def test_usable_permits_never_exceed_the_limit(claims: list[int | None], most: int) -> None:
     """However many of them are taken in whatever order, and whatever ends between."""
     chance = random.Random(repr((claims, most)))
     live = list(claims)
@@ -287,7 +287,7 @@ def test_a_refused_alter_stays_refused_and_changes_nothing() -> None:
     assert [kv.value for kv in before if kv.key.endswith(".options")] == [Options(max_jobs=2).encode()]
 
 
-def test_a_plan_made_while_somebody_alters_is_refused() -> None:
+def test_a_plan_made_during_an_alteration_is_refused() -> None:
     world, ref = limited(0)
     second = world.next_ref()
     world.do(world.start(second))
@@ -299,7 +299,7 @@ def test_a_plan_made_while_somebody_alters_is_refused() -> None:
     assert ref != second
 
 
-def test_options_of_a_start_stand_in_its_gate_and_nothing_where_nothing_was_said() -> None:
+def test_the_gate_of_a_start_contains_only_given_options() -> None:
     world = World()
     world.join("a")
     ref = world.next_ref()
@@ -314,7 +314,7 @@ def test_options_of_a_start_stand_in_its_gate_and_nothing_where_nothing_was_said
     assert Gate(2).encode() == b'{"v":1,"count":2}'
 
 
-def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() -> None:
+def test_lost_jobs_with_a_permit_are_claimed_before_those_without() -> None:
     """Else nothing would be claimed: the permit is that job's, and the others have none."""
     world, ref = limited(1)
     plan, chunks = planned(6)
@@ -327,7 +327,7 @@ def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() ->
     assert op.room == 0
 
 
-def test_a_claim_looks_once_over_the_free_permits() -> None:
+def test_a_claim_reads_the_free_permits_once() -> None:
     """With 20,000 of them the look for each job stopped the daemon's loop until its session was lost."""
 
     class Counted(dict[int, int]):
@@ -351,7 +351,7 @@ def test_a_claim_looks_once_over_the_free_permits() -> None:
 # ------------------------------------------------------------------ priorities
 
 
-def test_L35_aging_lets_the_least_urgent_come_before_the_most_urgent_in_the_end() -> None:
+def test_L35_aging_finally_ranks_the_least_urgent_first() -> None:
     assert rank(0, 0.0) > rank(-1, AGING - 1)
     assert rank(9, 0.0) > rank(0, 8 * AGING)
     assert rank(-MOST_URGENT, 2 * MOST_URGENT * AGING + AGING) > rank(MOST_URGENT, 0.0)
@@ -372,7 +372,7 @@ def test_a_failure_budget_is_a_count_or_a_share(said: str, fail_fast: bool, tota
     assert allowance(said, fail_fast, total) == may
 
 
-def test_an_operation_goes_on_until_more_have_failed_than_may_and_is_failed_in_the_end() -> None:
+def test_an_operation_continues_within_its_failure_budget_and_fails_at_the_end() -> None:
     world, ref = limited(0)
     world.do(world.alter(ref, Options(max_failed="1")))
     world.do(world.claim(ref, "a", range(6)))
@@ -400,7 +400,7 @@ def test_an_operation_goes_on_until_more_have_failed_than_may_and_is_failed_in_t
 # -------------------------------------------------------------------- selectors
 
 
-def test_a_selector_fits_who_has_all_of_its_labels() -> None:
+def test_a_selector_matches_executors_with_all_of_its_labels() -> None:
     assert fits({}, {})
     assert fits({"zone": "a"}, {"zone": "a", "disk": "ssd"})
     assert not fits({"zone": "a"}, {"zone": "b"})
@@ -457,7 +457,7 @@ def test_bad_selectors_are_refused_in_one_sentence(wrong: object) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_given_is_what_is_changed() -> None:
+def test_only_given_options_are_changed() -> None:
     assert StartOptions().checked() == {}
     given = StartOptions(priority=-3, max_jobs=0, max_failed=" 2 %").checked()
     assert given == {"priority": -3, "max_jobs": 0, "max_failed": "2%"}

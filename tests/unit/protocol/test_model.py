@@ -85,7 +85,7 @@ records = st.one_of(
 
 
 @given(records)
-def test_records_come_back(record: object) -> None:
+def test_records_round_trip(record: object) -> None:
     value = record.encode()
     assert type(record).decode(value) == record
     assert json.loads(value)["v"] >= 1
@@ -99,7 +99,7 @@ def test_unknown_fields_are_ignored(record: object, more: dict[str, object]) -> 
 
 
 @given(st.lists(plans, max_size=20))
-def test_chunks_come_back(partitions: list[pl.PartitionPlan]) -> None:
+def test_chunks_round_trip(partitions: list[pl.PartitionPlan]) -> None:
     chunks = pl.chunked(partitions, 400)
     assert [p for c in chunks for p in pl.decode_chunk(c)] == partitions
     assert all(len(c) <= 400 or len(pl.decode_chunk(c)) == 1 for c in chunks)
@@ -116,7 +116,7 @@ def test_chunk_details() -> None:
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_ranges_come_back(ordinals: set[int]) -> None:
+def test_ranges_round_trip(ordinals: set[int]) -> None:
     assert json_codec.from_ranges(json_codec.to_ranges(ordinals)) == sorted(ordinals)
 
 
@@ -130,7 +130,7 @@ def test_ranges_as_text() -> None:
 @example(m.OperationRef("a/b", "t", "50%", 7))
 @example(m.OperationRef("%2F", "t", "/", 7))
 @example(m.OperationRef("7", "t", "7", 7))
-def test_refs_come_back(ref: m.OperationRef) -> None:
+def test_refs_round_trip(ref: m.OperationRef) -> None:
     assert m.OperationRef.parse(str(ref)) == ref
 
 
@@ -140,7 +140,7 @@ def test_refs_as_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["nyc%2Eflights/validate/7", "nyc.flights/%76alidate/7", "nyc%2eflights/validate/7"])
-def test_a_ref_that_is_escaped_as_keys_are_has_the_one_name(text: str) -> None:
+def test_a_ref_with_key_escapes_has_its_canonical_name(text: str) -> None:
     assert str(m.OperationRef.parse(text)) == "nyc.flights/validate/7"
 
 
@@ -151,12 +151,12 @@ def test_a_ref_that_is_escaped_as_keys_are_has_the_one_name(text: str) -> None:
         *("a/b/007", "a/b/0", "a/b/" + "9" * 5000, "50%/b/7", "a%2/b/7", "a%zz/b/7"),
     ],
 )
-def test_what_is_no_ref_is_refused(text: str) -> None:
+def test_invalid_refs_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         m.OperationRef.parse(text)
 
 
-def test_an_outcome_has_a_limit() -> None:
+def test_the_size_of_an_outcome_is_limited() -> None:
     def outcome(size: int) -> j.Outcome:
         return j.Outcome("p", "e", "i", 1, "", "", "x" * size)
 
@@ -166,7 +166,7 @@ def test_an_outcome_has_a_limit() -> None:
         outcome(j.MAX_OUTCOME_BYTES - overhead + 1).encode()
 
 
-def test_errors_are_shortened_and_never_stop_a_report() -> None:
+def test_errors_are_shortened_and_never_prevent_a_report() -> None:
     value = j.Outcome("p", "e", "i", 1, "", "", None, "begin" + "x" * 10**6 + "end").encode()
     error = j.Outcome.decode(value).error
     assert len(error) == json_codec.MAX_ERROR_TEXT
@@ -178,7 +178,7 @@ def test_errors_are_shortened_and_never_stop_a_report() -> None:
 
 
 @given(st.floats(0, 4e9))
-def test_times_come_back(seconds: float) -> None:
+def test_times_round_trip(seconds: float) -> None:
     text = json_codec.rfc3339(seconds)
     assert text.endswith("Z")
     assert abs(json_codec.from_rfc3339(text) - seconds) < 0.0011

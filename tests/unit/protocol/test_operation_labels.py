@@ -14,7 +14,7 @@ from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
 
 
-def test_they_are_kept_in_the_order_of_their_keys() -> None:
+def test_labels_are_sorted_by_key() -> None:
     assert list(labels({"b": "", "a": "1", "x.y/z-0_": "ü"}).items()) == [("a", "1"), ("b", ""), ("x.y/z-0_", "ü")]
     assert labels(None) == labels({}) == {}
     assert len(labels({f"k{n}": "v" * MAX_VALUE for n in range(MAX_LABELS)})) == MAX_LABELS
@@ -40,7 +40,7 @@ def test_they_are_kept_in_the_order_of_their_keys() -> None:
         ({"a": "\x1b[2J"}, "printable"),
     ],
 )
-def test_what_is_none_is_refused_in_one_sentence(value: Any, says: str) -> None:
+def test_invalid_labels_are_refused_in_one_sentence(value: Any, says: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         labels(value)
     assert says in str(refused.value)
@@ -49,7 +49,7 @@ def test_what_is_none_is_refused_in_one_sentence(value: Any, says: str) -> None:
         request("noop", "t", b"{}", StartOptions(labels=value), "me")
 
 
-def test_all_that_are_wanted_must_be_there() -> None:
+def test_all_wanted_labels_must_match() -> None:
     found = {"team": "x", "ticket": "42"}
     assert has(found, {})
     assert has(found, {"team": "x"})
@@ -57,7 +57,7 @@ def test_all_that_are_wanted_must_be_there() -> None:
     assert not has(found, {"team": "x", "other": ""})
 
 
-def test_spec_and_history_keep_them_and_records_without_any_are_as_they_were() -> None:
+def test_spec_and_history_keep_labels_and_records_without_labels_are_unchanged() -> None:
     spec = Spec("r", "", "me", Rules(), labels={"team": "x"})
     assert Spec.decode(spec.encode()) == spec
     record = History("t/noop/1", State.SUCCESS, "", "", 0, 0, 0, labels={"team": "x"})

@@ -296,7 +296,7 @@ def test_the_tables_name_every_stage() -> None:
     assert {e for events in state_tables.JOB_TABLE.values() for e in events} == set(JobEvent)
 
 
-def test_transactions_look_up_where_an_event_leads_and_where_it_comes() -> None:
+def test_transactions_look_up_stages_in_the_state_tables() -> None:
     world, ref = ready()
     assert state_tables.leads_to(Event.RESUME, Stage.OPEN) is Stage.OPEN
     with pytest.raises(ValueError, match="resume leads to open, planning"):
@@ -326,7 +326,7 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
 
 
 @pytest.mark.parametrize("after", [p for places in PLACES.values() for p in places], ids=lambda p: p.__name__)
-def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
+def test_a_former_coordinator_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = after()
     coordinator_events = [e for e in Event if e not in (Event.SUBMIT, Event.START, Event.START_PLANNED)]
     commands = (Event.ADD_DEPENDENCIES, Event.END_WAITING, Event.PAUSE, Event.PAUSE_NOW, Event.RESUME)
@@ -449,7 +449,7 @@ ACTOR_EVENTS = {
 
 @pytest.mark.parametrize("stage", JobStage)
 @pytest.mark.parametrize("event", ACTOR_EVENTS)
-def test_what_actors_do_fits_the_job_table(stage: JobStage, event: JobEvent) -> None:
+def test_actors_follow_the_job_table(stage: JobStage, event: JobEvent) -> None:
     world, ref = job_at(stage, "w")
     other, _ = (world, ref) if event in state_tables.JOB_TABLE[stage] else job_at(JOB_ABOUT[event], "w")
     txn = ACTOR_EVENTS[event](other, ref)
@@ -467,7 +467,7 @@ def test_what_actors_do_fits_the_job_table(stage: JobStage, event: JobEvent) -> 
     assert world.store.listing() == after, "sent again"
 
 
-def test_a_claim_by_an_actor_needs_no_node_key_and_moves_with_each_extension() -> None:
+def test_an_actors_claim_needs_no_node_key_and_changes_with_each_extension() -> None:
     world, ref = ready()
     world.do(world.own(ref, "w", 0))
     first, late = world.fence(ref, 0), world.own(ref, "v", 0)
@@ -480,7 +480,7 @@ def test_a_claim_by_an_actor_needs_no_node_key_and_moves_with_each_extension() -
     assert not check(world.keys, world.store.history)
 
 
-def test_an_actor_extends_while_paused_and_not_while_cancelling() -> None:
+def test_an_actor_may_extend_while_paused_but_not_while_cancelling() -> None:
     world, ref = ready()
     world.do(world.own(ref, "w", 0))
     world.do(world.pause(ref))
@@ -494,7 +494,7 @@ def test_an_actor_extends_while_paused_and_not_while_cancelling() -> None:
     assert not check(world.keys, world.store.history)
 
 
-def test_the_invariants_see_who_writes_under_the_claim_of_an_actor() -> None:
+def test_the_invariants_find_writes_under_another_actors_claim() -> None:
     world, ref = ready()
     world.do(world.own(ref, "w", 0))
     former, key = world.claim_of(ref, 0), world.keys.claim(ref, 0)
@@ -519,7 +519,7 @@ def test_the_invariants_see_who_writes_under_the_claim_of_an_actor() -> None:
     assert 4 in {fault.invariant for fault in check(world.keys, world.store.history)}
 
 
-def test_the_living_keep_their_claims() -> None:
+def test_live_holders_keep_their_claims() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0]))
     before = world.store.listing()
@@ -531,7 +531,7 @@ def test_the_living_keep_their_claims() -> None:
     assert [kv for kv in before if "Claim" in kv.key] == [kv for kv in world.store.listing() if "Claim" in kv.key]
 
 
-def test_runs_that_nobody_touched_are_claimed_together_or_not_at_all() -> None:
+def test_untouched_runs_are_claimed_all_or_none() -> None:
     world, ref = ready(planned_first=False)
     world.do(world.plan(ref, 6))
     gate = world.store.mod(world.keys.gate(ref))
@@ -553,7 +553,7 @@ def test_runs_that_nobody_touched_are_claimed_together_or_not_at_all() -> None:
     assert world.store.revision == ended > before
 
 
-def test_a_small_operation_is_claimed_and_read_at_once() -> None:
+def test_a_small_operation_is_claimed_and_read_in_one_transaction() -> None:
     world, ref = ready(planned_first=False)
     world.do(world.plan(ref, 2))
     gate = world.store.get(world.keys.gate(ref))
@@ -575,7 +575,7 @@ def test_a_small_operation_is_claimed_and_read_at_once() -> None:
     "value",
     [b"open", b"", b"[]", b'"1"', b'{"count":"x"}', b'{"v":99,"count":3}', b'{"count":1e999}', b"\xff", b"null"],
 )
-def test_a_gate_that_says_nothing_known_is_a_gate(value: bytes) -> None:
+def test_a_gate_with_an_unknown_value_is_a_gate(value: bytes) -> None:
     assert Gate.decode(value) == Gate(0)
 
 
@@ -601,7 +601,7 @@ def test_overlapping_blocks_are_shared() -> None:
     assert {world.claim_of(ref, p).incarnation for p in (0, 1)} == {"a"}
 
 
-def test_a_group_is_all_or_nothing_and_then_one_by_one() -> None:
+def test_a_refused_group_of_writes_is_retried_one_by_one() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0, 1]))
     claims = [world.claim_of(ref, p) for p in (0, 1)]
@@ -616,7 +616,7 @@ def test_a_group_is_all_or_nothing_and_then_one_by_one() -> None:
     assert world.job_stage(ref, 1) is JobStage.CLAIMED
 
 
-def test_a_late_holder_may_report_until_somebody_else_has_the_job() -> None:
+def test_a_late_holder_may_report_until_the_job_is_taken_over() -> None:
     """The token decides, not whether its session still lives (lakeFS L17)."""
     world, ref = ready()
     world.do(world.claim(ref, "a", [0, 1]))
@@ -629,7 +629,7 @@ def test_a_late_holder_may_report_until_somebody_else_has_the_job() -> None:
     assert not check(world.keys, world.store.history)
 
 
-def test_a_zombie_saves_no_progress() -> None:
+def test_a_zombie_saves_no_checkpoint() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0]))
     stale = world.checkpoint(ref, 0, b"1")
@@ -639,7 +639,7 @@ def test_a_zombie_saves_no_progress() -> None:
     assert not world.store.apply(stale).succeeded
 
 
-def test_a_plan_that_was_begun_with_more_chunks_leaves_none_behind() -> None:
+def test_a_plan_deletes_chunks_of_an_earlier_longer_one() -> None:
     world, ref = ready(planned_first=False)
     for n in range(3):
         world.do(world.chunk(ref, n, encode_chunk([PartitionPlan(n, f"old={n}")])))
@@ -675,14 +675,14 @@ def test_an_opened_gate_has_the_current_options() -> None:
     assert world.do(world.begin(ref, JOBS)).succeeded
 
 
-def test_no_gate_opens_after_the_planning_was_given_up() -> None:
+def test_no_gate_opens_after_planning_was_given_up() -> None:
     world, ref = ready(planned_first=False)
     late = world.plan(ref, JOBS)
     world.do(world.give_up(ref))
     assert not world.store.apply(late).succeeded
 
 
-def test_all_jobs_of_an_executor_that_is_gone_are_taken_over_together() -> None:
+def test_all_jobs_of_a_dead_executor_are_taken_over_together() -> None:
     world, ref = ready(planned_first=False)
     world.do(world.plan(ref, 3))
     world.do(world.claim(ref, "a", [0, 1, 2]))
@@ -701,7 +701,7 @@ def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
     assert [world.store.apply(txn).succeeded for txn in (take_over, fail)] == [False, False]
 
 
-def test_all_lost_claims_of_a_page_are_set_to_waiting_and_by_no_executor_without_a_session() -> None:
+def test_lost_claims_are_set_to_waiting_together_and_only_with_a_session() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0, 1]))
     world.die("a")
@@ -746,14 +746,14 @@ def test_a_plan_deletes_the_record_of_planning_attempts() -> None:
     assert world.store.get(world.keys.of(ref, "planning")) is None
 
 
-def test_an_actor_takes_all_jobs_that_it_asks_for() -> None:
+def test_an_actor_takes_all_requested_jobs() -> None:
     world, ref = ready()
     takes = [op for p in range(JOBS) for op in world.own(ref, "w", p).success]
     assert all(one.succeeded for one in world.do(Txn((), tuple(takes), (), "own")).responses)
     assert [claim and claim.actor for claim in (world.claim_of(ref, p) for p in range(JOBS))] == ["w"] * JOBS
 
 
-def test_pending_operations_end_together_as_they_would_alone() -> None:
+def test_grouped_ends_of_pending_operations_equal_single_ends() -> None:
     world, first = waiting()
     second = world.next_ref()
     world.do(world.submit(second))
@@ -776,7 +776,7 @@ def test_each_successor_of_a_cancelled_operation_is_informed() -> None:
     assert not world.op(ref).next
 
 
-def test_an_end_that_goes_with_what_another_one_tells_tells_all_of_its_successors() -> None:
+def test_an_end_grouped_with_another_signal_signals_all_of_its_successors() -> None:
     world, first = ready()
     second = world.next_ref()
     world.do(world.start(second))
@@ -818,7 +818,7 @@ def test_early_ends_are_refused_without_their_group(informs: bool) -> None:
 # ---------------------------------------------------------------- limits (T1)
 
 
-def test_the_largest_transactions_fit() -> None:
+def test_the_largest_transactions_fit_into_the_limits_of_etcd() -> None:
     world, ref = ready()
     keys, election = world.keys, world.election
     wants = [job_transitions.Want(p, Claim("x", "x", 2, 1), 7) for p in range(job_transitions.CLAIMS_PER_TXN)]
@@ -869,7 +869,7 @@ def test_the_largest_transactions_fit() -> None:
         world.store.apply(txn)  # the store counts for itself
 
 
-def test_the_largest_groups_with_ids_fit() -> None:
+def test_the_largest_groups_with_ids_fit_into_the_limits_of_etcd() -> None:
     world = World()
     world.join("a")
     world.do(world.elect("a"))
@@ -877,7 +877,7 @@ def test_the_largest_groups_with_ids_fit() -> None:
         world.do(world.start_of(f"x{n}", waits=True))
     seen, held = world.counters(), [world.own_start_of(f"x{n}", n) for n in range(40)]
     for new, most in ((held, 14), ([replace(one, takes=Takes(f"y{n}")) for n, one in enumerate(held)], 40)):
-        fit = t.start_together(world.keys, new)
+        fit = t.fitting_starts(world.keys, new)
         txn = t.starts(world.keys, seen, new[:fit])
         assert operations(txn) <= MAX_OPERATIONS
         # One more may fit by chance: the last parcel is counted as a full one.
@@ -903,7 +903,7 @@ def test_the_largest_groups_with_ids_fit() -> None:
     assert not check(world.keys, world.store.history)
 
 
-def test_L20_who_took_the_place_of_another_holds_the_id_whatever_that_one_does_late() -> None:
+def test_L20_a_replacing_operation_keeps_the_id_after_late_copies_of_the_replaced_one() -> None:
     world, first = waiting_of_an_id()
     begin, end = world.begin(first), world.end_waiting(first)
     second = world.next_ref()
@@ -918,7 +918,7 @@ def test_L20_who_took_the_place_of_another_holds_the_id_whatever_that_one_does_l
     assert not check(world.keys, world.store.history)
 
 
-def test_L20_an_operation_that_another_one_waits_for_by_now_is_not_replaced_by_a_combined_one() -> None:
+def test_L20_an_operation_with_a_new_successor_is_not_replaced_by_a_combined_one() -> None:
     """The other one would be told that its dependency was cancelled."""
     world, holder = waiting_of_an_id()
     other = world.next_ref()
@@ -964,7 +964,7 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed: int) -> None:
+def test_the_revision_of_an_open_gate_follows_from_state_and_plan(seed: int) -> None:
     """A finish compares the gate alone, not the state: whatever writes a state writes or deletes the gate."""
     world, rng = random_life(seed)
     for _ in range(150):
@@ -977,7 +977,7 @@ def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed:
                 assert gate.mod_revision == op.opened >= op.state_mod
 
 
-def test_many_claims_are_revoked_and_reaped_together_and_each_decided_alone() -> None:
+def test_claims_are_revoked_and_reaped_together_and_decided_one_by_one() -> None:
     world, ref = ready(planned_first=False)
     jobs = job_transitions.CLAIMS_PER_REAP
     world.do(world.plan(ref, jobs))
@@ -1006,7 +1006,7 @@ def test_many_claims_are_revoked_and_reaped_together_and_each_decided_alone() ->
     assert world.store.listing() == before
 
 
-def test_a_cancelled_operation_whose_plan_was_not_seen_is_not_decided_without_it() -> None:
+def test_a_cancelled_operation_with_an_unseen_plan_is_not_decided_without_it() -> None:
     world = World()
     world.join("a")
     ref = world.next_ref()
@@ -1023,7 +1023,7 @@ def test_a_cancelled_operation_whose_plan_was_not_seen_is_not_decided_without_it
     assert not world.store.apply(end).succeeded
 
 
-def test_an_operation_that_was_decided_while_it_was_paused_is_not_resumed() -> None:
+def test_an_operation_decided_while_paused_is_not_resumed() -> None:
     """Its gate would be open again, and its end remove it with the claims."""
     world, ref = ready()
     world.do(world.claim(ref, "a", range(JOBS)))

@@ -110,7 +110,7 @@ class Daemon:
         (None, None, 0, HoldState.DENIED),  # nobody could be asked
     ],
 )
-async def test_each_write_of_a_verification_that_etcd_rejects_is_told_and_sent_again(
+async def test_each_rejected_write_of_a_verification_is_reported_and_retried(
     verify: str | None, answer: bool | None, which: int, becomes: HoldState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = Daemon(monkeypatch, answer)
@@ -128,7 +128,7 @@ async def test_each_write_of_a_verification_that_etcd_rejects_is_told_and_sent_a
     daemon.keeper.close()
 
 
-async def test_what_has_ended_and_cannot_be_denied_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ended_operation_that_cannot_be_denied_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(monkeypatch)
     await daemon.prepare(verify="orders")
     daemon.etcd.put(KEYS.of(OperationRef(TABLE, "noop", "", 1), "state"), b"success")
@@ -141,7 +141,7 @@ async def test_what_has_ended_and_cannot_be_denied_is_told(monkeypatch: pytest.M
     daemon.keeper.close()
 
 
-async def test_any_number_of_holds_that_etcd_rejects_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_holds_delay_no_other_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(monkeypatch)
     bad = [f"bad-{n}" for n in range(AT_ONCE + 1)]
     for name in (*bad, "x"):
@@ -158,7 +158,7 @@ async def test_any_number_of_holds_that_etcd_rejects_hold_up_no_other(monkeypatc
 
 
 @pytest.mark.parametrize("how", ["confirmed", "written"])
-async def test_nothing_is_told_of_a_hold_that_others_see_to(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hold_that_other_executors_handle_is_not_reported(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that compares what the hold was is dead: it is sent no more."""
     daemon = Daemon(monkeypatch)
     await daemon.prepare(verify="orders")
@@ -175,7 +175,7 @@ async def test_nothing_is_told_of_a_hold_that_others_see_to(how: str, monkeypatc
     daemon.keeper.close()
 
 
-async def test_nothing_is_told_of_a_hold_that_went_while_etcd_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hold_that_was_deleted_meanwhile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(monkeypatch)
     await daemon.prepare(verify="orders")
 
@@ -191,7 +191,7 @@ async def test_nothing_is_told_of_a_hold_that_went_while_etcd_was_asked(monkeypa
     daemon.keeper.close()
 
 
-async def test_nothing_is_told_any_more_once_the_daemon_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopping_daemon_reports_no_rejected_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(monkeypatch)
     await daemon.prepare(verify="orders")
     daemon.refused = lambda txn: True

@@ -56,7 +56,7 @@ def named(etcd: Etcd) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("request_id", ["r", "nightly/2013-01-01 18:00", LONG, "sha256:x", f"{MADE}mine"])
-def test_a_request_starts_one_operation_as_long_as_anything_is_known_of_it(request_id: str) -> None:
+def test_a_request_starts_one_operation_while_its_records_exist(request_id: str) -> None:
     async def work(etcd: Etcd) -> None:
         first = await submit(etcd, KEYS, asked(request_id))  # type: ignore[arg-type]
         assert not first.earlier
@@ -80,7 +80,7 @@ def test_a_request_starts_one_operation_as_long_as_anything_is_known_of_it(reque
     run(work)
 
 
-def test_what_waits_makes_no_request_slower() -> None:
+def test_pending_operations_do_not_slow_requests_down() -> None:
     """The specs of all that is active were read for each start with a request id, a hundred at once."""
 
     async def work(etcd: Etcd) -> None:
@@ -97,7 +97,7 @@ def test_what_waits_makes_no_request_slower() -> None:
     run(work)
 
 
-def test_a_request_without_an_id_of_the_callers_writes_no_key() -> None:
+def test_a_request_with_a_generated_id_writes_no_key() -> None:
     async def work(etcd: Etcd) -> None:
         await submit(etcd, KEYS, asked(None))  # type: ignore[arg-type]
         await etcd.client.start_operations([noop(), noop()])
@@ -106,7 +106,7 @@ def test_a_request_without_an_id_of_the_callers_writes_no_key() -> None:
     run(work)
 
 
-def test_an_id_that_was_told_with_an_unknown_outcome_is_found_though_it_has_no_key() -> None:
+def test_a_generated_id_with_an_unknown_outcome_is_found_without_a_key() -> None:
     async def work(etcd: Etcd) -> None:
         def lost(txn: Txn) -> TxnResult:
             etcd.store.apply(txn)
@@ -127,7 +127,7 @@ def test_an_id_that_was_told_with_an_unknown_outcome_is_found_though_it_has_no_k
 
 
 @pytest.mark.parametrize("delays", range(8))
-def test_of_two_starts_of_one_request_at_the_same_time_one_starts_it(delays: int) -> None:
+def test_concurrent_starts_of_one_request_start_one_operation(delays: int) -> None:
     async def work(etcd: Etcd) -> None:
         async def later() -> Any:
             for _ in range(delays):
@@ -142,7 +142,7 @@ def test_of_two_starts_of_one_request_at_the_same_time_one_starts_it(delays: int
 
 
 @pytest.mark.malformed
-def test_etcd_refuses_two_of_one_request_in_one_transaction() -> None:
+def test_one_transaction_cannot_start_a_request_twice() -> None:
     """They would write the same key: what would start both is refused, not noticed afterwards."""
     spec = Spec("r", "2013-01-01T00:00:00.000Z", "me", Rules())
     new = [t.NewOperation(OperationRef(TABLE, "noop", "", n), spec, b"{}", named=True) for n in (1, 2)]
@@ -150,7 +150,7 @@ def test_etcd_refuses_two_of_one_request_in_one_transaction() -> None:
         ModelStore().apply(t.starts(KEYS, t.Counters({}, 0, 1, 0), new))
 
 
-def test_what_was_never_started_with_its_graph_gives_its_request_to_the_next_start() -> None:
+def test_the_request_of_a_given_up_graph_can_be_started_again() -> None:
     """And when its record is forgotten, the key of the next one stays."""
 
     async def work(etcd: Etcd) -> None:
@@ -168,7 +168,7 @@ def test_what_was_never_started_with_its_graph_gives_its_request_to_the_next_sta
     asyncio.run(main())
 
 
-def test_the_largest_transactions_of_requests_fit() -> None:
+def test_the_largest_starts_with_request_keys_fit_into_a_transaction() -> None:
     async def work(etcd: Etcd) -> None:
         ops = await etcd.client.start_operations([noop(delay=60.0) for _ in range(31)], request_id="g")
         assert len(ops) == 31
@@ -180,7 +180,7 @@ def test_the_largest_transactions_of_requests_fit() -> None:
     run(work)
 
 
-def test_a_request_is_of_one_type_on_one_table() -> None:
+def test_a_request_id_is_unique_for_a_type_on_a_table() -> None:
     keys = Keys("ns")
     found = {keys.request(*place, "r") for place in (("t", "a"), ("t", "b"), ("u", "a"))}
     assert len(found) == 3

@@ -33,7 +33,7 @@ def failed_life() -> tuple[World, list[str]]:
     return world, [kv.key for kv in world.store.listing() if kv.key.startswith("distOpHistory.")]
 
 
-def test_it_is_written_with_the_record_and_read_back() -> None:
+def test_a_rerun_record_is_written_with_the_history_and_read_back() -> None:
     world, keys = failed_life()
     root = "distOpHistory.sales%2Eorders.noop.1"
     assert keys == [root, f"{root}.arg", f"{root}.plan.000000", f"{root}.spec"]
@@ -48,7 +48,7 @@ def test_it_is_written_with_the_record_and_read_back() -> None:
     assert rerun_record.decode([found[0], GetResult(()), found[2]]) is None
 
 
-def test_it_goes_with_the_record() -> None:
+def test_a_rerun_record_is_deleted_with_the_history() -> None:
     world, keys = failed_life()
     (ref,) = refs(world.keys, [kv for kv in world.store.listing() if kv.key in keys])
     old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]
@@ -57,7 +57,7 @@ def test_it_goes_with_the_record() -> None:
     assert not check(world.keys, world.store.history)
 
 
-def test_several_records_are_deleted_together() -> None:
+def test_several_rerun_records_are_deleted_together() -> None:
     world = World()
     old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}") for ref in (world.life(1), world.life(1))]
     world.store.apply(operation_finish.forget(world.keys, old, pass_an_hour(world.store, world.keys)))
@@ -65,7 +65,7 @@ def test_several_records_are_deleted_together() -> None:
     assert not check(world.keys, world.store.history)
 
 
-def test_names_that_no_start_takes_are_not_kept() -> None:
+def test_names_that_no_start_accepts_are_not_kept() -> None:
     assert rerun_record.encode_rows([(n, "x" * 100) for n in range(6_000)], set()) is None
     assert rerun_record.encode_rows([(n, "x" * 100) for n in range(5_000)], set()) is not None
     assert rerun_record.encode_rows([(0, "no such \udcff")], {0}) is not None, (

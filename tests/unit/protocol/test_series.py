@@ -22,19 +22,19 @@ def due(series: Series, finished: float, now: float, luck: float = 0.0) -> float
     return from_rfc3339(found.not_before) if found is not None else None
 
 
-def test_from_the_end_it_is_an_interval_later_and_the_jitter_more() -> None:
+def test_the_next_operation_is_due_an_interval_and_the_jitter_after_the_end() -> None:
     assert due(Series(60, jitter=10), NOW, NOW + 1) == NOW + 60
     assert due(Series(60, jitter=10), NOW, NOW + 1, luck=0.5) == NOW + 65
 
 
-def test_P3_what_was_missed_is_done_once() -> None:
+def test_P3_missed_operations_run_once() -> None:
     grid = Series(60, since="start", due=rfc3339(NOW))
     assert due(grid, NOW + 5, NOW + 5) == NOW + 60
     assert due(grid, NOW + 200, NOW + 200) == NOW + 180, "of 60, 120 and 180 the last, which is at once"
 
 
 @given(st.floats(0.1, 1e6), st.floats(0, 1e7), st.integers(1, 50))
-def test_a_grid_stays_a_grid_and_leaves_the_past(interval: float, late: float, steps: int) -> None:
+def test_a_grid_is_kept_and_skips_the_past(interval: float, late: float, steps: int) -> None:
     series: Series | None = Series(interval, since="start", due=rfc3339(NOW))
     now = NOW + late
     for _ in range(steps):
@@ -48,7 +48,7 @@ def test_a_grid_stays_a_grid_and_leaves_the_past(interval: float, late: float, s
         series, now = found.series, max(now, at) + interval / 3
 
 
-def test_it_ends_by_count_time_end_or_cancel() -> None:
+def test_a_series_ends_by_count_time_state_or_cancel() -> None:
     def after(series: Series, state: State) -> bool:
         return following(series, "t/noop/1", state, NOW, NOW, 0.0) is not None
 
@@ -60,7 +60,7 @@ def test_it_ends_by_count_time_end_or_cancel() -> None:
     assert not any(after(Series(60, on=on), State.CANCELLED) for on in ("success", "failure", "any"))
 
 
-def test_it_reads_back() -> None:
+def test_a_series_round_trips() -> None:
     series = Series(60.5, 1.5, "start", "success", rfc3339(NOW), 3, rfc3339(NOW), "t/noop/1")
     assert Series.from_json(series.to_json()) == series
     assert Series.from_json(Series(1).to_json()) == Series(1)
@@ -82,18 +82,18 @@ def test_it_reads_back() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_series_is_refused(every: object, sentence: str) -> None:
+def test_invalid_series_are_refused(every: object, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         request("noop", "t", b"{}", StartOptions(every=every), "me")  # type: ignore[arg-type]
 
 
-def test_what_was_missed_before_the_last_time_is_done_and_nothing_begins_after_it() -> None:
+def test_operations_missed_before_the_last_time_run_and_none_begins_after_it() -> None:
     grid = Series(60, jitter=100, since="start", due=rfc3339(NOW), until=rfc3339(NOW + 130))
     assert due(grid, NOW + 500, NOW + 500) == NOW + 120
     assert due(grid, NOW + 70, NOW + 70, luck=0.9) == NOW + 130
 
 
-def test_an_interval_that_no_client_asks_for_is_not_read() -> None:
+def test_an_interval_out_of_range_is_unreadable() -> None:
     """By hand, a spec asked for a next operation without a pause, for ever."""
     with pytest.raises(ValueError, match="a series of"):
         Series.from_json({"interval": 1e-9})

@@ -94,7 +94,7 @@ def node(name: str, *tables: str, types: tuple[str, ...] | None = None) -> Node:
     return Node(name, "h", 1, ("noop",), serves=Serves(types, tables or None))
 
 
-def test_the_node_record_tells_what_is_served() -> None:
+def test_the_node_record_lists_served_types_and_tables() -> None:
     one = node("e", "sales.*", types=("noop",))
     assert Node.decode(one.encode()) == one
     assert b'"types":["noop"],"tables":["sales.*"]' in one.encode()
@@ -127,7 +127,7 @@ def test_only_executors_that_serve_all_tables_are_capable() -> None:
     assert view.capable("noop", None, ("x",)) == ["b"]
 
 
-def test_tables_besides_stand_in_the_plan_and_in_the_gate() -> None:
+def test_plan_and_gate_list_other_tables() -> None:
     plan = Plan(2, "v", "d", 1, beside=("hr.pay",))
     assert Plan.decode(plan.encode()) == plan
     gate = Gate(2, beside=("hr.pay",))
@@ -234,7 +234,7 @@ def test_the_child_refuses_calls_for_tables_that_are_not_served(tmp_path: Path, 
     assert [(one["t"], one["kind"], one["message"]) for one in said.messages] == [("failed", "transient", text)]
 
 
-def test_the_child_refuses_the_cleanup_of_a_job_that_reads_such_a_table(tmp_path: Path) -> None:
+def test_the_child_refuses_the_cleanup_of_a_job_that_reads_an_unserved_table(tmp_path: Path) -> None:
     env, said = child(tmp_path, Serves(tables=("sales.*",)))
     items = [(PartitionPlan(0, "p", beside=(Pinned(PAY),)).to_json(), 1, 5, None)]
     message = {"t": "cleanup", "call": 1, "op": "sales.orders/noop/1", "type": "noop", "arg": {}, "items": items}
@@ -242,7 +242,7 @@ def test_the_child_refuses_the_cleanup_of_a_job_that_reads_such_a_table(tmp_path
     assert "it does not serve table hr.pay" in said.messages[0]["message"]
 
 
-def test_planning_gets_no_record_of_a_table_that_is_not_served(tmp_path: Path) -> None:
+def test_planning_gets_no_record_of_an_unserved_table(tmp_path: Path) -> None:
     env, _ = child(tmp_path, Serves(tables=("sales.*",)))
     message = {"t": "plan", "call": 1, "op": "sales.orders/noop/1", "type": "noop", "arg": {}, "names": None}
     call = Call(env, {**message, "table": ORDERS.to_json()}, lambda why: None)

@@ -35,11 +35,11 @@ from distop.protocol.supported_versions import (
         ("3.4.23", 1, "warning", "development node"),
         ("3.3.25", 1, "error", "too old"),
         ("2.3.8", 1, "error", "too old"),
-        ("", 1, "warning", "may not ask"),
+        ("", 1, "warning", "not permitted"),
         ("garbage", 1, "warning", "garbage"),
     ],
 )
-def test_etcd(version: str, members: int, level: str, words: str) -> None:
+def test_versions_of_etcd_are_judged(version: str, members: int, level: str, words: str) -> None:
     import re
 
     judged = judge_etcd(version, members)
@@ -47,7 +47,7 @@ def test_etcd(version: str, members: int, level: str, words: str) -> None:
     assert re.search(words, judged.text)
 
 
-def test_defects_are_named_for_the_release_that_has_them() -> None:
+def test_defects_of_a_release_are_listed() -> None:
     assert "13766" not in judge_etcd("3.5.3", 1).text
     assert "14110" in judge_etcd("3.5.4", 1).text
     assert "14110" not in judge_etcd("3.5.5", 1).text
@@ -63,11 +63,11 @@ def test_defects_are_named_for_the_release_that_has_them() -> None:
         ("3.5.1", 3, "etcd 3.5.1 can lose data after a crash: update all 3 members to 3.5.33 or newer"),
     ],
 )
-def test_people_are_spared_the_list_of_defects(version: str, members: int, brief: str) -> None:
+def test_the_brief_text_has_no_list_of_defects(version: str, members: int, brief: str) -> None:
     assert judge_etcd(version, members).brief == brief
 
 
-def test_numbers() -> None:
+def test_versions_are_parsed() -> None:
     assert parse_version("3.6.0-rc.1") == (3, 6, 0)
     assert parse_version("v3.5.1") == (3, 5, 1)
     assert parse_version("3.5") == ()
@@ -77,7 +77,7 @@ def test_numbers() -> None:
     ("text", "safe"),
     [("3.5.1", False), ("3.5.8", True), ("3.4.24", False), ("3.4.25", True), ("3.6.0", True), ("", False)],
 )
-def test_progress_is_asked_only_where_it_is_ordered(text: str, safe: bool) -> None:  # W3
+def test_progress_is_requested_only_from_servers_that_order_it(text: str, safe: bool) -> None:  # W3
     assert orders_requested_progress(parse_version(text)) is safe
 
 
@@ -91,6 +91,6 @@ def test_progress_is_asked_only_where_it_is_ordered(text: str, safe: bool) -> No
         ("command not found", None, "error"),
     ],
 )
-def test_java(output: str, major: int | None, level: str) -> None:
+def test_versions_of_java_are_judged(output: str, major: int | None, level: str) -> None:
     assert java_major(output) == major
     assert judge_java(output).level == level

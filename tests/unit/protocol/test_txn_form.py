@@ -67,7 +67,7 @@ transactions = nested(plain | nested(plain | nested(plain)))
 
 
 @given(transactions)
-def test_the_bytes_of_a_request_are_those_that_are_sent(txn: Txn) -> None:
+def test_the_computed_bytes_of_a_request_are_exact(txn: Txn) -> None:
     assert request_bytes(txn) == encode_txn(txn).ByteSize()
 
 
@@ -162,7 +162,7 @@ def test_grouped_writes_equal_sequential_writes_in_any_order(parts: list[Txn], d
     assert states[0] == states[1] == states[2]
 
 
-def test_a_part_that_writes_what_another_one_writes_or_compares_goes_in_another_transaction() -> None:
+def test_parts_with_conflicting_keys_are_not_grouped() -> None:
     first = Txn((absent("a"),), (Put("b", b""), Delete("c", "d")))
     for part in (
         Txn((), (Put("b", b""),)),

@@ -112,7 +112,7 @@ def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.Capt
     first, second, *story = capsys.readouterr().out.splitlines()
     assert first == (
         f"invariant 1 at revision {revision}: distOp.sales%2Eorders.noop.1.000000.state: "
-        "the job's state was success and was written again as failed"
+        "the job's state was written twice: first success, then failed"
     )
     assert second == "what happened, by revision:"
     assert any("distOpClaim.sales%2Eorders.noop.1.000000" in line for line in story)

@@ -18,7 +18,7 @@ from distop.protocol import operation_transitions as t
 from distop.protocol import pending_operations as w
 from distop.protocol.behavior_declaration import Declaration, Rules
 from distop.protocol.dependencies import Edge, Hold
-from distop.protocol.identity import Takes, freed
+from distop.protocol.identity import Takes, id_releases
 from distop.protocol.json_codec import dumps, loads, rfc3339
 from distop.protocol.keys import Keys
 from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, State, TableRecord
@@ -527,7 +527,7 @@ def test_a_record_learns_nothing_of_what_goes_on_on_another_table(followed: str)
     """Who may write the specs of one table had a coordinator compare the state of any other operation."""
     ref = OperationRef("t", "purge", "", 2)
     own, other = (
-        freed(KEYS, ref, History(str(ref), State.CANCELLED, TIME, TIME, 0, 0, 0, id="x", follows=follows))
+        id_releases(KEYS, ref, History(str(ref), State.CANCELLED, TIME, TIME, 0, 0, 0, id="x", follows=follows))
         for follows in ("t/purge/1", followed)
     )
     assert keys_of(own) == {KEYS.unique("t", "purge", "x"), KEYS.of(OperationRef("t", "purge", "", 1), "state")}

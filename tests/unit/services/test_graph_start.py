@@ -309,7 +309,7 @@ def test_an_edge_to_what_has_ended_is_found(gone: bool) -> None:
 
     found = asyncio.run(main())
     assert [one for one in found if one.startswith("15: ")] == [
-        f"15: made to wait for t/noop/1, which is {'not there' if gone else 'cancelled'}"
+        f"15: the new edge waits for t/noop/1, which is {'absent' if gone else 'cancelled'}"
     ]
 
 
@@ -324,7 +324,7 @@ def test_an_edge_to_what_ends_in_the_same_transaction_is_found() -> None:
         assert etcd.store.apply(replace(end, success=(*end.success, *edges))).succeeded
         return breaches(etcd)
 
-    assert "15: made to wait for t/noop/1, which ends in the same transaction" in asyncio.run(main())
+    assert "15: the new edge waits for t/noop/1, which ends in the same transaction" in asyncio.run(main())
 
 
 def test_an_end_under_the_hold_of_a_graph_that_is_being_inserted_is_found() -> None:
@@ -343,7 +343,13 @@ def test_an_end_under_the_hold_of_a_graph_that_is_being_inserted_is_found() -> N
         return breaches(etcd)
 
     found = asyncio.run(main())
-    assert sum(one.startswith("15: ended while its graph is being inserted, under the hold ") for one in found) == 1
+    assert (
+        sum(
+            one.startswith("15: the operation ended while its graph was being inserted under the hold ")
+            for one in found
+        )
+        == 1
+    )
 
 
 # ---------------------------------------------------------------- two callers

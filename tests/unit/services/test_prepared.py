@@ -534,7 +534,7 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
         await Node(etcd, Verified(False)).see_to(etcd)
         terms, record, _ = hold(etcd)
         assert (record.state, terms.alarm) == (HoldState.DENIED, True)
-        assert "was not completed, as orders says" in record.text
+        assert "orders reports that its sender's transaction was not completed" in record.text
 
     run(work)
     assert [one.levelname for one in caplog.records] == ["ERROR"]
@@ -553,7 +553,7 @@ def test_C14_nobody_can_tell() -> None:
         terms, record, _ = hold(etcd)
         assert (record.state, terms.alarm) == (HoldState.DENIED, True)
         assert record.text.endswith(
-            "asked 3 times, did not tell whether its sender's transaction was completed (the last time: status 5xx)"
+            "asked 3 times, did not answer whether its sender's transaction was completed (last attempt: status 5xx)"
         )
 
     run(work)
@@ -564,7 +564,7 @@ def test_C14_without_a_verifier_it_ends_with_an_alarm() -> None:
         await prepare(etcd, verify_after=7)
         await Node(etcd).see_to(etcd)
         _, record, _ = hold(etcd)
-        assert record.text == "'tx-17' was not confirmed within 7 s, and it names nobody who could be asked"
+        assert record.text == "'tx-17' was not confirmed within 7 s, and it names no verifier to ask"
 
     run(work)
 
@@ -627,9 +627,9 @@ def breaches(etcd: Etcd) -> list[str]:
 @pytest.mark.parametrize(
     ("write", "text"),
     [
-        (lambda terms: Put(HOLD, terms.hold().encode()), "which was denied, was written as held"),
+        (lambda terms: Put(HOLD, terms.hold().encode()), "the denied hold was written as held"),
         (lambda terms: Put(HOLD, terms.hold(HoldState.CONFIRMED).encode()), "was written as confirmed"),
-        (lambda terms: Delete(HOLD), "taken away while t/noop/1 waits for it"),
+        (lambda terms: Delete(HOLD), "was deleted while t/noop/1 was still pending under it"),
     ],
     ids=["held", "confirmed", "gone"],
 )
@@ -662,7 +662,7 @@ def test_one_that_begins_while_it_is_held_is_found() -> None:
         )
         return breaches(etcd)
 
-    assert asyncio.run(main()) == ["15: went on although the hold prepared:tx-17 is there"]
+    assert asyncio.run(main()) == ["15: the operation began while its hold prepared:tx-17 existed"]
 
 
 @pytest.mark.parametrize("request_id", ["prepared:tx-17", "t/noop/1#next", "t/noop/1#0"])

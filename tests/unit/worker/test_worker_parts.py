@@ -126,7 +126,7 @@ def test_selected_partitions_are_numbered_anew() -> None:
     ("partitions", "names", "sentence"),
     [
         (plan("a"), ["b"], "no partition 'b'"),
-        (plan("a", "a"), None, "'a' is there twice"),
+        (plan("a", "a"), None, "'a' is a duplicate"),
         (plan(""), None, "no name"),
         (plan("a"), [str(i) for i in range(9)], "and 4 more"),
     ],
