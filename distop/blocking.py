@@ -1,5 +1,7 @@
-"""The blocking face: ``client = distop.blocking.connect(...)``; safe from any thread and beside a running event
-loop."""
+"""The blocking API: ``client = distop.blocking.connect(...)``.
+
+It can be used from any thread and beside a running event loop.
+"""
 
 from __future__ import annotations
 

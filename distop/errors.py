@@ -1,10 +1,9 @@
-"""Every exception of distop, each named for what the caller does about it.
+"""The exceptions of distop, each named for what the caller does about it.
 
-The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do.
-The store's own distinctions follow docs/internals/etcd-rules.md ("What an error says about a write"): a request
-certainly did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened
-(:class:`OutcomeUnknown`). "Failed" and "unknown" are different types on purpose: only the first
-may be answered by doing something else.
+The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do. The store's
+exceptions follow docs/internals/etcd-rules.md ("What an error says about a write"): a request certainly did not happen
+(:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened (:class:`OutcomeUnknown`).
+"Failed" and "unknown" are different types on purpose: only after a failure may the caller do something else.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ class UsageError(DistopError):
 
 
 class UnknownBehavior(UsageError):
-    """No executor has ever published a behavior of this type."""
+    """No executor has published a behavior of this type."""
 
 
 class InvalidArgument(UsageError):
-    """The argument, name, option or location does not fit what it is for."""
+    """An argument, name, option or location is invalid."""
 
 
 class UnsafePath(InvalidArgument):
-    """A path leads out of the folder that it has to lie in, or through a link. Nothing was removed or read: a person
-    has to look at what is there.
+    """A path leaves its folder, or goes through a link.
+
+    Nothing was removed or read: a person has to check the path.
     """
 
 
 class EtcdUnavailable(DistopError):
-    """etcd could not be reached in the time allowed, and the request was certainly not sent or not applied."""
+    """etcd could not be reached in time, and the request was certainly not applied."""
 
     exit_code = 3
 
@@ -51,23 +51,23 @@ class NotFound(DistopError):
 
 
 class OperationStartError(DistopError):
-    """The operation was refused at submission; nothing was changed."""
+    """The start of an operation was refused; nothing was changed."""
 
     exit_code = 5
 
 
 class Incompatible(OperationStartError):
-    """An operation that runs on the table excludes this one (both are named)."""
+    """A running operation on the table excludes this one (both are named)."""
 
 
 class NotAllowed(DistopError):
-    """The command does not fit the state that the operation or the table is in; nothing was changed."""
+    """The state of the operation or table does not allow the command; nothing was changed."""
 
     exit_code = 5
 
 
 class OperationFailed(DistopError):
-    """The operation ended as ``failed``; or, raised by ``complete_operation``, is to end so.
+    """The operation ended as ``failed``; ``complete_operation`` raises it to end so.
 
     ``report`` is stored in the history record.
     """
@@ -82,13 +82,13 @@ class OperationCancelled(OperationFailed):
 
 
 class InvalidToken(DistopError):
-    """The token is none, or the job that it was for has been granted to somebody else, or has ended: drop the work."""
+    """The token is invalid, or its job has ended or has another holder: drop the work."""
 
     exit_code = 5
 
 
 class WaitTimeout(DistopError):
-    """The time given for waiting is over; the operation goes on."""
+    """The wait has timed out; the operation continues."""
 
     exit_code = 6
 
@@ -103,8 +103,9 @@ class OutcomeUnknown(DistopError):
 
 
 class JobFailed(DistopError):
-    """Raised by a job for a *verdict*: the job did its work and the answer is no (IGNITE-19692: failing is
-    not an unexpected error). ``result`` is stored in the outcome. It is not retried.
+    """Raised by a job for a *verdict*: the job did its work, and its answer is no.
+
+    A verdict is no unexpected error (IGNITE-19692), and the job is not retried. ``result`` is stored in the outcome.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:
@@ -113,23 +114,25 @@ class JobFailed(DistopError):
 
 
 class TableUnavailable(DistopError):
-    """A table's files cannot be reached from this node now. Another node may reach them, or this one later: it is tried
-    again, and says nothing of the table.
+    """A table's files cannot be reached from this node now.
+
+    It says nothing about the table, and is retried: another node may reach the files, or this node later.
     """
 
 
 class NotServed(DistopError):
-    """This executor does not serve the type or a table of an operation: its settings ``types`` and ``tables``."""
+    """This executor does not serve the operation's type or tables (``types``, ``tables``)."""
 
 
 class FatalError(DistopError):
-    """Raised by code of a behavior for an error that no retry mends: a job then fails at once (with ``can_fail``), as
-    planning or completion does. Other unexpected errors are tried again.
+    """Raised by a behavior for an error that a retry cannot fix.
+
+    A job then fails at once (with ``can_fail``), as planning or completion does. Other unexpected errors are retried.
     """
 
 
 class JobCancelled(DistopError):
-    """Raised inside a job by ``ctx.check_cancelled()`` once the job has to stop."""
+    """Raised inside a job by ``ctx.check_cancelled()`` when the job has to stop."""
 
 
 class EtcdRejected(DistopError):
@@ -163,11 +166,14 @@ class MalformedRequest(EtcdRejected):
 
 
 class LeaseNotFound(EtcdRejected):
-    """The lease does not exist (any more): the session that it stood for is over (L2)."""
+    """The lease does not exist, or no longer: its session has ended (L2)."""
 
 
 class Compacted(EtcdRejected):
-    """The revision asked for has been compacted away: list again (W6). ``revision`` is the oldest one kept."""
+    """The requested revision has been compacted: list again (W6).
+
+    ``revision`` is the oldest one that is kept.
+    """
 
     def __init__(self, message: str, *, revision: int = 0, detail: str = "") -> None:
         super().__init__(message, code="OUT_OF_RANGE", detail=detail)
@@ -175,26 +181,30 @@ class Compacted(EtcdRejected):
 
 
 class ClusterChanged(DistopError):
-    """The etcd behind the endpoints is not the one seen before (another cluster id, or a revision that went
-    back: a restored snapshot). Everything known of it is void: fail closed.
+    """The endpoints lead to another etcd cluster, or to a restored snapshot.
+
+    The cluster id is another one, or the revision went back. All cached knowledge is void: fail closed.
     """
 
     exit_code = 3
 
 
 class UnreadableRecord(DistopError):
-    """A record in etcd is not of the form that this release reads: written by a later one, or by something else."""
+    """A record in etcd has a form that this release cannot read.
+
+    A later release or another program has written it.
+    """
 
     exit_code = 3
 
 
 class SessionLost(DistopError):
-    """The lease of this incarnation is gone or its deadline has passed: nothing may be written under it."""
+    """This incarnation's lease is gone or past its deadline: it may write nothing more."""
 
 
 def no_operation(op: object) -> NotFound:
-    """The error to raise where there is neither an operation's state nor its history."""
-    return NotFound(f"there is no operation {op}: it never was, or it ended so long ago that its history was dropped")
+    """The error for an operation without a state and a history record."""
+    return NotFound(f"there is no operation {op}: it never existed, or its history has been deleted")
 
 
 def describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The asyncio client: start operations, find them, and keep the table registry."""
+"""The asyncio client: starts and finds operations, and changes the table registry."""
 
 from __future__ import annotations
 
@@ -62,8 +62,10 @@ _AT_ONCE = 8
 
 
 def _once(starts: Step | Iterable[Start], request_id: str | None, who: str) -> tuple[list[Request], list[Link], str]:
-    """What shall be started, and the request id of all together: where the caller chose none, one that it can be
-    told. Those that have one of their own keep it.
+    """The operations to start, and the request id of all of them.
+
+    If the caller chose none, it is a generated one, which an error can name. Operations with a request id of their own
+    keep it.
     """
     if request_id is not None:
         return *requests(steps(starts), request_id, who), request_id
@@ -106,7 +108,10 @@ class Client:
         await self._etcd.connect()
 
     async def close(self) -> None:
-        """Close the connection. Operations go on; jobs that were owned and not returned are free once they expire."""
+        """Close the connection.
+
+        Operations continue; owned jobs that were not returned are free after they expire.
+        """
         if self._owner is not None:
             await self._owner.close()
         await self._etcd.close()
@@ -129,37 +134,40 @@ class Client:
     async def start_operation(
         self, type_name: str, table: str, arg: Any = None, **options: Unpack[StartKeywords]
     ) -> Operation:
-        """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
-        time, of one type on one table, share transactions; each is accepted or refused by itself.
+        """Start an operation; it is stored durably when this returns.
 
-        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of some
-        (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one gives
-        the operation that the first call started (as long as its history is kept); with another argument or other
-        partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
-        ``time_limit``: seconds for one attempt of a job, where the behavior or the executor allows no less. ``labels``:
-        texts by which lists and the history find it (``protocol.operation_labels`` has the bounds); those of the call
-        that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
+        Concurrent starts of one type on one table share transactions; each is accepted or refused by itself.
 
-        ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
-        operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
-        ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
-        it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
-        operation of its own, until one is cancelled.
+        ``arg``: JSON that fits the behavior's schema, or its pydantic model. ``table``: ``"@cluster"`` for an operation
+        without a table, with one job. ``partitions``: names of some partitions (default: all of the table's).
+        ``request_id``: a text chosen by the caller. Calling again with the same id returns the operation that the first
+        call started, as long as its history is kept; with another argument or other partitions the call is refused.
+        ``failure_policy`` and ``retry_attempts`` override the behavior's declaration. ``time_limit``: maximum seconds
+        for one attempt of a job, if the behavior or the executor sets no lower limit. ``labels``: texts by which lists
+        and the history can be filtered (``protocol.operation_labels`` has the bounds); a repeated call does not change
+        them.
 
-        ``priority`` (-100 to 100, default 0): executors serve the higher first; ten seconds of waiting count as one.
-        ``max_jobs``, ``max_jobs_per_executor``: so many of its jobs run at once, in all and on each executor.
-        ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
-        policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
-        :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
-        Where the behavior computes an id (``id_fields``), or ``id`` gives one of the caller's own, at most one such
-        operation of the type on the table goes on at a time. ``on_duplicate``: ``"join"`` gives the one that does
-        (which asks for the same, by what makes the id, and by partitions), ``"refuse"`` raises Incompatible,
-        ``"replace"`` ends it where it has not begun, in favour of this one, ``"combine"`` starts one in its place with
-        the combined argument, which runs after it where it has begun. ``one_off``: it has no id.
+        ``not_before`` (a time with its zone) or ``delay`` (seconds): the earliest start. ``after``: the operation
+        starts after these operations (names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended. If
+        one of them ends otherwise, the operation is cancelled, and so are those that wait for it. It also waits for
+        running operations on the table that exclude it. ``every``: the seconds after which it repeats, or a
+        ``distop.Every``; each repetition is a new operation, until one is cancelled.
 
-        Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
-        excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
-        that the sentence names.
+        ``priority`` (-100 to 100, default 0): executors serve higher priorities first; ten seconds of waiting count as
+        one. ``max_jobs`` and ``max_jobs_per_executor``: limits of its running jobs, in all and on each executor.
+        ``max_failed``: the number (5) or share (``"2%"``) of jobs that may fail before the operation is cancelled; it
+        overrides the failure policy. ``where``: only executors with these labels (``{"zone": "a"}``) work on it.
+        :meth:`distop.aio.Operation.alter` changes all of these but the last.
+
+        ``id``: an id chosen by the caller, unless the behavior computes one (``id_fields``). Only one operation of the
+        type on the table can be active with an id. ``on_duplicate`` decides what happens if there is one: ``"join"``
+        returns it, if id and partitions agree; ``"refuse"`` raises Incompatible; ``"replace"`` ends it if it has not
+        started; ``"combine"`` starts an operation with the combined argument in its place, or after it if it has
+        started. ``one_off``: start without an id.
+
+        Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (a running operation excludes
+        it); then nothing was changed. OutcomeUnknown: etcd stopped answering; call again with the request id in the
+        message.
         """
         chosen = StartOptions.of(options)
         wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))
@@ -170,43 +178,46 @@ class Client:
         return self._handle(started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
-        """Start operations that may wait for each other (``distop.Start``, ``chain``, ``group``, ``chord``): all of
-        them, or none, however many they are (L19). The answer has their order.
+        """Start operations that may depend on each other, all or none (L19).
 
-        ``request_id``: as in :meth:`start_operation`, for the graph as a whole. All of them wait first, be it for
-        nobody: what runs on a table delays those that it excludes, and refuses none.
+        They are ``distop.Start``, ``chain``, ``group`` and ``chord``; the result has their order. ``request_id``: as in
+        :meth:`start_operation`, for the graph as a whole.
 
-        Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
-        than 100,000.
+        All of them are pending first, even without a dependency: running operations on a table delay those that they
+        exclude, and refuse none. Raises as :meth:`start_operation` does, for the first refused operation;
+        InvalidArgument for a cycle, and for more than 100,000 operations.
         """
         wanted, links, name = _once(starts, request_id, acting(self._etcd))
         started = await start_graph(self._etcd, self._keys, wanted, links, name)
         return [self._handle(one.ref, already_started=one.earlier) for one in started]
 
     async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Let operations that have not begun wait for others as well: pairs (after, run), as ``AddDependencies`` has
-        them (L26). All, or none. ``after`` may be an ``After``.
+        """Add dependencies to operations that have not started, all or none (L26).
 
-        Raises NotFound; NotAllowed (``run`` has begun); OperationStartError (``after`` ended otherwise, or too many are
-        waited for already to rule out a cycle); InvalidArgument (a cycle).
+        They are pairs (after, run), as ``AddDependencies`` has them; ``after`` may be an ``After``.
+
+        Raises NotFound; NotAllowed (``run`` has started); OperationStartError (``after`` ended otherwise, or there are
+        too many dependencies to rule out a cycle); InvalidArgument (a cycle).
         """
         try:
             given = [(after_one(after), after_one(run).ref) for after, run in pairs]
         except (TypeError, ValueError):
-            raise InvalidArgument("dependencies are pairs: (the operation to wait for, the one that waits)") from None
+            raise InvalidArgument("dependencies must be pairs: (operation to wait for, waiting operation)") from None
         await add_dependencies(self._etcd, self._keys, given)
 
     # --------------------------------------------- within transactions, in two phases
 
     async def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
-        """Operations to be started by a transaction of the caller's own, of ``distop.protocol.txn`` values or of an
-        ``etcd3`` client: its ``compares`` and ``puts`` (or ``etcd3(client)``) are added to that one, and its ``refs``
-        exist exactly if it commits (C8-C10). One ``Start``, or a graph of them, that fits one transaction. Nothing is
-        written here. They wait first, as those of :meth:`start_operations` do. One with an id takes it with the
-        transaction; Incompatible where another one has it, which nothing joins here.
+        """Start operations in the caller's own transaction (C8-C10).
 
-        Raises as :meth:`start_operations` does; InvalidArgument for more than one transaction takes;
-        OperationStartError where ``request_id`` has started them before.
+        It may consist of ``distop.protocol.txn`` values, or be one of an ``etcd3`` client. Add the ``compares`` and
+        ``puts`` (or ``etcd3(client)``) of the result to it: the operations (``refs``) exist if and only if it commits.
+        They are one ``Start``, or a graph that fits into one transaction. Nothing is written here. All of them are
+        pending first, as those of :meth:`start_operations` are. An operation with an id takes it with the transaction;
+        Incompatible if another one has it, which cannot be joined here.
+
+        Raises as :meth:`start_operations` does; InvalidArgument if they do not fit into one transaction;
+        OperationStartError if ``request_id`` has started them before.
         """
         wanted, links, _ = _once(starts, request_id, acting(self._etcd))
         return await submission(self._etcd, self._keys, wanted, links)
@@ -220,14 +231,16 @@ class Client:
         start: Step | Iterable[Start],
         request_id: str | None = None,
     ) -> Transaction:
-        """One transaction of the caller's (``distop.protocol.txn``: ``value_is``, ``unchanged``, ``Put``, …) that also
-        starts operations: all of ``success`` and the operations, if all of ``compare`` hold; else ``failure`` alone.
-        Where others start operations meanwhile, nothing was done, and it is tried again here.
+        """Commit a transaction of the caller that also starts operations.
 
-        Raises as :meth:`submission` does; InvalidArgument for what is no part of a transaction, writes distop's own
-        keys, or writes a key twice; EtcdRejected for what etcd does not take; OutcomeUnknown: call again with the
-        request id that the sentence names. Of all calls with one request id one branch is applied, once, and the
-        answer to the others has ``earlier``; where ``failure`` only reads, a later call may still be committed.
+        It consists of ``distop.protocol.txn`` values (``value_is``, ``unchanged``, ``Put``, …). If all of ``compare``
+        hold, all of ``success`` is applied and the operations start; otherwise ``failure`` is applied. If other starts
+        interfere, nothing is applied, and the transaction is retried here.
+
+        Raises as :meth:`submission` does; InvalidArgument for invalid parts, for writes to keys of distop, and for keys
+        that are written twice; EtcdRejected if etcd rejects it; OutcomeUnknown: call again with the request id in the
+        message. Of all calls with one request id, one branch is applied, once, and the other answers have ``earlier``;
+        if ``failure`` only reads, a later call may still be committed.
         """
         mine = own(self._keys, compare, success, failure)
         wanted, links, name = _once(start, request_id, acting(self._etcd))
@@ -249,19 +262,21 @@ class Client:
         verify_pause: float = 5.0,
         **options: Unpack[PrepareKeywords],
     ) -> Operation:
-        """Insert an operation that begins once :meth:`confirm` says that the sender's own transaction, which has this
-        ``external_id``, was completed (C13). Prepared again under the same id it is the same operation, and another
-        request is refused.
+        """Prepare an operation, which starts after :meth:`confirm` (C13).
 
-        Where it is not confirmed within ``verify_after`` seconds, ``verify`` is asked whether the transaction was
-        completed: a function that executors have installed (entry point of the group ``distop.verifiers``), or a URL
-        (``GET``, with ``external_id`` and ``op`` as parameters; its answer: ``{"completed": true}`` or false). Where
-        the answer is no, or none of ``verify_attempts`` gets one (``verify_pause`` seconds apart, then twice as long
-        each time), or there is nobody to ask, the operation ends as cancelled without having begun, and its record has
-        an ``alarm``. ``options``: the other parameters of :meth:`start_operation`, but ``every``. One with an id has
-        it until it ends; Incompatible where another one has it, which is not joined.
+        The sender confirms it when its own transaction, which has this ``external_id``, is completed. Preparing it
+        again with the same id returns the same operation; another request is refused.
 
-        Raises as that does; OutcomeUnknown: prepare it again.
+        If it is not confirmed within ``verify_after`` seconds, ``verify`` is asked whether the transaction was
+        completed. It is a function that executors have installed (entry point group ``distop.verifiers``), or a URL
+        (``GET``, with the parameters ``external_id`` and ``op``; the answer is ``{"completed": true}`` or false). If
+        the answer is no, or none of ``verify_attempts`` gets an answer (``verify_pause`` seconds apart, doubled each
+        time), or there is no verifier, the operation ends as cancelled without starting, and its record has an
+        ``alarm``.
+
+        ``options``: the other parameters of :meth:`start_operation`, except ``every``. An operation with an id has it
+        until it ends; Incompatible if another one has it, which is not joined. Raises as that does; OutcomeUnknown:
+        prepare it again.
         """
         known = two_phase.external(external_id)
         chosen = StartOptions.of(options, "prepare")
@@ -272,9 +287,9 @@ class Client:
         return self._handle(started.ref, already_started=started.earlier)
 
     async def confirm(self, external_id: str) -> Operation:
-        """Let the operation begin that was prepared under this id; again changes nothing.
+        """Confirm the operation that was prepared under this id. Idempotent.
 
-        Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled; OutcomeUnknown:
+        Raises NotFound; NotAllowed, with the reason, if it was given up, abandoned or cancelled; OutcomeUnknown:
         confirm it again.
         """
         ref = await two_phase.confirm(self._etcd, self._keys, two_phase.external(external_id))
@@ -293,7 +308,10 @@ class Client:
         return await self.operation(ref).rerun(unfinished=unfinished, **options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
-        """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
+        """The handle of the operation with this name; nothing is read.
+
+        Raises InvalidArgument for an invalid name.
+        """
         return self._handle(parse_ref(ref))
 
     async def operations(
@@ -304,11 +322,10 @@ class Client:
         states: str | Collection[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[OperationStatus]:
-        """The operations that have not ended, with their status, by name: of one table, of one type, in these states,
-        with all of these labels. One with a record that cannot be read is left out, and the log says so; as in all
-        lists.
+        """The operations that have not ended, with their status, by name.
 
-        Raises InvalidArgument.
+        Filtered by table, type, states and labels (all of them). As in all lists, an operation with an unreadable
+        record is skipped and logged. Raises InvalidArgument.
         """
         wanted = Filter(filters.table_of(table), filters.type_of(type), open_states(states), check_labels(labels))
         active = [one.ref async for one in survey(self._etcd, self._keys, wanted)]
@@ -336,8 +353,10 @@ class Client:
         states: str | Collection[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> tuple[Count, ...]:
-        """How many operations have not ended, by type and state, and how old the oldest is that waits; filtered as
-        :meth:`operations`. What it costs grows with what is open, never with the history. Raises InvalidArgument.
+        """The number of operations that have not ended, by type and state.
+
+        Also the age of the oldest waiting one. Filtered as :meth:`operations`. The cost grows with the number of open
+        operations, never with the history. Raises InvalidArgument.
         """
         wanted = Filter(filters.table_of(table), filters.type_of(type), open_states(states), check_labels(labels))
         return await counts(self._etcd, self._keys, wanted)
@@ -361,15 +380,15 @@ class Client:
         alarms: bool = False,
         after: str | None = None,
     ) -> HistoryPage:
-        """How operations ended, the newest first: a list of at most ``limit`` results, whose ``after`` is the token of
-        the next page (None: there is none). However long the history is, no more of it than that is in memory.
+        """The results of ended operations, newest first, one page at a time.
 
-        ``states``: success, failed, cancelled. ``since`` and ``until``: when it finished, from the first on and before
-        the second; seconds since the epoch, RFC 3339 text, or a ``datetime``, with a zone. ``labels``: it has all of
-        these. ``request_id``: of its start. ``alarms``: those alone whose record has an alarm (prepared, never
-        confirmed, never run). ``after``: the token of the page before, asked for in the same way.
+        A page has at most ``limit`` results; its ``after`` is the token of the next page (None: the last page). Memory
+        holds only one page, however long the history is.
 
-        Raises InvalidArgument.
+        ``states``: success, failed, cancelled. ``since`` and ``until``: the finish is at or after the first, and before
+        the second; seconds since the epoch, RFC 3339 text, or a ``datetime``, with a zone. ``labels``: all of these.
+        ``request_id``: of the start. ``alarms``: only records with an alarm (prepared, never confirmed, never started).
+        ``after``: the token of the previous page of the same query. Raises InvalidArgument.
         """
         wanted = past.query(
             self._keys,
@@ -392,17 +411,18 @@ class Client:
         return await live_nodes(self._etcd, self._keys)
 
     async def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
-        """Empty an executor: it stops and releases what it runs (nothing is blamed, checkpoints are kept), gives up
-        what it coordinates, and claims nothing more, also after a restart, until :meth:`undrain`. Operations that
-        nobody else can run wait. ``wait``: until it is empty, at most ``timeout`` seconds. Returns what the executor
-        says of itself: ``draining`` or ``drained``.
+        """Drain an executor: it releases its jobs and claims nothing until :meth:`undrain`.
+
+        The jobs stop, keep their checkpoints, and do not count as failed. The executor also gives up its elections, and
+        stays drained after a restart. Operations that no other executor can run wait. ``wait``: wait until it is empty,
+        at most ``timeout`` seconds. Returns its state: ``draining`` or ``drained``.
 
         Raises NotFound (no such executor), InvalidArgument, WaitTimeout, OutcomeUnknown.
         """
         return str(await drain(self._etcd, self._keys, executor, wait=wait, timeout=timeout))
 
     async def undrain(self, executor: str) -> None:
-        """Let an executor work again; nothing changes when it is not drained. Raises NotFound, OutcomeUnknown."""
+        """Undo the drain of an executor. Idempotent. Raises NotFound, OutcomeUnknown."""
         await undo(self._etcd, self._keys, executor)
 
     async def behaviors(self) -> list[Declaration]:
@@ -425,13 +445,16 @@ class Client:
         description: str = "",
         replace: bool = False,
     ) -> Declaration:
-        """Declare an operation type of which no executor has code: its jobs are for :meth:`own_jobs`. Operations of it
-        are on ``@cluster``, with one job, or name their partitions; any live executor daemon brings them to their end.
-        ``arg_schema``: a JSON Schema of the argument. The rest is what a behavior declares
-        (docs/how-to/write-a-behavior.md).
+        """Declare an operation type without code, whose jobs are for :meth:`own_jobs`.
 
-        Registering the same again changes nothing. Raises InvalidArgument, NotAllowed (there is another declaration:
-        ``replace``; one that executors have code for is never replaced), OutcomeUnknown.
+        Its operations are on ``@cluster``, with one job, or name their partitions; any live executor daemon coordinates
+        them.
+
+        ``arg_schema``: a JSON Schema of the argument. The other parameters are those of a behavior
+        (docs/how-to/write-a-behavior.md). Registering the same declaration again changes nothing.
+
+        Raises InvalidArgument, NotAllowed (another declaration exists: use ``replace``; one that executors have code
+        for is never replaced), OutcomeUnknown.
         """
         declaration = declared.declaration(
             type_name,
@@ -468,28 +491,32 @@ class Client:
         *,
         accept: Callable[[OfferedJob], bool] | None = None,
     ) -> list[OwnedJob]:
-        """Claim jobs for a worker loop of one's own (L21): up to ``max`` of these types, what can be had now, perhaps
-        none. A mapping gives the most of each type. For ``duration`` seconds nobody else takes them; :meth:`extend`
-        keeps them for longer. ``accept``: is asked of each before it is claimed; where it says no, the job is left.
+        """Claim jobs for a custom worker loop (L21).
 
-        ``actor``: who that is, for people. What an actor has lost (it has not extended its claims in time), and what
-        executors have lost, is taken over as executors do: the time is measured by this client, from when it first
-        sees a claim, so that it can only be taken by a client that lives on.
+        Returns up to ``max`` jobs of these types that can be claimed now, perhaps none. A mapping gives the maximum for
+        each type. No other claimant takes them for ``duration`` seconds; :meth:`extend` renews that. ``accept`` is
+        called with each job before its claim; if it returns False, the job is skipped. ``actor``: a name of the worker,
+        for people.
 
-        Raises InvalidArgument; OutcomeUnknown: what may have been claimed is free again once it expires.
+        Jobs whose actor has not extended them in time, or whose executor is lost, are taken over as executors do. This
+        client measures that time from when it first sees a claim, so only a long-lived client can take over.
+
+        Raises InvalidArgument; OutcomeUnknown: jobs that may have been claimed are free again after they expire.
         """
         return await self._own.own(
             claims.check_actor(actor),
             claims.check_types(types),
-            claims.check_count(max, "the most to own"),
+            claims.check_count(max, "the maximum number of jobs to own"),
             claims.check_duration(duration),
             accept,
         )
 
     async def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
-        """Keep jobs for another ``duration`` seconds from now; for each whether it is still owned (L22). False: another
-        one has it, it was returned, its operation is being cancelled (stop then, and return it), or it is no token. A
-        claim that is overdue and that nobody has taken is extended: the token decides, not the clock.
+        """Extend the claims of jobs by ``duration`` seconds from now (L22).
+
+        Returns for each whether it is still owned. False: another claimant has it, it was returned, its operation is
+        being cancelled (stop, and return it), or the token is invalid. An overdue claim that is not taken over is
+        extended: the token decides, not the clock.
 
         Raises InvalidArgument (the duration), EtcdUnavailable, OutcomeUnknown (call again).
         """
@@ -498,30 +525,32 @@ class Client:
         return await self._own.extend(tokens, claims.check_duration(duration))
 
     async def return_job(self, token: str, outcome: claims.Outcome) -> None:
-        """Return a job (L24): :class:`distop.Complete`, ``Abort`` (a verdict: it has failed), ``Retry`` (it broke:
-        tried again with back-off, up to the type's limit) or ``Release`` (as if it had not been claimed). However late:
-        it counts unless somebody else was granted the job meanwhile (L17). The same once more changes nothing.
+        """Return a job (L24).
 
-        Raises InvalidToken: the token is none, or the job is somebody else's, or has ended; InvalidArgument (a result
-        that is no JSON, or over 64 KiB); nothing was changed then. OutcomeUnknown: return it again.
+        The outcome is :class:`distop.Complete`, ``Abort`` (a verdict: the job failed), ``Retry`` (the attempt failed:
+        retried with back-off, up to the type's limit) or ``Release`` (as if the job had not been claimed). However
+        late, it counts unless the job was granted to another claimant (L17). Repeating the call changes nothing.
+
+        Raises InvalidToken: the token is invalid, or the job has ended or has another holder; InvalidArgument (a result
+        that is not JSON, or over 64 KiB); then nothing was changed. OutcomeUnknown: return it again.
         """
         await self._own.give(token, claims.checked(outcome))
 
     async def jobs_version(self) -> int:
-        """A number that grows whenever there may be more to own."""
+        """A number that grows when more jobs may be available."""
         await self._own.candidates.ready()
         return self._own.candidates.version
 
     async def jobs_changed(self, version: int, timeout: float) -> None:
-        """Wait until there may be more to own than at this version, at most so many seconds."""
+        """Wait until more jobs may be available than at this version, or for so many seconds."""
         await self._own.candidates.wait(version, timeout)
 
     async def actions(self, table: str | None = None) -> list[dict[str, Any]]:
-        """Who registered, changed and removed tables, and who drained executors, the newest first; of a ``table`` those
-        on it alone. What was done to an operation stands in its status and its history record. Each is a mapping
-        (docs/contract.md); of each table and executor the last 20 are kept.
+        """The actions on tables and executors, newest first; of one ``table`` only.
 
-        Raises InvalidArgument.
+        These are registrations, changes and removals of tables, and drains of executors. Actions on an operation are in
+        its status and its history record. Each is a mapping (docs/contract.md); the last 20 of each table and executor
+        are kept. Raises InvalidArgument.
         """
         return await actions.of_registry(self._etcd, self._keys, table)
 
@@ -532,10 +561,12 @@ class Client:
         return await registered.tables(self._etcd, self._keys)
 
     async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
-        """Register a table; the same record again changes nothing. ``replace`` changes a record that differs: what
-        was started with the former one and goes on fails. ``check`` looks at the format, the location and the options.
+        """Register a table; the same record again changes nothing.
 
-        Raises InvalidArgument, NotAllowed (another record is there), OutcomeUnknown.
+        ``replace`` replaces another record; running operations that were started with the previous one fail. ``check``
+        checks the format, the location and the options.
+
+        Raises InvalidArgument, NotAllowed (another record exists), OutcomeUnknown.
         """
         return await table_registry.add(self._etcd, self._keys, record, replace=replace, check=check)
 

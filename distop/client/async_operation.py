@@ -1,4 +1,4 @@
-"""One operation as its client sees it (asyncio): wait, status, commands."""
+"""The asyncio handle of one operation: wait, status, commands."""
 
 from __future__ import annotations
 
@@ -68,30 +68,32 @@ log = logging.getLogger("distop.client")
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
 _EARLY_POLLS = (0.015, 0.03, 0.06)
-"""Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
-etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
+"""Seconds between the first reads besides a new watch: etcd serves a watch that lags because of a concurrent write only
+every 0.1 s.
+"""
 _LONGEST_CANCEL_TEXT = 1_000
 _END_OF_ONE = 60.0
-"""Seconds for which one of a series that is ending is waited for, to cancel the next."""
+"""Seconds to wait for an ending operation of a series, to cancel the next one."""
 _PAUSE = (0.1, 2.0)
-"""Seconds of back-off while etcd does not answer, first and longest."""
+"""Back-off in seconds while etcd does not answer, first and longest."""
 
 
 class _Ended(Exception):
-    """Its records have gone since its state was read."""
+    """The records of the operation were deleted since its state was read."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
-    """The name of an operation, checked without looking it up. Raises InvalidArgument."""
+    """The parsed name of an operation; nothing is read. Raises InvalidArgument."""
     ref = text if isinstance(text, OperationRef) else OperationRef.parse(check_text(text, "an operation's name"))
     Keys().root(ref)
     return ref
 
 
 class Operation:
-    """An operation that was started. It is only a name with a connection: losing it changes nothing.
+    """The handle of an operation: its name and a connection.
 
-    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
+    Losing the handle changes nothing. Besides the errors that each method documents, all raise EtcdUnavailable when
+    etcd cannot be reached for long.
     """
 
     def __init__(
@@ -123,8 +125,9 @@ class Operation:
 
     @property
     def already_started(self) -> bool:
-        """The start that gave this handle had a request id, or an id, by which an earlier call had started the
-        operation: it may have ended by now.
+        """Whether an earlier call with the same request id, or an id, had started the operation.
+
+        It may have ended by now.
         """
         return self._already_started
 
@@ -134,21 +137,24 @@ class Operation:
     # ------------------------------------------------------------------- look
 
     async def status(self) -> OperationStatus:
-        """How it is doing. Raises NotFound."""
+        """The status of the operation. Raises NotFound."""
         return await status(self._etcd, self._keys, self._ref, self._jobs)
 
     async def why(self) -> Why:
-        """What it waits for, and what to do about it: reasons by code, sentence and advice, what has to go first before
-        the rest; none where jobs run, and once it has ended. Raises NotFound, UnreadableRecord.
+        """Why the operation waits, and what to do about it.
+
+        Reasons have a code, a sentence and advice; the most important one is first. There are none while jobs run, and
+        none once it has ended. Raises NotFound, UnreadableRecord.
         """
         return await why(self._etcd, self._keys, self._ref)
 
     async def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out, and
-        the log says so. ``report``: a pydantic model, such as the behavior's Report, as which the report is given; a
-        report that does not fit it raises InvalidArgument, and stands in the record all the same.
+        """Wait for the result, at most ``timeout`` seconds (None: for ever).
 
-        Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
+        Outages of etcd are waited out and logged. ``report``: a pydantic model, such as the behavior's Report, to which
+        the report is converted; an invalid report raises InvalidArgument, and stays in the record.
+
+        Raises WaitTimeout (the operation continues), NotFound, InvalidArgument (``timeout`` is not a number).
         """
         if timeout is not None:
             seconds(timeout, "the timeout")
@@ -162,14 +168,15 @@ class Operation:
         return result if report is None else replace(result, report=result.report_as(report))
 
     def results(self, model: type | None = None) -> AsyncGenerator[JobResult, None]:
-        """How those of its jobs ended that have, in order of their partitions, read page by page as they are asked for;
-        once it has ended, as long as etcd has not compacted its history (the report is kept with the history record).
-        ``model``: a pydantic model, such as the behavior's Result, as which each result is given. Of a result in a file
-        (``Behavior.large_results``) size and checksum are held against what the outcome says; the file is looked for
-        below the client's ``shared_dir``, else below ``_distop/`` in the table's folder.
+        """The outcomes of the ended jobs, in the order of their partitions.
 
-        Raises NotFound (no such operation; its results are gone; a file that cannot be read from here),
-        UnreadableRecord (a file that was changed), InvalidArgument (a result does not fit the model).
+        Each page is read when it is needed. After the operation's end they are available until etcd has compacted them
+        (the report is kept in the history record). ``model``: a pydantic model, such as the behavior's Result, to which
+        each result is converted. The size and checksum of a result in a file (``Behavior.large_results``) are checked;
+        the file is searched below the client's ``shared_dir``, or else below ``_distop/`` in the table's folder.
+
+        Raises NotFound (no such operation; its results are compacted; a file that cannot be read from here),
+        UnreadableRecord (a changed file), InvalidArgument (a result does not fit the model).
         """
         if model is not None:
             check_model(model)
@@ -183,7 +190,7 @@ class Operation:
         self._callbacks.add(function)
 
     def remove_done_callback(self, function: Callable[[OperationResult], Any]) -> int:
-        """Have it called no more; how often it was to be called."""
+        """Remove a callback; returns how often it was registered."""
         return self._callbacks.remove(function)
 
     async def _history(self) -> History:
@@ -200,14 +207,14 @@ class Operation:
                 self._etcd.transport.check()
                 if not self._waiting_for_etcd:
                     self._waiting_for_etcd = True
-                    log.warning("waiting for etcd: %s", error, extra={"operation": self.ref})
+                    log.warning("Waiting for etcd: %s", error, extra={"operation": self.ref})
                 await asyncio.sleep(backoff.pause())
 
-    def _heard(self) -> None:
-        """etcd has answered: say so where it was said that it does not."""
+    def _answered(self) -> None:
+        """Log that etcd answers again, after an outage was logged."""
         if self._waiting_for_etcd:
             self._waiting_for_etcd = False
-            log.warning("etcd answers again", extra={"operation": self.ref})
+            log.warning("Connected to etcd again", extra={"operation": self.ref})
 
     async def _until_ended(self) -> KeyValue | None:
         """The history record; None where the watch came to an end before it.
@@ -232,7 +239,7 @@ class Operation:
                     message = reading.result()
                     if message is None or message.canceled:
                         return await self._ended_by_now()
-                    self._heard()
+                    self._answered()
                     for event in message.events:
                         if event.kv.value:
                             return key_value(event.kv)
@@ -252,7 +259,7 @@ class Operation:
         history, state = await self._etcd.read(
             Get(self._keys.history(self._ref)), Get(self._keys.of(self._ref, "state"), count_only=True)
         )
-        self._heard()
+        self._answered()
         if history.kv is not None:
             return history.kv
         if not state.count:
@@ -260,9 +267,9 @@ class Operation:
         return None
 
     async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
-        """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``.
+        """Yield the status now, and at each change, checked every ``interval`` seconds.
 
-        Raises NotFound, InvalidArgument (``interval`` is no number).
+        The last one has ``ended``. Raises NotFound, InvalidArgument (``interval`` is not a number).
         """
         seconds(interval, "the interval")
         last: OperationStatus | None = None
@@ -287,17 +294,18 @@ class Operation:
     # --------------------------------------------------------------- commands
 
     async def cancel(self, text: str = "") -> None:
-        """Stop it: no more jobs start, running ones are told to stop and clean up. Again on one that is being
-        cancelled changes nothing. ``text``: why, for the record.
+        """Cancel the operation: no more jobs start; running jobs stop and clean up.
 
-        Raises NotAllowed when it has ended, is completing, or is stopped because its jobs failed: its completion code
-        decides what becomes of it. Raises NotFound, OutcomeUnknown.
+        Idempotent. ``text``: the reason, for the record.
+
+        Raises NotAllowed when it has ended, is completing, or is stopping because its jobs failed: its completion code
+        decides its result. Raises NotFound, OutcomeUnknown.
         """
-        why = self._wanted(shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
+        why = self._cancel_record(shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PENDING:
-                return await self._not_begun(mod, why)
+                return await self._end_pending(mod, why)
             if state is State.CANCELLING:
                 await self._check_cancelled()
                 return None
@@ -306,20 +314,21 @@ class Operation:
         await self._command("cancelled", step, why)
 
     async def _check_cancelled(self) -> None:
-        """Raises NotAllowed where the operation is being stopped for another reason than a cancel."""
+        """Raises NotAllowed if the operation is stopping for another reason than a cancel."""
         kv = await self._etcd.get(self._keys.of(self._ref, "cancel"))
         if kv is not None and read(Cancel.decode, kv).reason == "failed":
             raise NotAllowed(
-                f"{self.ref} is being stopped because its jobs failed, and cannot be cancelled any more: it ends once "
-                "its completion code has run"
+                f"{self.ref} is stopping because its jobs failed, and can no longer be cancelled: it ends after its "
+                "completion code"
             )
 
     async def end_series(self, text: str = "") -> str:
-        """End the series that it is of (``every``), whichever operation of it goes on by now, and whether this one has
-        ended: that one is cancelled, be it that it waits or that it runs, and none comes after it. Its name. One that
-        is just ending is waited for, to cancel the next. ``text``: why, for the record.
+        """End the operation's series (``every``): cancel its active operation; returns its name.
 
-        Raises NotAllowed (it is of no series; the series has ended; or what goes on of it does not come to its end),
+        This operation itself may have ended. No operation of the series follows. If the active one is just ending, it
+        is waited for, and the next one is cancelled. ``text``: the reason, for the record.
+
+        Raises NotAllowed (it is not part of a series; the series has ended; or the active operation does not end),
         NotFound, OutcomeUnknown (call again).
         """
         check_text(text, "the reason of a cancel")
@@ -331,30 +340,31 @@ class Operation:
                 return str(ref)
             except (NotAllowed, NotFound) as error:
                 if time.monotonic() - began > _END_OF_ONE:
-                    raise NotAllowed(f"the series goes on: {error}; call again") from None
+                    raise NotAllowed(f"could not end the series: {error}; call again") from None
                 tries += 1
                 await asyncio.sleep(pause(tries))
-        raise NotAllowed(f"the series that began with {first} has ended")
+        raise NotAllowed(f"the series that started with {first} has ended")
 
-    def _wanted(self, text: str) -> Cancel:
+    def _cancel_record(self, text: str) -> Cancel:
         """The record of a cancel by this client."""
         return Cancel("user", text, by=acting(self._etcd), time=rfc3339(time.time()))
 
-    async def _done_so_far(self) -> Actions:
-        """What was done to it. Read after its state: whoever changes that writes the state as well."""
+    async def _actions_so_far(self) -> Actions:
+        """The actions on the operation. Read after its state, which every action writes as well."""
         kv = await self._etcd.get(self._keys.of(self._ref, "actions"))
         return read(Actions.decode, kv) if kv is not None else NO_ACTIONS
 
-    async def _with(
+    async def _with_action(
         self, action: str, before: Mapping[str, Any] = NOTHING, after: Mapping[str, Any] = NOTHING
     ) -> Actions:
-        """What was done to it, with this action of this client's."""
+        """The actions on the operation, with one more by this client."""
         new = Action.change(rfc3339(time.time()), action, acting(self._etcd), before, after)
-        return (await self._done_so_far()).and_then(new)
+        return (await self._actions_so_far()).and_then(new)
 
-    async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
-        """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
-        (``held``) where its hold is gone.
+    async def _end_pending(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
+        """The transaction that ends a pending operation.
+
+        Raises NotAllowed while its graph is being inserted, and (``held``) if its hold is gone.
         """
         keys, ref = self._keys, self._ref
         kv = await self._etcd.get(keys.of(ref, "spec"))
@@ -364,18 +374,20 @@ class Operation:
         kv = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
         record = read(Hold.decode, kv) if kv is not None else None
         if record is None and held:
-            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+            raise NotAllowed(f"{self.ref} was confirmed: to stop it, cancel it")
         void = record is not None and record.kind == GRAPH
         if record is not None and void and record.state is HoldState.HELD:
-            raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
+            raise NotAllowed(
+                f"{self.ref} belongs to a graph that is still being inserted: cancel it after the insertion"
+            )
         terms = Prepared.of(record) if record is not None else None
         if terms is not None and terms.op != str(ref):
             # Somebody wrote the hold of another operation into this one's spec.
             terms = None
             if held:
-                raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
+                raise NotAllowed(f"{self.ref} was not prepared: to stop it, cancel it")
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
-        actions = await self._done_so_far()
+        actions = await self._actions_so_far()
         history = ended_waiting(
             ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void, actions=actions
         )
@@ -385,7 +397,7 @@ class Operation:
         return denied_with(keys, end, terms, kv.mod_revision, why.text or "it was cancelled")
 
     async def confirm(self) -> None:
-        """Let it begin, where it was prepared (C13); again changes nothing.
+        """Confirm the prepared operation, so that it may start (C13). Idempotent.
 
         Raises NotAllowed (it was not prepared; or, with the reason, it was given up, abandoned or cancelled), NotFound,
         OutcomeUnknown (confirm it again).
@@ -393,19 +405,20 @@ class Operation:
         await two_phase.confirm_operation(self._etcd, self._keys, self._ref)
 
     async def abandon(self, text: str = "") -> None:
-        """End it, where it was prepared and not confirmed: it never runs. Again changes nothing. ``text``: why.
+        """Abandon the prepared operation: it never starts. Idempotent.
 
-        Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
+        ``text``: the reason. Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
         """
-        why = self._wanted(shorten(check_text(text, "the reason") or "its sender abandoned it", _LONGEST_CANCEL_TEXT))
+        reason = check_text(text, "the reason") or "its sender abandoned it"
+        why = self._cancel_record(shorten(reason, _LONGEST_CANCEL_TEXT))
         external_id = await two_phase.held_by(self._etcd, self._keys, self._ref)
         if external_id is None:
-            raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
+            raise NotAllowed(f"{self.ref} was not prepared: to stop it, cancel it")
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PENDING:
-                return await self._not_begun(mod, why, held=True)
-            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+                return await self._end_pending(mod, why, held=True)
+            raise NotAllowed(f"{self.ref} was confirmed: to stop it, cancel it")
 
         try:
             await self._command("abandoned", step)
@@ -415,26 +428,27 @@ class Operation:
                 raise
 
     async def pause(self, *, now: bool = False) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that
-        can go on from a checkpoint later save it, the others start over. Its status has the stage ``pausing`` as long
-        as jobs run, then ``paused``. Raises as :meth:`cancel` does.
+        """Pause the operation: no more jobs start until :meth:`resume`.
+
+        Running jobs finish. With ``now`` they stop: jobs with checkpoints save one, the others start over later. The
+        stage of its status is ``pausing`` while jobs run, then ``paused``. Raises as :meth:`cancel` does.
         """
         if not isinstance(now, bool):
-            raise InvalidArgument(f"now is True or False, not {shown(now)}")
+            raise InvalidArgument(f"now must be True or False, not {shown(now)}")
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
                 return None
             if state not in (State.RUNNING, State.PAUSED):
-                begun = " and has not begun" if state is State.PENDING else ""
+                begun = " and has not started" if state is State.PENDING else ""
                 raise NotAllowed(f"{self.ref} is {state}{begun}: it cannot be paused")
-            actions = await self._with("pause --now" if now else "pause")
+            actions = await self._with_action("pause --now" if now else "pause")
             return t.pause(self._keys, self._ref, mod, now=now, seen=state, actions=actions)
 
         await self._command("paused", step)
 
     async def resume(self) -> None:
-        """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
+        """Resume a paused operation. Idempotent. Raises as :meth:`cancel` does."""
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.RUNNING:
@@ -442,21 +456,22 @@ class Operation:
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
             terms, _, _ = await self._terms()
-            return t.resume(self._keys, self._ref, mod, planned, terms, await self._with("resume"))
+            return t.resume(self._keys, self._ref, mod, planned, terms, await self._with_action("resume"))
 
         await self._command("resumed", step)
 
     @takes_options("alter")
     async def alter(self, **options: Unpack[AlterKeywords]) -> None:
-        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
-        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
-        to the failure policy again.
+        """Change the priority and the limits of the operation; None leaves a value unchanged.
 
-        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        After a limit is lowered, running jobs finish, and no job starts until fewer run; 0 removes a limit.
+        ``max_failed`` "" restores the failure policy.
+
+        Raises InvalidArgument (also if there is nothing to change), and as :meth:`cancel` does.
         """
         wanted = StartOptions.of(options, "alter").checked()
         if not wanted:
-            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+            raise InvalidArgument("there is nothing to alter: give a priority, a limit or a number of failures")
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state not in states_before(Event.ALTER):
@@ -468,7 +483,7 @@ class Operation:
             if new == terms.options:
                 return None
             before = {name: getattr(terms.options, name) for name in wanted}
-            actions = await self._with("alter", before, wanted)
+            actions = await self._with_action("alter", before, wanted)
             return t.alter(self._keys, self._ref, state, mod, new, opened, actions)
 
         await self._command("altered", step)
@@ -492,15 +507,17 @@ class Operation:
 
     @takes_options("rerun")
     async def rerun(self, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]) -> Operation:
-        """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
-        ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
-        that files are read as they are by now. The other parameters are those of a start; policy, attempts,
-        time limit and labels stay as they were, unless given.
+        """Start a new operation over the failed partitions of this ended one.
 
-        Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
+        If it was cancelled, or with ``unfinished``, also over partitions without an end. The argument is the same; the
+        table is planned anew, so its current files are read. The other parameters are those of a start; policy,
+        attempts, time limit and labels are inherited unless given.
+
+        Raises NotAllowed if it has not ended, has succeeded or has no such partition, NotFound, and the errors of a
+        start.
         """
         if unfinished is not None and not isinstance(unfinished, bool):
-            raise InvalidArgument(f"unfinished is True, False or None, not {shown(unfinished)}")
+            raise InvalidArgument(f"unfinished must be True, False or None, not {shown(unfinished)}")
         given = StartOptions.of(options, "rerun")
         started = await rerun(self._etcd, self._keys, self._ref, given, unfinished=unfinished)
         earlier, shared_dir = started.earlier, self._shared_dir
@@ -509,8 +526,10 @@ class Operation:
     async def _command(
         self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]], why: Cancel | None = None
     ) -> None:
-        """``why``: what a cancel writes. By that its own is known again where the answer was lost, and the operation
-        has ended since.
+        """Run a command on the operation's current state.
+
+        ``why``: the record that a cancel writes. It identifies this client's cancel if the answer was lost and the
+        operation has ended since.
         """
         keys, ref = self._keys, self._ref
         repeated, ended = False, 0
@@ -543,13 +562,13 @@ class Operation:
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
 
     def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:
-        """The state's key. Raises NotFound; NotAllowed, which says how it ended."""
+        """The state of an operation that has not ended. Raises NotFound, NotAllowed."""
         if history.kv is not None:
             record = read(History.decode, history.kv)
-            raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
+            raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it can no longer be {done}")
         if state.kv is None:
             raise no_operation(self.ref)
         if decision.kv is not None:
             verdict = read(Decision.decode, decision.kv).verdict
-            raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")
+            raise NotAllowed(f"{self.ref} is completing as {verdict}: it can no longer be {done}")
         return state.kv

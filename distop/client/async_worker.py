@@ -1,9 +1,10 @@
-"""A worker loop that is ready made, on the low-level claims (L11-L24, L28): for processes that are no executors.
+"""A worker loop on low-level claims (L11-L24, L28), for other processes than executors.
 
 ``Worker(client, {"copy": copy, "report": report}).run()`` calls a handler for each job; ``async for job in worker``
-gives them out. Claims are extended while the job is held. Each type has a number of jobs at once, and if wanted a rate.
+yields them. Claims are extended while a job is held. Each type has a maximum number of jobs at once, and optionally a
+rate.
 
-A token bucket: how often something may begin, by a monotonic clock, in this process.
+The rate limit is a token bucket with a monotonic clock in this process.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ __all__ = ["Job", "Worker"]
 log = logging.getLogger("distop.worker")
 
 TROUBLE_PAUSE = 1.0
-"""Seconds until etcd is asked again after it could not be."""
+"""Seconds before a retry after an error of etcd."""
 
 
 class Job:
-    """A job that a worker holds: what :class:`distop.services.claims.owned_jobs.OwnedJob` has, and how to return it.
-    Once it is returned, or lost, nothing more can be written for it.
+    """A job that a worker holds: :class:`distop.services.claims.owned_jobs.OwnedJob` with returns.
+
+    After it is returned or lost, nothing more can be written for it.
     """
 
     def __init__(self, worker: Worker, owned: m.OwnedJob) -> None:
@@ -56,7 +58,10 @@ class Job:
 
     @property
     def lost(self) -> bool:
-        """Another has it, or its operation is being cancelled: stop. May be asked from any thread."""
+        """Whether another claimant has it, or its operation is being cancelled: stop.
+
+        May be read from any thread.
+        """
         return self._lost.is_set()
 
     async def wait_lost(self) -> None:
@@ -64,23 +69,26 @@ class Job:
         await self._lost.wait()
 
     async def complete(self, result: Any = None) -> None:
-        """It is done. Raises as :meth:`distop.client.async_client.Client.return_job`, as the others do."""
+        """Return it as a success.
+
+        Raises as :meth:`distop.client.async_client.Client.return_job`, as the other returns do.
+        """
         await self.give_back(m.Complete(result))
 
     async def abort(self, message: str, result: Any = None) -> None:
-        """A verdict: it has failed."""
+        """Return it as failed, with a verdict: it is not retried."""
         await self.give_back(m.Abort(message, result))
 
     async def retry(self, error: str = "") -> None:
-        """It broke: to be tried again."""
+        """Return it for a retry after an unexpected error."""
         await self.give_back(m.Retry(error))
 
     async def release(self) -> None:
-        """As if it had not been claimed."""
+        """Release it, as if it had not been claimed."""
         await self.give_back(m.Release())
 
     async def give_back(self, outcome: m.Outcome) -> None:
-        """Return it so."""
+        """Return it with this outcome."""
         try:
             await self._worker.client.return_job(self.token, outcome)
         except InvalidToken:
@@ -121,7 +129,7 @@ class Worker:
         for name, handler in self._handlers.items():
             if not callable(handler):
                 raise InvalidArgument(f"the handler of {name} must be callable, not {handler!r:.100}")
-        self._most = self._concurrency(concurrency)
+        self._concurrency_by_type = self._concurrency(concurrency)
         self._buckets = {name: _bucket(rate[name]) for name in self._known(rate or {}, "rate")} if rate else {}
         self._accept = accept
         self._duration = m.check_duration(duration)
@@ -134,10 +142,10 @@ class Worker:
 
     def _known(self, by_type: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         if not isinstance(by_type, Mapping):
-            raise InvalidArgument(f"the {what} is given by type, such as {{{self._types[0]!r}: 10}}")
+            raise InvalidArgument(f"the {what} must map types to values, such as {{{self._types[0]!r}: 10}}")
         if unknown := sorted(set(by_type) - set(self._types)):
             hint = did_you_mean(unknown[0], self._types, "its types")
-            raise InvalidArgument(f"the {what} of {unknown[0]} is given, a type that this worker does not handle{hint}")
+            raise InvalidArgument(f"the {what} names {unknown[0]}, a type that this worker does not handle{hint}")
         return by_type
 
     def _concurrency(self, given: int | Mapping[str, int]) -> dict[str, int]:
@@ -146,30 +154,30 @@ class Worker:
         most = dict.fromkeys(self._types, 1) | dict(self._known(given, "concurrency"))
         for name, count in most.items():
             if m.check_count(count, f"the concurrency of {name}") < 1:
-                raise InvalidArgument(f"the concurrency of {name} is at least 1, not {count}")
+                raise InvalidArgument(f"the concurrency of {name} must be at least 1, not {count}")
         return most
 
     # ------------------------------------------------------------------- jobs
 
     def stop(self) -> None:
-        """Claim nothing more: :meth:`run` returns, and ``async for`` ends, once what is held was returned."""
+        """Stop claiming: :meth:`run` and ``async for`` end after the held jobs are returned."""
         self._stopped = True
         self._freed.set()
 
     @property
     def held(self) -> list[Job]:
-        """The jobs that are held now."""
+        """The jobs that this worker holds."""
         return list(self._held.values())
 
     def forget(self, job: Job) -> None:
-        """It was returned, or cannot be."""
+        """Whether it was returned, or can no longer be."""
         if self._held.pop(job.token, None) is not None:
             job.returned = True
             self._running[job.type] -= 1
             self._freed.set()
 
     async def __aiter__(self) -> AsyncGenerator[Job, None]:
-        keeping = asyncio.ensure_future(self._keep())
+        keeping = asyncio.ensure_future(self._extend_claims())
         try:
             while not self._stopped:
                 for job in await self._claim():
@@ -183,7 +191,7 @@ class Worker:
                 await keeping
 
     async def _claim(self) -> list[Job]:
-        """Jobs for what is free of each type's number and rate; waits a while where there are none."""
+        """Claim jobs within each type's free number and rate; wait a while if there are none."""
         self._freed.clear()
         room, pause = self._room()
         if room:
@@ -192,7 +200,7 @@ class Worker:
             except UsageError:
                 raise
             except DistopError as error:
-                log.warning("could not claim jobs: %s", describe(error))
+                log.warning("Cannot claim jobs; retrying: %s", describe(error))
                 owned, pause = [], TROUBLE_PAUSE
                 self._version = -1
             if owned:
@@ -209,7 +217,7 @@ class Worker:
         room: dict[str, int] = {}
         pause = self._poll
         for name in self._types:
-            free = self._most[name] - self._running[name]
+            free = self._concurrency_by_type[name] - self._running[name]
             bucket = self._buckets.get(name)
             if bucket is not None and free > 0:
                 free = min(free, bucket.available())
@@ -227,7 +235,7 @@ class Worker:
         return job
 
     async def _wait(self, pause: float, *, watch: bool) -> None:
-        """Until something is free, or (``watch``) there may be more to claim; at most so many seconds."""
+        """Wait until a slot is free, or (``watch``) more jobs may be available; at most ``pause`` seconds."""
         if self._stopped:
             return
         freed = asyncio.ensure_future(self._freed.wait())
@@ -241,8 +249,8 @@ class Worker:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _keep(self) -> None:
-        """Extend what is held, three times in each duration, and tell the jobs that are lost."""
+    async def _extend_claims(self) -> None:
+        """Extend the held claims three times in each duration, and mark lost jobs."""
         while True:
             await asyncio.sleep(self._duration / 3)
             jobs = [job for job in self._held.values() if not job.lost]
@@ -251,22 +259,23 @@ class Worker:
             try:
                 alive = await self.client.extend([job.token for job in jobs], self._duration)
             except DistopError as error:
-                log.warning("could not extend %d jobs (tried again): %s", len(jobs), describe(error))
+                log.warning("Cannot extend the claims of %d jobs; retrying: %s", len(jobs), describe(error))
                 continue
             for job, ok in zip(jobs, alive, strict=True):
                 if not ok and not job.returned:
-                    log.info("lost the job %s of %s", job.partition, job.op)
+                    log.info("Lost the claim of job %s of %s; stopping its handler", job.partition, job.op)
                     job._lost.set()
 
     # --------------------------------------------------------------- handlers
 
     async def run(self) -> None:
-        """Have the handlers called, until :meth:`stop`; what runs then is awaited. Cancelled, it cancels the handlers
-        and releases their jobs.
+        """Call the handlers until :meth:`stop`, and wait for those that run.
+
+        A cancellation cancels the handlers and releases their jobs.
         """
         if not self._handlers:
             raise UsageError("this worker has no handlers: give them by type, or use it with `async for`")
-        threads = ThreadPoolExecutor(sum(self._most.values()), thread_name_prefix=f"distop-{self.actor}")
+        threads = ThreadPoolExecutor(sum(self._concurrency_by_type.values()), thread_name_prefix=f"distop-{self.actor}")
         tasks: set[asyncio.Task[None]] = set()
         jobs = aiter(self)
         try:
@@ -314,24 +323,29 @@ class Worker:
         except FatalError as error:
             return m.Abort(describe(error))
         except Exception as error:
-            log.warning("the handler of %s broke: %s", job.type, describe(error), exc_info=error)
+            log.warning(
+                "Error in the handler of %s; returning the job for a retry: %s",
+                job.type,
+                describe(error),
+                exc_info=error,
+            )
             return m.Retry(f"{type(error).__name__}: {error}")
         return result if isinstance(result, m.Outcome) else m.Complete(result)
 
     async def _finish(self, job: Job, outcome: m.Outcome) -> None:
-        """Return it, for as long as that makes sense."""
+        """Return the job; retry until it is returned or its token is invalid."""
         while not job.returned:
             try:
                 await job.give_back(outcome)
             except InvalidToken as error:
-                log.info("what came of a job is dropped: %s", error)
+                log.info("Dropping the outcome of a job: %s", error)
             except InvalidArgument as error:
-                outcome = m.Abort(f"what it returned cannot be kept: {error}")
+                outcome = m.Abort(f"the handler returned an invalid outcome: {error}")
             except DistopError as error:
-                log.warning("a job could not be returned (tried again): %s", describe(error))
+                log.warning("Cannot return a job; retrying: %s", describe(error))
                 await asyncio.sleep(TROUBLE_PAUSE)
             except Exception as error:
-                log.exception("a job could not be returned")
+                log.exception("Unexpected error while returning a job; returning it for a retry")
                 outcome = m.Retry(describe(error))
                 await asyncio.sleep(TROUBLE_PAUSE)
 
@@ -349,23 +363,23 @@ class Bucket:
         for value, what in ((rate, "a rate"), (burst, "a burst")):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if value is not None and not (number and value > 0):
-                raise InvalidArgument(f"{what} is a positive number, not {shown(value)}")
+                raise InvalidArgument(f"{what} must be a positive number, not {shown(value)}")
         self.rate = float(rate)
         self.burst = max(1.0, float(burst if burst is not None else rate))
         self._tokens = self.burst
         self._at = time.monotonic()
 
     def available(self) -> int:
-        """Whole tokens that are there now."""
+        """The number of whole tokens available now."""
         now = time.monotonic()
         self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
         self._at = now
         return int(self._tokens + 1e-9)
 
     def spend(self, count: int = 1) -> None:
-        """Take so many, as :meth:`available` has told them."""
+        """Take this many tokens, at most those of :meth:`available`."""
         self._tokens -= count
 
     def wait(self) -> float:
-        """Seconds until a token is there; 0: now."""
+        """Seconds until the next token; 0: now."""
         return 0.0 if self.available() else (1.0 - self._tokens) / self.rate

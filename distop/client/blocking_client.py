@@ -69,7 +69,7 @@ class Client:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Close the connection. Operations go on."""
+        """Close the connection. Operations continue."""
         if not self._closed and self._loop.pid == os.getpid():
             self._loop.run(self._inner.close())
         self._closed = True
@@ -94,14 +94,15 @@ class Client:
         return Operation(self._loop, self._loop.run(self._inner.start_operation(type_name, table, arg, **options)))
 
     def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
-        """Start operations that may wait for each other, all or none: see
-        :meth:`distop.aio.Client.start_operations`.
+        """Start operations that may depend on each other, all or none.
+
+        See :meth:`distop.aio.Client.start_operations`.
         """
         inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
         return [Operation(self._loop, one) for one in inner]
 
     def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
-        """Operations to be started by a transaction of the caller's own: see :meth:`distop.aio.Client.submission`."""
+        """Start operations in the caller's transaction: see :meth:`distop.aio.Client.submission`."""
         return Submission(self._loop, self._loop.run(self._inner.submission(starts, request_id=request_id)))
 
     def transaction(
@@ -113,7 +114,10 @@ class Client:
         start: Step | Iterable[Start],
         request_id: str | None = None,
     ) -> Transaction:
-        """One transaction of the caller's that also starts operations: see :meth:`distop.aio.Client.transaction`."""
+        """Commit a transaction that also starts operations.
+
+        See :meth:`distop.aio.Client.transaction`.
+        """
         done = self._loop.run(
             self._inner.transaction(
                 compare=compare, success=success, failure=failure, start=start, request_id=request_id
@@ -135,7 +139,10 @@ class Client:
         verify_pause: float = 5.0,
         **options: Unpack[PrepareKeywords],
     ) -> Operation:
-        """Insert an operation that begins once it is confirmed: see :meth:`distop.aio.Client.prepare_operation`."""
+        """Prepare an operation, which starts when it is confirmed.
+
+        See :meth:`distop.aio.Client.prepare_operation`.
+        """
         inner = self._inner.prepare_operation(
             *(type_name, table, arg),
             external_id=external_id,
@@ -148,7 +155,10 @@ class Client:
         return Operation(self._loop, self._loop.run(inner))
 
     def confirm(self, external_id: str) -> Operation:
-        """Let the operation begin that was prepared under this id. Raises NotFound, NotAllowed, OutcomeUnknown."""
+        """Confirm the operation that was prepared under this id.
+
+        Raises NotFound, NotAllowed, OutcomeUnknown.
+        """
         return Operation(self._loop, self._loop.run(self._inner.confirm(external_id)))
 
     def prepared_operation(self, external_id: str) -> Operation:
@@ -156,7 +166,7 @@ class Client:
         return Operation(self._loop, self._loop.run(self._inner.prepared_operation(external_id)))
 
     def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
+        """Add dependencies to pending operations: see :meth:`distop.aio.Client.add_dependencies`."""
         self._loop.run(self._inner.add_dependencies(pairs))
 
     @takes_options("rerun")
@@ -167,7 +177,7 @@ class Client:
         return self.operation(ref).rerun(unfinished=unfinished, **options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
-        """The operation of this name, which is not looked up. Raises InvalidArgument."""
+        """The handle of the operation with this name; nothing is read. Raises InvalidArgument."""
         return Operation(self._loop, self._inner.operation(ref))
 
     def operations(
@@ -189,11 +199,11 @@ class Client:
         states: str | Collection[str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> tuple[Count, ...]:
-        """How many operations have not ended, by type and state; see :meth:`distop.aio.Client.counts`."""
+        """The number of operations that have not ended; see :meth:`distop.aio.Client.counts`."""
         return self._loop.run(self._inner.counts(table, type=type, states=states, labels=labels))
 
     def why(self, ref: str | OperationRef) -> Why:
-        """What an operation waits for, and what to do about it. Raises NotFound, InvalidArgument."""
+        """Why an operation waits, and what to do about it. Raises NotFound, InvalidArgument."""
         return self.operation(ref).why()
 
     def history(
@@ -211,7 +221,7 @@ class Client:
         alarms: bool = False,
         after: str | None = None,
     ) -> HistoryPage:
-        """How operations ended, the newest first; see :meth:`distop.aio.Client.history`."""
+        """The results of ended operations, newest first; see :meth:`distop.aio.Client.history`."""
         return self._loop.run(
             self._inner.history(
                 table,
@@ -233,11 +243,11 @@ class Client:
         return self._loop.run(self._inner.nodes())
 
     def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
-        """Empty an executor; see :meth:`distop.aio.Client.drain`."""
+        """Drain an executor; see :meth:`distop.aio.Client.drain`."""
         return self._loop.run(self._inner.drain(executor, wait=wait, timeout=timeout))
 
     def undrain(self, executor: str) -> None:
-        """Let an executor work again; nothing changes when it is not drained. Raises NotFound."""
+        """Undo the drain of an executor. Idempotent. Raises NotFound."""
         self._loop.run(self._inner.undrain(executor))
 
     def behaviors(self) -> list[Declaration]:
@@ -261,13 +271,14 @@ class Client:
         *,
         accept: Callable[[OfferedJob], bool] | None = None,
     ) -> list[OwnedJob]:
-        """Claim jobs for a worker loop of one's own; see :meth:`distop.aio.Client.own_jobs`. (``accept`` is called in
-        the client's own thread.)
+        """Claim jobs for a custom worker loop; see :meth:`distop.aio.Client.own_jobs`.
+
+        ``accept`` is called in the client's own thread.
         """
         return self._loop.run(self._inner.own_jobs(actor, types, max, duration, accept=accept))
 
     def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
-        """Keep jobs for longer; for each whether it is still owned. See :meth:`distop.aio.Client.extend`."""
+        """Extend the claims of jobs; see :meth:`distop.aio.Client.extend`."""
         return self._loop.run(self._inner.extend(tokens, duration))
 
     def return_job(self, token: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""One operation, and a submission, as a client that blocks sees them."""
+"""The blocking handles of operations and submissions."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class Operation:
         return repr(self._inner)
 
     def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going. ``report``:
-        a pydantic model, as which the report is given.
+        """Wait for the result, at most ``timeout`` seconds.
 
-        Raises WaitTimeout, NotFound, InvalidArgument.
+        An interrupt does not stop the operation. ``report``: a pydantic model to which the report is converted. Raises
+        WaitTimeout, NotFound, InvalidArgument.
         """
         return self._loop.run(self._inner.wait(timeout, report=report))
 
     def results(self, model: type | None = None) -> Iterator[JobResult]:
-        """How its jobs ended, one after the other; see :meth:`distop.aio.Operation.results`."""
+        """The outcomes of the ended jobs; see :meth:`distop.aio.Operation.results`."""
         return self._each(self._inner.results(model))
 
     def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
@@ -78,15 +78,18 @@ class Operation:
         self._inner.add_done_callback(function)
 
     def why(self) -> Why:
-        """What it waits for, and what to do about it. Raises NotFound."""
+        """Why the operation waits, and what to do about it. Raises NotFound."""
         return self._loop.run(self._inner.why())
 
     def status(self) -> OperationStatus:
-        """How it is doing. Raises NotFound."""
+        """The status of the operation. Raises NotFound."""
         return self._loop.run(self._inner.status())
 
     def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
-        """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
+        """Yield the status now, and at each change, checked every ``interval`` seconds.
+
+        The last one has ``ended``.
+        """
         return self._each(self._inner.watch(interval))
 
     def _each(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -100,40 +103,45 @@ class Operation:
             self._loop.run(close(stream))
 
     def cancel(self, text: str = "") -> None:
-        """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
+        """Cancel the operation.
+
+        Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown.
+        """
         self._loop.run(self._inner.cancel(text))
 
     def end_series(self, text: str = "") -> str:
-        """End the series that it is of; see :meth:`distop.aio.Operation.end_series`."""
+        """End the operation's series; see :meth:`distop.aio.Operation.end_series`."""
         return self._loop.run(self._inner.end_series(text))
 
     def pause(self, *, now: bool = False) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
-        checkpoints. Raises as :meth:`cancel` does.
+        """Pause the operation: no more jobs start until :meth:`resume`.
+
+        Running jobs finish, or (``now``) stop and keep their checkpoints. Raises as :meth:`cancel` does.
         """
         self._loop.run(self._inner.pause(now=now))
 
     def resume(self) -> None:
-        """Let a paused operation go on. Raises as :meth:`cancel` does."""
+        """Resume a paused operation. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
     def confirm(self) -> None:
-        """Let it begin, where it was prepared; again changes nothing. See :meth:`distop.aio.Operation.confirm`."""
+        """Confirm the prepared operation; see :meth:`distop.aio.Operation.confirm`."""
         self._loop.run(self._inner.confirm())
 
     def abandon(self, text: str = "") -> None:
-        """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
+        """Abandon the prepared operation; see :meth:`distop.aio.Operation.abandon`."""
         self._loop.run(self._inner.abandon(text))
 
     @takes_options("alter")
     def alter(self, **options: Unpack[AlterKeywords]) -> None:
-        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        """Change the priority and the limits; see :meth:`distop.aio.Operation.alter`."""
         self._loop.run(self._inner.alter(**options))
 
     @takes_options("rerun")
     def rerun(self, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]) -> Operation:
-        """Once it has ended: start a new operation over its failed partitions; see
-        :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
+        """Start a new operation over the failed partitions of this ended one.
+
+        See :meth:`distop.aio.Operation.rerun` for the options and errors.
         """
         return Operation(self._loop, self._loop.run(self._inner.rerun(unfinished=unfinished, **options)))
 
@@ -166,7 +174,7 @@ class Submission:
 
 
 class _InThread:
-    """Calls a function in a thread of its own: it may block, and call the client."""
+    """Calls a function in its own thread, so that it may block and call the client."""
 
     def __init__(self, function: Callable[[OperationResult], Any], op: str) -> None:
         self._function = function

@@ -26,23 +26,23 @@ class Job:
 
     @property
     def lost(self) -> bool:
-        """Another has it, or its operation is being cancelled: stop."""
+        """Whether another claimant has it, or its operation is being cancelled: stop."""
         return self._inner.lost
 
     def complete(self, result: Any = None) -> None:
-        """It is done. Raises as :meth:`Client.return_job`, as the others do."""
+        """Return it as a success. Raises as :meth:`Client.return_job`, as the other returns do."""
         self._loop.run(self._inner.complete(result))
 
     def abort(self, message: str, result: Any = None) -> None:
-        """A verdict: it has failed."""
+        """Return it as failed, with a verdict: it is not retried."""
         self._loop.run(self._inner.abort(message, result))
 
     def retry(self, error: str = "") -> None:
-        """It broke: to be tried again."""
+        """Return it for a retry after an unexpected error."""
         self._loop.run(self._inner.retry(error))
 
     def release(self) -> None:
-        """As if it had not been claimed."""
+        """Release it, as if it had not been claimed."""
         self._loop.run(self._inner.release())
 
 
@@ -74,11 +74,11 @@ class Worker:
         return self._inner.actor
 
     def run(self) -> None:
-        """Have the handlers called, until :meth:`stop`, which another thread, or a handler, calls."""
+        """Call the handlers until :meth:`stop`, which another thread or a handler calls."""
         self._loop.run(self._inner.run())
 
     def stop(self) -> None:
-        """Claim nothing more: :meth:`run` returns, and the iteration ends, once what is held was returned."""
+        """Stop claiming: :meth:`run` and the iteration end after the held jobs are returned."""
 
         async def stop() -> None:
             self._inner.stop()

@@ -1,4 +1,4 @@
-"""How a client comes by its settings, and by its connection."""
+"""The settings and the connection of a client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def configure(
         try:
             endpoints = list(endpoints)
         except TypeError:
-            raise InvalidArgument(f"the endpoints are a text, or a list of texts, not {shown(endpoints)}") from None
+            raise InvalidArgument(f"the endpoints must be a text or a list of texts, not {shown(endpoints)}") from None
     flags = {
         "etcd": endpoints,
         "namespace": namespace,
@@ -60,7 +60,7 @@ def configure(
 def _address_of(client: Any, user: bool, tls: bool) -> str:
     address = getattr(client, "_url", None)
     if not isinstance(address, str) or not address:
-        raise InvalidArgument(f"{type(client).__name__} is no etcd3.Etcd3Client: pass one, or the endpoints")
+        raise InvalidArgument(f"{type(client).__name__} is not an etcd3.Etcd3Client: pass one, or the endpoints")
     if getattr(client, "call_credentials", None) is not None and not (user or os.environ.get("DISTOP_USER")):
         raise InvalidArgument("the etcd3 client has a user, but keeps no password: pass username and password as well")
     if getattr(client, "uses_secure_channel", False):

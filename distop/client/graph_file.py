@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 OPTIONS = tuple(name for name in options("graph") if name not in ("after", "submitter"))
-"""Of ``start_operation``, by the same names; ``after`` may name operations of the graph."""
+"""The options of ``start_operation``; ``after`` may name operations of the graph."""
 _OF_OPERATION = ("name", "type", "table", "arg", "after", *OPTIONS)
 _OF_EVERY = tuple(field.name for field in fields(Every))
 _SHAPES = ("chain", "group", "chord")
 
 
 def read_graph(document: Any) -> tuple[Graph, dict[Start, str]]:
-    """The graph that a JSON document describes, and the names of its operations, of those that have one. Raises
-    InvalidArgument, with the place.
+    """The graph of a JSON document, and its operations by name.
+
+    Raises InvalidArgument, with the place.
     """
     reader = _Reader()
     try:
@@ -51,22 +52,24 @@ class _Reader:
             return group(*self._steps(value, place))
         if not isinstance(value, dict):
             raise InvalidArgument(
-                f"{place} is {shown(value)}, and should be an operation (an object with type and table), a chain, a "
-                "group, a chord, or a list of these"
+                f"{place} must be an operation (an object with type and table), a chain, a group, a chord or a list "
+                f"of these, not {shown(value)}"
             )
         shapes = [name for name in _SHAPES if name in value]
         if not shapes:
             return group(self._operation(value, place))
         if len(value) > 1:
-            raise InvalidArgument(f"{place} is a {shapes[0]}, which has no other field: leave out the others")
+            raise InvalidArgument(f"{place}: a {shapes[0]} has no other fields: remove them")
         shape, given = shapes[0], value[shapes[0]]
         if not isinstance(given, list) or not given:
-            raise InvalidArgument(f"{place}: a {shape} is a list of steps, not {shown(given)}")
+            raise InvalidArgument(f"{place}: a {shape} must be a list of steps, not {shown(given)}")
         inside = f"{place}.{shape}"
         if shape != "chord":
             return (chain if shape == "chain" else group)(*self._steps(given, inside))
         if len(given) != 2 or not isinstance(given[0], list):
-            raise InvalidArgument(f"{place}: a chord is a list of parts and what follows them: [[step, …], step]")
+            raise InvalidArgument(
+                f"{place}: a chord must be a list of its parts and the step after them: [[step, …], step]"
+            )
         return chord(self._steps(given[0], f"{inside}[0]"), self.step(given[1], f"{inside}[1]"))
 
     def _steps(self, values: Sequence[Any], place: str) -> list[Graph]:
@@ -81,28 +84,28 @@ class _Reader:
                 )
         for field in ("type", "table"):
             if not isinstance(value.get(field), str):
-                raise InvalidArgument(f"{place}: an operation needs a {field}, which is a text")
+                raise InvalidArgument(f"{place}: an operation needs a {field}, as a text")
         given = {name: value[name] for name in OPTIONS if value.get(name) is not None}
         if isinstance(every := given.get("every"), dict):
             given["every"] = _every(every, place)
         start = Start(value["type"], value["table"], value.get("arg"), options=given)
         if (name := value.get("name")) is not None:
-            self._call(name, start, place)
+            self._add_name(name, start, place)
         after = value.get("after")
         if after is not None and not isinstance(after, list):
-            raise InvalidArgument(f"{place}: after is a list of names or operations, not {shown(after)}")
+            raise InvalidArgument(f"{place}: after must be a list of names or operations, not {shown(after)}")
         self._after.append((start, after or [], place))
         return start
 
-    def _call(self, name: Any, start: Start, place: str) -> None:
+    def _add_name(self, name: Any, start: Start, place: str) -> None:
         if not isinstance(name, str) or not name or "/" in name:
-            raise InvalidArgument(f"{place}: a name is a text without a slash, not {shown(name)}")
+            raise InvalidArgument(f"{place}: a name must be a text without a slash, not {shown(name)}")
         if name in self.named:
             raise InvalidArgument(f"{place}: two operations of the graph have the name {shown(name)}")
         self.named[name] = start
 
     def connect(self) -> None:
-        """Names may stand before what has them."""
+        """Resolve the names in ``after``; a name may precede the operation that has it."""
         for start, after, place in self._after:
             start.after = (*start.after, *(self._waited_for(one, place) for one in after))
 
@@ -112,15 +115,15 @@ class _Reader:
             name, on = one.get("op"), one.get("on", "success")
         if not isinstance(name, str) or on not in ("success", "end"):
             raise InvalidArgument(
-                f'{place}: in after stand names and operations, or {{"op": …, "on": "success"}} or "end", not '
-                f"{shown(one)}"
+                f'{place}: after takes names, operations, and {{"op": …, "on": "success"}} or {{"op": …, "on": '
+                f'"end"}}, not {shown(one)}'
             )
         if "/" in name:
             return After(name, on)  # type: ignore[arg-type]  # it is read where the start is checked
         if name not in self.named:
             raise InvalidArgument(
-                f"{place}: it waits for {shown(name)}, and no operation of the graph has that name"
-                f"{did_you_mean(name, self.named)}"
+                f"{place}: it waits for {shown(name)}, but no operation of the graph has that "
+                f"name{did_you_mean(name, self.named)}"
             )
         return Ended(self.named[name]) if on == "end" else self.named[name]
 
@@ -132,5 +135,5 @@ def _every(value: Mapping[str, Any], place: str) -> Every:
             f"{place}: every has no field {shown(unknown[0])}{did_you_mean(unknown[0], _OF_EVERY, 'its fields')}"
         )
     if "seconds" not in value:
-        raise InvalidArgument(f"{place}: every is a number of seconds, or has the fields {', '.join(_OF_EVERY)}")
+        raise InvalidArgument(f"{place}: every must be a number of seconds, or have the fields {', '.join(_OF_EVERY)}")
     return Every(**value)

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 WIDE = 16
-"""Where so many or more pairs of two steps would wait for each other, a join stands between them."""
+"""Minimum number of edges between two steps that are replaced by a join."""
 
 
 @dataclass(eq=False, slots=True, repr=False)
 class Start:
-    """An operation that shall be started: the parameters of ``start_operation``. ``after`` may name others of the same
-    graph, besides operations that are there. Each object is one operation, however often it is named.
+    """An operation to start: the parameters of ``start_operation``.
+
+    ``after`` may name operations of the same graph, besides existing ones. Each object is one operation, however often
+    it is named.
     """
 
     type_name: str
@@ -37,27 +39,27 @@ class Start:
     arg: Any = None
     after: Sequence[Any] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Others of ``start_operation``: ``partitions``, ``request_id``, ``not_before``, …"""
+    """Other options of ``start_operation``: ``partitions``, ``request_id``, ``not_before``, …"""
 
     def __repr__(self) -> str:
         return f"Start({shown(self.type_name)}, {shown(self.table)})"
 
     def waiting_for(self, others: Iterable[Start]) -> Start:
-        """Itself, which then waits for these as well."""
+        """Add predecessors; returns itself."""
         self.after = (*self.after, *(one for one in others if one not in self.after))
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """In ``after``: an operation of the same graph that is waited for however it ends."""
+    """In ``after``: an operation of the same graph to wait for, whatever its result."""
 
     start: Start
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Operations to be started: all of them, those that wait for none of the others, and those that none waits for."""
+    """A graph of operations to start: all of them, those without predecessors, and those without successors."""
 
     starts: tuple[Start, ...]
     first: tuple[Start, ...]
@@ -79,46 +81,47 @@ def _graph(step: Any) -> Graph:
     if isinstance(step, Start):
         return Graph((step,), (step,), (step,))
     raise InvalidArgument(
-        f"{shown(step)} is no operation to start: give Start(type, table, argument), or a group of them"
+        f"{shown(step)} is not an operation to start: give Start(type, table, argument), or a group of them"
     )
 
 
 def steps(given: Step | Iterable[Start]) -> Iterable[Start]:
-    """The operations of a list, of a graph, or one alone."""
+    """The operations of a list, a graph or a single start."""
     return (given,) if isinstance(given, Start) else given
 
 
 def _check_fields(one: Start) -> None:
-    """Raises InvalidArgument where a field has the wrong type.
+    """Raises InvalidArgument for a field of the wrong type.
 
     The values are checked with the request.
     """
     text(one.type_name, "the operation type")
     text(one.table, "the name of a table")
     if isinstance(one.after, str) or not isinstance(one.after, Iterable):
-        raise InvalidArgument(f"{one!r}: after is a list of operations, such as [{shown(one.after)}]")
+        raise InvalidArgument(f"{one!r}: after must be a list of operations, such as [{shown(one.after)}]")
     if not isinstance(one.options, Mapping) or not all(isinstance(name, str) for name in one.options):
-        raise InvalidArgument(f"{one!r}: options is a mapping of options of a start, not {shown(one.options)}")
+        raise InvalidArgument(f"{one!r}: options must be a mapping of start options, not {shown(one.options)}")
     if "after" in one.options:
-        raise InvalidArgument(f"{one!r}: after is a field of its own, and not among the options")
+        raise InvalidArgument(f"{one!r}: after is a field of Start, not an option: move it there")
 
 
 def requests(
     starts: Iterable[Start], request_id: str | None, who: str = ""
 ) -> tuple[list[Request], list[tuple[int, int, str]]]:
-    """What a graph asks for, and who waits for whom in it, by their places: (waited for, waiting, ``on``). ``who``: who
-    starts them. Raises InvalidArgument.
+    """The requests of a graph, and its edges by their places: (predecessor, successor, ``on``).
+
+    ``who``: the user who starts them. Raises InvalidArgument.
     """
     try:
         graph = list(dict.fromkeys(starts))
     except TypeError:
-        raise InvalidArgument("a graph is a list of operations to start: Start(type, table, argument)") from None
+        raise InvalidArgument("a graph must be a list of operations to start: Start(type, table, argument)") from None
     for one in graph:
         _graph(one)
         _check_fields(one)
     if request_id is not None:
         if not (isinstance(request_id, str) and 0 < len(request_id) <= 190):
-            raise InvalidArgument("the request id of a graph is a text of 1 to 190 characters")
+            raise InvalidArgument("the request id of a graph must be a text of 1 to 190 characters")
         check_not_derived(f"{request_id}#0", "with the number of a part, the request id of a graph")
     places = {id(one): n for n, one in enumerate(graph)}
     wanted: list[Request] = []
@@ -130,10 +133,10 @@ def requests(
             inner = pred.start if isinstance(pred, Ended) else pred
             if isinstance(inner, Start):
                 if id(inner) not in places:
-                    raise InvalidArgument(f"{one!r} waits for {inner!r}, which is not started")
+                    raise InvalidArgument(f"{one!r} waits for {inner!r}, which is not in the graph: add it")
                 on = "end" if isinstance(pred, Ended) else "success"
                 if links.setdefault((places[id(inner)], n), on) != on:
-                    raise InvalidArgument(f"{inner!r} is to be waited for once: for its success, or for its end")
+                    raise InvalidArgument(f"{one!r} waits for {inner!r} twice: wait for either its success or its end")
             else:
                 outside.append(pred)
         options = {**one.options, "after": outside or None}
@@ -145,7 +148,7 @@ def requests(
 
 
 def group(*steps: Step) -> Graph:
-    """All of these side by side (L31)."""
+    """Run these steps in parallel (L31)."""
     parts = [_graph(step) for step in steps]
     starts = tuple(dict.fromkeys(one for part in parts for one in part.starts))
     first = tuple(dict.fromkeys(one for part in parts for one in part.first))
@@ -153,9 +156,9 @@ def group(*steps: Step) -> Graph:
 
 
 def chain(*steps: Step) -> Graph:
-    """Each of these once the one before it has succeeded, as a whole (L31)."""
+    """Run each step after the whole previous one has succeeded (L31)."""
     if not steps:
-        raise InvalidArgument("a chain needs a step at least")
+        raise InvalidArgument("a chain needs at least one step")
     before, *rest = [found for found in map(_graph, steps) if found.starts] or [Graph((), (), ())]
     for step in rest:
         joins: tuple[Start, ...] = ()
@@ -168,5 +171,5 @@ def chain(*steps: Step) -> Graph:
 
 
 def chord(parts: Iterable[Step], then: Step) -> Graph:
-    """``then`` once all ``parts``, which run side by side, have succeeded (L31)."""
+    """Run ``then`` after all ``parts``, which run in parallel, have succeeded (L31)."""
     return chain(group(*parts), then)

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, in which the clients of a process work."""
+"""The thread with the event loop that serves the clients of a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_UP = 3_600.0
-"""Seconds of one uninterrupted wait. A wait without end could not be interrupted on every platform."""
+"""Seconds of one uninterrupted wait: an endless wait could not be interrupted on every platform."""
 
 
 class Loop:
@@ -34,7 +34,10 @@ class Loop:
         self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait here. An interrupt of the caller (Ctrl-C) stops the work."""
+        """Run a coroutine in the thread and wait for it.
+
+        An interrupt of the caller (Ctrl-C) cancels it.
+        """
         if os.getpid() != self.pid:
             work.close()
             raise UsageError("this client was made before a fork: connect again in the child process")
@@ -56,7 +59,7 @@ class Loop:
             raise
 
     def stop(self) -> None:
-        """End the loop; the thread with it."""
+        """Stop the loop and the thread."""
         if os.getpid() == self.pid and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(2.0)

@@ -50,7 +50,7 @@ _IN_STRING = re.compile(
 _CREDENTIAL = re.compile(r"(?i)credential$")
 """Names of Iceberg's settings whose values are ``id:secret``."""
 _SCHEME = re.compile(r"(?i)(?:basic|bearer) +(.+)")
-"""What a header proves with, behind how."""
+"""The credential of an authorization header, after its scheme."""
 _NO_SECRET = frozenset({"true", "false"})
 _PATH_VARIABLE = re.compile(r"(?i)(?:file|path|dir|directory)$|^GOOGLE_APPLICATION_CREDENTIALS$")
 """Names of variables that hold the path of a secret, which errors must name."""

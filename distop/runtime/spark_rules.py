@@ -18,7 +18,7 @@ from distop.protocol.texts import shown
 FAILURES = 3
 """Heartbeats missed in a row after which a Spark executor ends."""
 SHORTEST = 1.0
-"""Seconds between two of them at least: a driver that collects garbage is not gone."""
+"""Minimum seconds between two heartbeats: a driver that collects garbage is not gone."""
 LONGEST = 10.0
 """Spark's own interval, which stays well below its network timeout (120 s), as Spark demands."""
 LEAST_TTL = 1.5 * (FAILURES + 1) * SHORTEST
@@ -26,23 +26,23 @@ LEAST_TTL = 1.5 * (FAILURES + 1) * SHORTEST
 
 
 def interval(ttl: float) -> float:
-    """Seconds between two heartbeats, for sessions of so many seconds.
+    """Seconds between two heartbeats, for sessions with this time to live.
 
-    Where driver and daemon are gone at once, the lease goes on for at least two thirds of ``ttl`` (it is renewed every
-    third). A Spark executor is gone after up to one interval until its next heartbeat, and as many intervals as may
-    fail, since each waits so long for its answer.
+    If driver and daemon die together, the lease still lasts for at least two thirds of ``ttl`` (it is renewed every
+    third). A Spark executor ends after up to one interval until its next heartbeat, and one interval for each allowed
+    failure, since each waits that long for its answer.
     """
     return min(LONGEST, ttl * 2 / 3 / (FAILURES + 1))
 
 
 CONF = "spark.distop.trustedCatalogs"
-"""The setting of a Spark session that holds the names, with commas between."""
+"""The setting of a Spark session with the names, separated by commas."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The names that a table record may have for a catalog."""
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises InvalidArgument for what is no name of a catalog."""
+    """The checked name of a catalog. Raises InvalidArgument."""
     if not _NAME.fullmatch(name):
-        raise InvalidArgument(f"{shown(name)} is no name of a catalog of Spark: letters, digits, _ and - only")
+        raise InvalidArgument(f"{shown(name)} is not a name of a Spark catalog: use letters, digits, _ and - only")
     return name

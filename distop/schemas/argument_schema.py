@@ -1,4 +1,4 @@
-"""Arguments against the JSON Schema that a behavior has published: one clear sentence where one does not fit."""
+"""Checks arguments against the JSON Schema of their behavior, with one clear sentence."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 _SHOWN = 80
 NOT_YET = "not available yet"
-"""A property whose schema allows this one value alone is known, and refused until it is there."""
+"""A property whose schema allows only this value is known, but refused until it is implemented."""
 
 MAX_STEPS = 1_000_000
-"""Keywords that are evaluated for one argument: references to each other multiply them without bound."""
+"""Maximum keywords evaluated for one argument: nested references multiply them without bound."""
 QUICK_STEPS = 2_000
-"""So many take less than 50 ms: more are not for an event loop."""
+"""Steps that take less than 50 ms: more would block an event loop."""
 _QUICK_SCHEMA = 2048
-"""Bytes of a schema that is prepared for the first time there."""
+"""Maximum bytes of a new schema that an event loop may prepare."""
 _MAX_ERRORS = 1_000
-"""So many errors are looked at to choose the one that is told."""
+"""Maximum errors among which the reported one is chosen."""
 # UNIQUE_BY, on an array: no two of its objects have the same value in the field that it names. ORDERED, on an object:
 # of the two fields that it names, the first is not greater than the second; it speaks of two numbers, and of two dates
 # as 2013-01-31, since how other texts compare depends on what they are compared with. SAME_LENGTH, on an object: of the
@@ -53,8 +53,9 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def encode_argument(arg: Any) -> bytes:
-    """The argument as JSON (None: ``{}``; a pydantic model is dumped). Raises InvalidArgument for what is no JSON,
-    and for over 512 KiB.
+    """The argument as JSON (None: ``{}``; a pydantic model is dumped).
+
+    Raises InvalidArgument for a value that is not JSON, and for over 512 KiB.
     """
     if arg is None:
         arg = {}
@@ -84,21 +85,21 @@ def encode_json(given: Any, what: str) -> bytes:
         try:
             json.dumps(given, allow_nan=False)
         except ValueError:
-            raise InvalidArgument(f"{what} holds NaN or an infinity, which JSON has no number for") from None
+            raise InvalidArgument(f"{what} has NaN or an infinity, which JSON cannot represent") from None
     check_encoded(value, what)
     return value
 
 
 _steps: ContextVar[list[int]] = ContextVar("steps")
-"""How many are left, of the evaluation that goes on."""
+"""Number of steps left in the current evaluation."""
 
 
 class _TooManySteps(Exception):
-    """The evaluation is given up."""
+    """The evaluation exceeds its steps."""
 
 
 class TakesLong(Exception):
-    """The argument was not compared with the schema: that takes more than the steps that were given."""
+    """The argument was not checked: that takes more than the given steps."""
 
 
 def _count(steps: int) -> None:
@@ -109,7 +110,7 @@ def _count(steps: int) -> None:
 
 
 def _counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
-    """The keyword's function, counted: by the size of what the schema says, which may be gone through."""
+    """The keyword's function with a count of its steps, by the size of its value in the schema."""
 
     def run(validator: Validator, value: Any, instance: Any, schema: Any) -> Any:
         _count(1 + (len(value) >> 4 if isinstance(value, list | dict) else 0))
@@ -119,7 +120,10 @@ def _counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted_errors(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """Counted by their texts: each has the value in it, and alternatives keep the errors of all their branches."""
+    """Count the errors by the length of their texts, which contain the values.
+
+    Alternatives keep the errors of all their branches.
+    """
     for error in errors:
         _count(len(error.message) >> 6)
         yield error
@@ -127,7 +131,7 @@ def _counted_errors(errors: Iterable[ValidationError]) -> Iterator[ValidationErr
 
 _SCHEMAS = 64
 _prepared: set[bytes] = set()
-"""Schemas of which there is a validator, or was a short time ago."""
+"""Schemas with a cached validator, now or a short time ago."""
 
 
 @lru_cache(maxsize=_SCHEMAS)
@@ -198,7 +202,10 @@ def _additional_properties(
 
 
 def _same(value: Any) -> Any:
-    """The value with one spelling of each number: for JSON Schema, 1 and 1.0 are equal, and 1 and true are not."""
+    """The value with one spelling of each number.
+
+    For JSON Schema, 1 and 1.0 are equal, and 1 and true are not.
+    """
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -216,7 +223,7 @@ def _unique_items(
     from jsonschema.exceptions import ValidationError
 
     if wanted and isinstance(items, list) and len({_spelling(item) for item in items}) < len(items):
-        yield ValidationError("two of them are the same")
+        yield ValidationError("it has two equal items")
 
 
 def _unique_by(validator: Validator, name: str, items: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
@@ -230,7 +237,7 @@ def _unique_by(validator: Validator, name: str, items: Any, schema: Mapping[str,
         spelling = _spelling(value)
         if spelling in seen:
             shown = json.dumps(value, ensure_ascii=False)
-            yield ValidationError(f"two of them have the {name} {shown}")
+            yield ValidationError(f"two items have the {name} {shown}")
             return
         seen.add(spelling)
 
@@ -252,7 +259,7 @@ def _paired(validator: Validator, names: Any, instance: Any, schema: Mapping[str
     lengths = [len(array) for array in given if isinstance(array, list)]
     if len(lengths) == len(names) and len(set(lengths)) > 1:
         shown = [f"{name} has {length} items" for name, length in zip(names, lengths, strict=True)]
-        yield ValidationError(f"{' and '.join(shown)}: they belong together")
+        yield ValidationError(f"{' and '.join(shown)}: both need the same number")
 
 
 def _row_expression(
@@ -269,7 +276,10 @@ def _row_expression(
 
 
 def out_of_order(low: Any, high: Any) -> bool:
-    """What ``x-ordered`` refuses, for a model that has the rule too: the first of two numbers or dates is greater."""
+    """Whether ``x-ordered`` refuses two numbers or dates: the first is greater.
+
+    Models with the same rule use it too.
+    """
     if isinstance(low, str) and isinstance(high, str):
         return bool(_DATE.fullmatch(low) and _DATE.fullmatch(high)) and low > high
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (low, high))
@@ -277,9 +287,10 @@ def out_of_order(low: Any, high: Any) -> bool:
 
 
 def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes, *, steps: int = MAX_STEPS) -> Any:
-    """The decoded argument. Raises InvalidArgument, which names the place and what is wrong there; UnreadableRecord
-    where the type has published a schema that is not evaluated (``schema_bounds``); TakesLong where ``steps`` are
-    fewer than may be taken, and not enough.
+    """The decoded and checked argument.
+
+    Raises InvalidArgument, with the place and the problem; UnreadableRecord if the type's published schema is not
+    allowed (``schema_bounds``); TakesLong if ``steps`` is below the maximum and not enough.
     """
     arg = loads(value)
     if not schema:
@@ -297,7 +308,7 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes, *, s
         fitting.add(value)
     if errors:
         worst = _deepest(best_match(errors))
-        raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(worst, schema)}")
+        raise InvalidArgument(f"the argument of {type_name} is invalid: {_sentence(worst, schema)}")
     return arg
 
 
@@ -309,21 +320,21 @@ def _errors(type_name: str, schema: Mapping[str, Any], arg: Any, steps: int) -> 
         return list(islice(_validator(_spelled(schema)).iter_errors(arg), _MAX_ERRORS))
     except (BadSchema, Unresolvable) as error:
         # Whoever declared the type may have another release, or none of ours.
-        why = str(error) if isinstance(error, BadSchema) else "it refers to what is not in it"
+        why = str(error) if isinstance(error, BadSchema) else "it has a reference to a missing definition"
         raise UnreadableRecord(
-            f"the schema that {type_name} has published is not used: {why:.300}; publish the type again without that"
+            f"the published schema of {type_name} cannot be used: {why:.300}; correct it and publish the type again"
         ) from None
     except (_TooManySteps, RecursionError) as error:
         if steps < MAX_STEPS and isinstance(error, _TooManySteps):
             raise TakesLong from None
         raise InvalidArgument(
-            f"the argument of {type_name} takes too long to compare with the type's schema, which refers to itself "
-            "again and again: make the argument smaller, or the schema simpler"
+            f"the argument of {type_name} takes too long to check against the type's schema: make the argument "
+            "smaller, or the schema simpler"
         ) from None
 
 
 _KEPT = 256
-"""Bytes of an argument that is kept as one that fits, and how many are: the same one comes again and again."""
+"""Maximum bytes of a cached valid argument, and maximum number of these: arguments repeat."""
 
 
 @lru_cache(maxsize=64)
@@ -335,7 +346,7 @@ _last: list[tuple[Mapping[str, Any], bytes]] = []
 
 
 def _spelled(schema: Mapping[str, Any]) -> bytes:
-    """The schema's text. It is asked for again and again for the same one, which nobody changes."""
+    """The schema's text, cached for the same object, which nobody changes."""
     for one, text in _last:
         if one is schema:
             return text
@@ -345,7 +356,7 @@ def _spelled(schema: Mapping[str, Any]) -> bytes:
 
 
 def _deepest(error: ValidationError) -> ValidationError:
-    """Of a value that fits none of several alternatives, what is wrong with the one that it comes nearest to."""
+    """The error of the alternative that the value matches best."""
     while error.context:
         branches: dict[Any, list[ValidationError]] = {}
         for child in error.context:
@@ -359,7 +370,7 @@ def _deepest(error: ValidationError) -> ValidationError:
 
 
 def _foreign(child: ValidationError, parent: ValidationError) -> bool:
-    """The alternative is another kind of value altogether: another type, or other keys at the same place."""
+    """Whether the alternative is for another kind of value: another type, or other keys."""
     same_place = len(child.absolute_path) == len(parent.absolute_path)
     return same_place and child.validator in ("type", "required", "additionalProperties", "const", "enum")
 
@@ -405,7 +416,7 @@ def _sentence(error: ValidationError, root: Mapping[str, Any]) -> str:
         return f"{at}{shown} is none of {', '.join(json.dumps(v, ensure_ascii=False) for v in limit)}{hint}"
     if kind in ("anyOf", "oneOf"):
         names = alternatives(limit, schema)
-        return f"{at}{shown} fits none of what is allowed there" + (f" ({', '.join(names)})" if names else "")
+        return f"{at}{shown} matches none of the allowed forms" + (f" ({', '.join(names)})" if names else "")
     if kind == "minItems":
         return f"{at}at least {limit} item{'s' if limit != 1 else ''} must be given"
     if kind == "maxItems":
@@ -441,9 +452,9 @@ def _owner(root: Mapping[str, Any], parts: Iterable[str | int]) -> Mapping[str, 
 
 
 def _how_many(error: ValidationError, owner: Mapping[str, Any], limit: int) -> str:
-    """What a limit on the number of properties means: how many of those that are optional may stand there.
+    """The sentence about a limit on the number of properties, in terms of the optional ones.
 
-    Those that must be there, and those that a condition has found there, are counted in the limit and taken off.
+    Required properties, and those that a condition has matched, are subtracted from the limit.
     """
     instance: Any = error.instance
     rule: Any = error.schema
@@ -461,7 +472,7 @@ def _how_many(error: ValidationError, owner: Mapping[str, Any], limit: int) -> s
 
 
 def alternatives(branches: Iterable[Any], schema: Mapping[str, Any]) -> list[str]:
-    """The names of the alternatives, as far as they have any: a reference's last part, or a type."""
+    """The names of the alternatives: a reference's last part, or a type."""
     named = []
     for branch in branches:
         ref = branch.get("$ref", "") if isinstance(branch, dict) else ""

@@ -1,4 +1,4 @@
-"""What the argument of a type consists of, for people and tools that do not read JSON Schema (PolyCat C33)."""
+"""The fields of a type's argument, for readers without JSON Schema (PolyCat C33)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _DEEPEST = 8
-"""References within references that are followed."""
+"""Maximum depth of followed references."""
 _MOST_RULES = 300
 """Rules that are looked at to name the types of one field: references to each other multiply them."""
 
@@ -70,7 +70,7 @@ def parameters(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
 
 
 def _followed(rule: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference to one of the definitions stands for."""
+    """The schema of a reference to a definition."""
     for _ in range(_DEEPEST):
         ref = str(rule.get("$ref", ""))
         if not ref.startswith("#/$defs/"):
@@ -80,7 +80,7 @@ def _followed(rule: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _kinds(rule: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[str]:
-    """The types that a field may have, by name. ``left``: how many rules may be looked at yet."""
+    """The possible types of a field, by name. ``left``: how many rules may still be read."""
     left[0] -= 1
     if not isinstance(rule, dict) or left[0] < 0:
         return

@@ -88,7 +88,7 @@ def unlisted(name: str, functions: Collection[str]) -> str:
 
 def construct(what: str) -> str:
     """The sentence about a part of Spark's grammar that is not allowed."""
-    return f"the expression has {what}, which is not allowed: it must look at one row by listed functions only"
+    return f"the expression has {what}, which is not allowed: it must read one row with listed functions only"
 
 
 def refusal(text: str, functions: Collection[str]) -> str | None:

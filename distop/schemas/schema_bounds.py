@@ -76,16 +76,16 @@ def _check_object(node: Mapping[str, Any], *, root: bool) -> None:
     for name in _REFERENCES:
         target = node.get(name)
         if isinstance(target, str) and not target.startswith("#"):
-            raise BadSchema(f"its reference {target[:100]!r} leads out of it: only {name} to '#…' is followed")
+            raise BadSchema(f"its reference {target[:100]!r} leads out of the schema: only {name} to '#…' is allowed")
     dialect = node.get("$schema")
     if isinstance(dialect, str) and not (root and dialect.rstrip("#") == DIALECT):
-        raise BadSchema(f"its $schema {dialect[:100]!r} is another one than {DIALECT}, or stands inside it")
+        raise BadSchema(f"its $schema {dialect[:100]!r} is not {DIALECT}, or is not at the top level")
     _check_rules(node)
     patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
     if isinstance(node.get("patternProperties"), dict):
         patterns += node["patternProperties"]
         if "unevaluatedProperties" in node:
-            raise BadSchema("it has patternProperties beside unevaluatedProperties: use additionalProperties")
+            raise BadSchema("it combines patternProperties with unevaluatedProperties: use additionalProperties")
     for pattern in patterns:
         compiled(pattern)
 
@@ -114,7 +114,7 @@ def compiled(pattern: str) -> Any:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
         told = error.args[0] if error.args else ""
-        why = told.decode(errors="replace") if isinstance(told, bytes) else "it is no Unicode text"
+        why = told.decode(errors="replace") if isinstance(told, bytes) else "it is not Unicode text"
         raise BadSchema(f"its pattern {pattern[:100]!r} is not supported by RE2 ({why[:100]})") from None
 
 

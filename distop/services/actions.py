@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 async def of_registry(etcd: EtcdClient, keys: Keys, table: str | None = None) -> list[dict[str, Any]]:
-    """What was done to tables and executors, the newest first; of a ``table`` alone. Raises InvalidArgument."""
+    """The actions on tables and executors, or on one ``table``, newest first.
+
+    Raises InvalidArgument.
+    """
     if table is not None:
         kv = await etcd.get(keys.table_actions(filters.table_of(table) or ""))
         return newest_first(readable(etcd, Actions.decode, [kv] if kv is not None else []), keys)
@@ -32,7 +35,7 @@ async def of_registry(etcd: EtcdClient, keys: Keys, table: str | None = None) ->
 
 
 def within(actions: Iterable[dict[str, Any]], since: float | None, until: float | None) -> list[dict[str, Any]]:
-    """Those from the one time on, and before the other."""
+    """The actions from ``since`` on and before ``until``."""
     first, after = since or 0.0, until if until is not None else math.inf
     return [one for one in actions if first <= parse_time(one["time"]) < after]
 
@@ -44,8 +47,9 @@ async def listed(
     others: Iterable[dict[str, Any]] = (),
     op: OperationRef | None = None,
 ) -> list[dict[str, Any]]:
-    """What was done to these operations, by their history ``records``, with ``others``, the newest first. ``op``: one
-    that is asked for by name, and may have no record yet.
+    """The actions on these operations, and ``others``, newest first.
+
+    ``records``: their history records. ``op``: an operation that was asked for by name, and may have no record yet.
     """
     found = list(records)
     if op is not None and not found:

@@ -1,4 +1,7 @@
-"""Going on from the certificate of an operation that has ended: what came since, and what is applied to a schema."""
+"""Arguments that continue from the certificate of an ended operation.
+
+They validate new files since it, or apply it to the table's schema.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ if TYPE_CHECKING:
 
 
 async def certificate_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Mapping[str, Any]:
-    """The certificate of an operation that has ended, to look at: the executor reads its own. Raises NotFound,
-    NotAllowed.
+    """The certificate of an ended operation, for display: executors read it themselves.
+
+    Raises NotFound, NotAllowed.
     """
     seen = await status(etcd, keys, ref)
     if seen.result is None:
@@ -26,8 +30,9 @@ async def certificate_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Map
 
 
 async def argument_since(etcd: EtcdClient, keys: Keys, argument: Any, former: OperationRef) -> Any:
-    """The argument of a validation of what came since a former one; what it does not say of the checks is as the
-    certificate has it. Raises NotFound, NotAllowed.
+    """The argument to validate the new files since a certificate.
+
+    Checks that it leaves out are those of the certificate. Raises NotFound, NotAllowed.
     """
     certificate = await certificate_of(etcd, keys, former)
     if not isinstance(argument, dict | None):
@@ -38,9 +43,10 @@ async def argument_since(etcd: EtcdClient, keys: Keys, argument: Any, former: Op
 
 
 async def argument_of_apply(etcd: EtcdClient, keys: Keys, former: OperationRef, settle: float | None) -> dict[str, Any]:
-    """The argument by which what a validation has proved becomes part of its table's schema. ``settle``: for so many
-    seconds it looks at what is still committed. Raises NotFound, NotAllowed: else the operation would start, and fail
-    with the same sentence.
+    """The argument to apply a validation's result to its table's schema.
+
+    ``settle``: seconds for which it checks files that are still committed. Raises NotFound, NotAllowed: otherwise the
+    operation would start, and fail with the same sentence.
     """
     await certificate_of(etcd, keys, former)
     settled = {} if settle is None else {"settle_seconds": settle}

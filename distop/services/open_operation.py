@@ -1,7 +1,7 @@
-"""What an executor knows of one open operation: its records, its plan, and which of its jobs may be claimed.
+"""An executor's view of one open operation: records, plan and claimable jobs.
 
-Executors do not watch job keys (100,000 jobs × 1,000 watchers of one prefix would be 3·10⁸ deliveries): a fresh
-operation is taken to be all free, claims that are refused say so, and only an empty queue is filled by a listing.
+Executors do not watch job keys (100,000 jobs × 1,000 watchers of one prefix would be 3·10⁸ deliveries). All jobs of a
+fresh operation are assumed to be free; refused claims show the others, and an empty queue is filled by a listing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ DECODED_CHUNKS = 4
 """Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
 
 WEIGHED = 50_000
-"""Partitions of a plan up to which their sizes decide who gets which: to look at so many takes a sixth of a second. Of
-more, a run of neighbours costs much the same as the next one.
+"""Maximum partitions of a plan whose sizes decide the shares: so many take a sixth of a second. In larger plans, runs
+of neighbours cost about the same.
 """
 
 
 @frozen
 class Held:
-    """A claim of mine: what it says, and its fence (mod revision)."""
+    """A claim of this executor, with its fence (mod revision)."""
 
     claim: Claim
     fence: int
@@ -66,26 +66,26 @@ class OpenOperation:
         self.ref = ref
         self.gate_mod = gate_mod
         self.gate = Gate()
-        """What the gate of ``gate_mod`` says."""
+        """The gate of ``gate_mod``."""
         self.permits: Permits | None = None
-        """Those that may be taken, as the last look showed, where its jobs are limited in all."""
+        """The permits that were free at the last listing, if the operation's jobs are limited in all."""
         self.spec = spec
         self.arg = arg
         self.plan = plan
         self.held: dict[int, Held] = {}
         self.next_due: float | None = None
-        """When something is due by ``time.monotonic``: the wall clock may jump until then."""
+        """When the next job is due by ``time.monotonic``: the wall clock may jump until then."""
         self.free: deque[int] = deque()
         self.mine = 0
-        """How many of ``free``, at its head, are this executor's by rendezvous."""
+        """Number of ordinals at the head of ``free`` that are this executor's share by rendezvous hashing."""
         self.told_to_stop = False
-        """The child was told to stop its jobs: said once, told again each time in case a run was on its way."""
+        """Whether the child was told to stop the jobs: logged once, sent again in case a run was starting."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
         self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
-        """Those of them that are to run alone in an executor."""
+        """Candidates that must run alone in an executor."""
         self.uncompared: dict[int, Seen[Claim]] = {}
-        """Lost claims beyond those that each claim compares: they count as live until they are set to waiting."""
+        """Lost claims that new claims do not compare: they count as live until they are set to waiting."""
         self._chunks = list(chunks)
         self._starts = list(starts)
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
@@ -93,13 +93,13 @@ class OpenOperation:
 
     @property
     def table(self) -> Mapping[str, Any] | None:
-        """The table's record as its jobs have it: with the options that planning found."""
+        """The table's record for the jobs, with the planned options."""
         table = self.spec.table
         return table.extended(self.plan.options).to_json() if table is not None else None
 
     @staticmethod
     def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
-        """What :meth:`of` wants to have been read. The plan of an operation on no table is always the same."""
+        """The reads for :meth:`of`. The plan of an operation without a table never differs."""
         own = (Get(keys.of(ref, "spec")), Get(keys.of(ref, "arg")))
         if ref.table == CLUSTER_TABLE:
             return own
@@ -114,15 +114,17 @@ class OpenOperation:
     async def of(
         cls, answers: Sequence[GetResult], client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int
     ) -> OpenOperation:
-        """The operation of these records, with what there is of its plan beyond them. Raises NotFound where it is gone
-        meanwhile, and UnreadableRecord also where a newer release wrote it, or the plan is not the one that was made.
+        """The operation of these records, after reading the rest of its plan.
+
+        Raises NotFound if it has ended; UnreadableRecord, also if a newer release wrote it or the plan does not match
+        its digest.
         """
         spec, arg, *planned = answers
         if spec.kv is None or arg.kv is None or (planned and planned[0].kv is None):
-            raise NotFound(f"operation {ref} has ended meanwhile")
+            raise NotFound(f"operation {ref} has ended")
         written = read(Spec.decode, spec.kv)
         if written.version > SCHEMA_VERSION:
-            raise UnreadableRecord(f"a newer distop wrote {ref}: this release leaves it alone")
+            raise UnreadableRecord(f"a newer release of distop wrote {ref}, and this release cannot run it")
         if not planned:
             whole, only = whole_plan()
             return cls(ref, gate_mod, written, read(loads, arg.kv), whole, only, [0])
@@ -135,7 +137,7 @@ class OpenOperation:
             chunks = [kv.value for kv in listing.kvs]
         chunks = chunks[: decoded.chunks]
         if len(chunks) < decoded.chunks:  # a plan is written after all of its chunks: its cleanup has begun
-            raise NotFound(f"operation {ref} has ended meanwhile")
+            raise NotFound(f"operation {ref} has ended")
         try:
             starts = begin_with(decoded, chunks)
         except ValueError as error:
@@ -145,7 +147,7 @@ class OpenOperation:
     # ------------------------------------------------------------- partitions
 
     def partition(self, number: int) -> Mapping[str, Any]:
-        """A partition's plan in its JSON form. Raises KeyError where the plan has none of this ordinal."""
+        """A partition of the plan as JSON. Raises KeyError for an unknown ordinal."""
         index = bisect_right(self._starts, number) - 1
         if index < 0:
             raise KeyError(number)
@@ -167,11 +169,11 @@ class OpenOperation:
 
     @property
     def open_jobs(self) -> int:
-        """Jobs that may be claimed, as far as known."""
+        """Number of jobs that may be claimed, as far as known."""
         return len(self.free) + len(self.again)
 
     def assume_free(self, executor: str, others: Sequence[str]) -> None:
-        """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
+        """Assume that all jobs of a newly opened gate are free; refused claims correct it."""
         ordered, self.mine = self.shares(executor, others)
         self.free = deque(ordered)
 
@@ -186,12 +188,12 @@ class OpenOperation:
 
     @property
     def crowded(self) -> bool:
-        """As many of its jobs are held here as one executor may hold."""
+        """Whether this executor holds as many of its jobs as one executor may."""
         return 0 < self.gate.options.max_jobs_per_executor <= len(self.held)
 
     @property
     def room(self) -> int:
-        """How many jobs more, suspects aside, may be claimed here for all that limits them, as far as known."""
+        """Number of further jobs, except suspects, that the limits allow here, as far as known."""
         options = self.gate.options
         room = self.plan.count
         if options.max_jobs_per_executor:
@@ -202,24 +204,24 @@ class OpenOperation:
 
     @property
     def only_suspects(self) -> bool:
-        """Nothing but a suspect may be claimed: nothing else is left, or they have all permits that there are."""
+        """Whether only a suspect may be claimed: no other job is left, or all permits are taken."""
         if not self.suspects or self.crowded or (self.open_jobs and self.room):
             return False
         known = self.permits
         return known is None or bool(known.free) or any(known.keeps(seen.value) for seen, _ in self.suspects.values())
 
     def given_back(self, claim: Claim, revision: int) -> None:
-        """A claim of mine has ended at this revision: its permit is free again."""
+        """Free the permit of this executor's claim that ended at this revision."""
         if self.permits is not None and self.permits.keeps(claim):
             self.permits.free[claim.permit] = revision
 
     @property
     def unknown(self) -> bool:
-        """It has to be looked at before anything of it is claimed."""
+        """Whether its jobs must be listed before the next claim."""
         return not self.open_jobs or (self.gate.options.max_jobs > 0 and self.permits is None)
 
     def take_these(self, ordinals: Collection[int]) -> None:
-        """These were claimed before this object was there."""
+        """Remove jobs that were claimed before this object was created."""
         taken = frozenset(ordinals)
         self.free = deque(p for p in self.free if p not in taken)
         self.mine = max(0, self.mine - len(taken))
@@ -229,7 +231,7 @@ class OpenOperation:
         self.free = deque(ordered)
 
     def forget_candidates(self) -> None:
-        """What was known of free jobs is too old: list before the next claim."""
+        """Forget the known free jobs: list before the next claim."""
         self.free.clear()
         self.again.clear()
         self.suspects.clear()
@@ -238,7 +240,7 @@ class OpenOperation:
         self.mine = 0
 
     def reopened(self, gate_mod: int, gate: Gate) -> None:
-        """The operation was paused and resumed, or altered: the same plan behind a new gate."""
+        """Use a new gate with the same plan, after a pause and resume, or an alter."""
         self.gate_mod, self.gate = gate_mod, gate
         self.told_to_stop = False
         self.forget_candidates()
@@ -315,7 +317,7 @@ class OpenOperation:
         return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
 
     def unchanged_for(self, partition: int) -> float:
-        """Seconds for which a waiting or lost claim was seen unchanged at the last looks."""
+        """Seconds for which the waiting or lost claim of this job was unchanged at the last listings."""
         _, since = self._first_seen.get(partition, (0, time.monotonic()))
         return time.monotonic() - since
 
@@ -330,12 +332,12 @@ class OpenOperation:
         return turns
 
     def take_suspect(self) -> list[tuple[int, Seen[Claim], bool]]:
-        """One that is to run alone."""
+        """Take one candidate that must run alone."""
         p = next(iter(self.suspects))
         return [(p, *self.suspects.pop(p))]
 
     def _first_again(self) -> list[int]:
-        """Those that were claimed before; where permits are few, first those that keep theirs."""
+        """Candidates that were claimed before; if permits are few, permit holders first."""
         known = self.permits
         if known is None:
             return list(self.again)

@@ -1,4 +1,4 @@
-"""What a client gets back: how an operation ended, and how it is doing."""
+"""The results and statuses of operations that clients return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG_FOLLOWS = "; the end of its log:"
 
 
 def first_line(text: Any) -> str:
-    """An error for people: its first line. The others say where in the code it came from, or are the end of a log."""
+    """The first line of an error; the others are a traceback or the end of a log."""
     return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
 
 
@@ -51,9 +51,9 @@ def parsed(model: Any, value: Any, what: str) -> Any:
 
 
 def check_model(model: Any) -> None:
-    """Raises InvalidArgument for what is no pydantic model."""
+    """Raises InvalidArgument for a value that is not a pydantic model."""
     if not (isinstance(model, type) and hasattr(model, "model_validate")):
-        raise InvalidArgument(f"a report is read as a pydantic model, and {shown(model)} is none")
+        raise InvalidArgument(f"a report can only be read as a pydantic model, not as {shown(model)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class OperationResult:
 
     @classmethod
     def of(cls, history: History) -> OperationResult:
-        """The result that a history record tells."""
+        """The result in a history record."""
         return cls(
             str(history.state),
             history.report,
@@ -94,7 +94,7 @@ class OperationResult:
 
     @property
     def alarm(self) -> str:
-        """What somebody has to look at, or "": a prepared operation that was not confirmed, and never ran."""
+        """A problem that needs attention, or "": a prepared operation was not confirmed, and never ran."""
         return str(self.record.get("alarm") or "")
 
     def sentence(self) -> str:
@@ -129,10 +129,13 @@ class OperationResult:
         if isinstance(found, dict):
             return found
         why = report.get("uncertified") if self.success else f"it ended as {self.state}"
-        raise NotAllowed(f"{self.op} has no certificate: {why or 'operations of its type give none'}")
+        raise NotAllowed(f"{self.op} has no certificate: {why or 'operations of its type issue none'}")
 
     def raise_for_state(self) -> OperationResult:
-        """This result, when the operation succeeded. Raises OperationFailed or OperationCancelled, with the report."""
+        """Return this result if the operation succeeded.
+
+        Raises OperationFailed or OperationCancelled, with the report, otherwise.
+        """
         if self.state == State.CANCELLED:
             raise OperationCancelled(self.sentence(), self.report)
         if not self.success:
@@ -232,13 +235,12 @@ class OperationStatus:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What became of a transaction that was to start operations.
+    """The outcome of a caller's transaction that starts operations.
 
-    ``committed``: its compares held; then ``operations`` are its handles, in their order. ``answers``: what etcd
-    answered to the caller's own operations (those of ``failure`` where it was not committed). ``earlier``: an earlier
-    call with the same request id had applied that branch; there are no answers then, nor where an answer was lost on
-    its way.
-    ``revision``: that of the commit; 0 where it is not known.
+    ``committed``: its compares held; then ``operations`` has its handles, in their order. ``answers``: etcd's answers
+    to the caller's own operations (those of ``failure`` if it was not committed). ``earlier``: an earlier call with the
+    same request id had applied this branch; there are no answers then, nor if an answer was lost. ``revision``: that of
+    the commit; 0 if unknown.
     """
 
     committed: bool

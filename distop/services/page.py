@@ -1,4 +1,4 @@
-"""All that is known of one operation and its partitions, for a page that shows it."""
+"""Collects all data about one operation and its partitions for its HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Gathered:
-    """What was read at ``time``. ``nodes``: the live executors, by incarnation."""
+    """The data as read at ``time``. ``nodes``: the live executors, by incarnation."""
 
     ref: OperationRef
     status: OperationStatus
@@ -35,7 +35,7 @@ class Gathered:
 
 
 async def gather(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Gathered:
-    """Raises NotFound, UnreadableRecord."""
+    """Collect the data of an operation. Raises NotFound, UnreadableRecord."""
     while True:
         seen = await status(etcd, keys, ref)
         account = await look(etcd, keys, ref)

@@ -1,8 +1,6 @@
-"""Records that are read in spite of what cannot be read beside them.
+"""Decodes lists of records, skipping and logging unreadable records.
 
-Decodes lists of records, skipping and logging unreadable records.
-
-Checks that executors can read the argument and the plan of an open operation, which otherwise waits for ever.
+Also checks that executors can read the argument and the plan of an open operation, which would otherwise wait for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is registered and published: tables, operation types, and who offers them."""
+"""Lists registered tables and published operation types, with their executors."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ async def behaviors(etcd: EtcdClient, keys: Keys) -> list[Declaration]:
 
 
 async def offers(etcd: EtcdClient, keys: Keys) -> list[Offer]:
-    """The same, with their executors."""
+    """The published operation types, each with its number of live executors."""
     found, nodes = await behaviors(etcd, keys), (await live_nodes(etcd, keys)).values()
     return [Offer(one, sum(one.type_name in node.behaviors for node in nodes)) for one in found]
 
 
 def offer_of(type_name: str, found: Sequence[Offer]) -> Offer:
-    """The one of a type. Raises UnknownBehavior."""
+    """The offer of a type. Raises UnknownBehavior."""
     for one in found:
         if one.declaration.type_name == type_name:
             return one
@@ -59,7 +59,7 @@ def offer_of(type_name: str, found: Sequence[Offer]) -> Offer:
 
 
 async def check_table_known(etcd: EtcdClient, keys: Keys, table: str | None) -> None:
-    """Raises NotFound where there is no such table, and no operation on it was ever started."""
+    """Raises NotFound for a table that is not registered and never had an operation."""
     if table is None or table == CLUSTER_TABLE:
         return
     record, ever = await etcd.read(Get(keys.table(table)), Get(keys.run_ops(table)))

@@ -1,4 +1,4 @@
-"""The roles of etcd that viewers, executors and submitters need, as they shall be there."""
+"""Writes etcd's roles for viewers, executors and submitters."""
 
 from __future__ import annotations
 
@@ -15,5 +15,8 @@ if TYPE_CHECKING:
 
 
 async def apply_roles(etcd: EtcdClient, roles: Sequence[Role]) -> tuple[list[Change], bool]:
-    """What was changed; and whether etcd asks for users at all. Raises PermissionDenied unless our user is root."""
+    """Apply the roles; returns the changes, and whether etcd checks users.
+
+    Raises PermissionDenied unless the client's user is root.
+    """
     return await role_grants.apply(etcd, roles), await role_grants.enabled(etcd)

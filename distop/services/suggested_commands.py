@@ -18,17 +18,17 @@ def _quoted(word: str) -> str:
 
 
 def goes_on(op: str) -> str:
-    """The text about a running operation after the end of the wait for it."""
-    return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
+    """The message about an operation that continues after the wait for it."""
+    return f"{op} continues: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
 def may_have_begun(request_id: str) -> str:
-    """The text about a start that was interrupted before etcd answered.
+    """The message about a start that was interrupted before etcd answered.
 
     No list shows for certain whether it was applied: the operation may have ended already, or start only later.
     """
     again = f"--request-id {shlex.quote(request_id)}"
     return (
-        "interrupted before etcd answered, so whether the operation began is not known: the same command with "
-        f"`{again}` starts it only if it did not, and tells its state if it did"
+        "interrupted before etcd answered, so the operation may have been started: run the same command with "
+        f"`{again}`, which starts it at most once and reports its state"
     )

@@ -1,4 +1,4 @@
-"""The registry of tables: registering, changing and removing one (``protocol.table_registry`` has the transactions)."""
+"""Registers, changes and removes tables (``protocol.table_registry`` has the transactions)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 
 async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: bool, check: bool) -> TableRecord:
-    """Register a table, as :meth:`distop.client.async_client.Client.add_table` says; what stands there then. Raises as
-    that does."""
+    """Register a table; returns its record.
+
+    See :meth:`distop.client.async_client.Client.add_table`, also for the errors.
+    """
     check_record(record)
     keys.table(record.name)
     if check:
@@ -44,18 +46,18 @@ async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: boo
                 return record
             if not replace:
                 raise NotAllowed(
-                    f"the table {shown(record.name)} is registered already, as {there.format} at {there.location}: "
-                    "replace it on purpose (--replace), or choose another name"
+                    f"the table {shown(record.name)} is already registered as {there.format} at {there.location}: "
+                    "replace it (--replace), or choose another name"
                 )
-        actions = _with(etcd, before.kv, "add_table" if there is None else "change_table", there, record)
-        if await _done(etcd, table_registry.put_table(keys, record, seen.kv, run_ops.kv, actions)):
+        actions = _with_action(etcd, before.kv, "add_table" if there is None else "change_table", there, record)
+        if await _committed(etcd, table_registry.put_table(keys, record, seen.kv, run_ops.kv, actions)):
             return record
 
 
 def check_record(record: object) -> None:
-    """Raises InvalidArgument for what cannot be a table record, at any location."""
+    """Raises InvalidArgument for an invalid table record, whatever its location."""
     if not isinstance(record, TableRecord):
-        raise InvalidArgument(f"a table is registered as a TableRecord, not {shown(record)}")
+        raise InvalidArgument(f"a table must be given as a TableRecord, not {shown(record)}")
     for value, what in (
         (record.name, "the name of a table"),
         (record.format, "the format of a table"),
@@ -63,14 +65,19 @@ def check_record(record: object) -> None:
     ):
         text(value, what)
     if not isinstance(record.options, Mapping):
-        raise InvalidArgument(f"the options of a table are a mapping, not {shown(record.options)}")
+        raise InvalidArgument(f"the options of a table must be a mapping, not {shown(record.options)}")
     encode_json(record.options, "the options of a table")
     if record.name == CLUSTER_TABLE:
-        raise InvalidArgument(f"{CLUSTER_TABLE} stands for operations without a table: choose another name")
+        raise InvalidArgument(
+            f"the name {CLUSTER_TABLE} is reserved for operations without a table: choose another name"
+        )
 
 
 async def remove(etcd: EtcdClient, keys: Keys, name: str) -> None:
-    """Remove a table, as :meth:`distop.client.async_client.Client.remove_table` says. Raises as that does."""
+    """Remove a table.
+
+    See :meth:`distop.client.async_client.Client.remove_table`, also for the errors.
+    """
     text(name, "the name of a table")
     removed = False
     while True:
@@ -85,31 +92,32 @@ async def remove(etcd: EtcdClient, keys: Keys, name: str) -> None:
             count = sum(running.values())
             raise NotAllowed(
                 f"{count} operation{'s' if count != 1 else ''} ({', '.join(sorted(running))}) "
-                f"run{'s' if count == 1 else ''} on {shown(name)}: wait for the end, or cancel first"
+                f"run{'s' if count == 1 else ''} on {shown(name)}: wait for their end, or cancel them first"
             )
         # A record that cannot be read can be removed.
         with contextlib.suppress(UnreadableRecord):
             there = read(TableRecord.decode, seen.kv)
-        actions = _with(etcd, before.kv, "remove_table", there, None)
-        if await _done(etcd, table_registry.remove_table(keys, name, seen.kv, run_ops.kv, actions)):
+        actions = _with_action(etcd, before.kv, "remove_table", there, None)
+        if await _committed(etcd, table_registry.remove_table(keys, name, seen.kv, run_ops.kv, actions)):
             return
         removed = True  # by us, if an earlier copy won; by another, with the same effect
 
 
-def _with(
+def _with_action(
     etcd: EtcdClient, seen: KeyValue | None, action: str, before: TableRecord | None, after: TableRecord | None
 ) -> Actions:
-    """What was done to a table, with this action of this client's."""
+    """The table's actions with one more by this client."""
     actions = read(Actions.decode, seen) if seen is not None else NO_ACTIONS
-    return actions.and_then(Action.change(rfc3339(time.time()), action, acting(etcd), _told(before), _told(after)))
+    fields = _visible_fields(before), _visible_fields(after)
+    return actions.and_then(Action.change(rfc3339(time.time()), action, acting(etcd), *fields))
 
 
-def _told(record: TableRecord | None) -> dict[str, Any]:
-    """The fields of a table's record, as `distop table ls` shows them."""
+def _visible_fields(record: TableRecord | None) -> dict[str, Any]:
+    """The fields of a table's record, as ``distop table ls`` shows them."""
     if record is None:
         return {}
     return {"format": record.format, "location": record.location, "options": dict(record.options)}
 
 
-async def _done(etcd: EtcdClient, txn: Txn) -> bool:
+async def _committed(etcd: EtcdClient, txn: Txn) -> bool:
     return (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded

@@ -130,4 +130,4 @@ def uncleaned(
 
 def _failed(line: str, ref: str) -> bool:
     words = line.replace("=", " ").split()
-    return "cleanup" in line and "failed" in line and any(word.strip("[],:") == ref for word in words)
+    return "cleanup" in line.lower() and "failed" in line and any(word.strip("[],:") == ref for word in words)

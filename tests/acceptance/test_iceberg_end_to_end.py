@@ -106,7 +106,7 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
     assert failed.returncode == 1
     for op, code, sentence in (
         ("orders/validate/3", 5, "orders/validate/3 has no certificate: it ended as failed"),
-        ("orders/apply/1", 5, "orders/apply/1 has no certificate: operations of its type give none"),
+        ("orders/apply/1", 5, "orders/apply/1 has no certificate: operations of its type issue none"),
         ("orders/validate/9", 4, "orders/validate/9"),
     ):
         refused = distop(group, "apply", op)

@@ -203,7 +203,7 @@ def test_a_table_that_is_named(world: World) -> None:
 def test_waiting_has_a_limit(world: World) -> None:
     ran = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--request-id", "r", "--json")
     assert (ran.code, ran.json) == (6, {"op": "nyc.flights/noop/1", "instance": 1, "state": "running"})
-    assert "nyc.flights/noop/1 goes on: follow it with `distop watch nyc.flights/noop/1`" in ran.err
+    assert "nyc.flights/noop/1 continues: follow it with `distop watch nyc.flights/noop/1`" in ran.err
     world.distop("pause", "nyc.flights/noop/1")
     again = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--request-id", "r", "--json")
     assert (again.code, again.json["state"]) == (6, "paused")
@@ -237,7 +237,7 @@ def test_an_interrupt_leaves_the_operation_going(world: World) -> None:
     assert waiting.returncode == 130
     assert out == ""
     assert err == (
-        "interrupted; nyc.flights/noop/1 goes on: follow it with `distop watch nyc.flights/noop/1`, "
+        "interrupted; nyc.flights/noop/1 continues: follow it with `distop watch nyc.flights/noop/1`, "
         "stop it with `distop cancel nyc.flights/noop/1`\n"
     )
     assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "running"
@@ -318,9 +318,9 @@ def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(
             starting.send_signal(signal.SIGINT)
             out, err = starting.communicate(timeout=60)
     assert (starting.returncode, out, err.count("\n")) == (130, "", 1), err
-    assert err.startswith("interrupted before etcd answered, so whether the operation began is not known: ")
+    assert err.startswith("interrupted before etcd answered, so the operation may have been started: ")
     assert "distop ls" not in err, "it may have ended by then, or not begun yet"
-    (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it only if it did not", err)
+    (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it at most once", err)
     again = world.distop(*start, "--request-id", request, "--json")
     assert again.json["op"] == "nyc.flights/noop/1"
     assert len(world.distop("ls", TABLE, "--json").json) == 1

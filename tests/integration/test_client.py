@@ -133,7 +133,7 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
         (distop.InvalidArgument, "a list of names", "noop", TABLE, {}, {"partitions": "a"}),
         (distop.InvalidArgument, "must be a text", "noop", TABLE, {}, {"partitions": [""]}),
         (distop.InvalidArgument, "rows works on a table: name one", "rows", CLUSTER_TABLE, {}, {}),
-        (distop.InvalidArgument, "name no partitions", "noop", CLUSTER_TABLE, {}, {"partitions": ["a"]}),
+        (distop.InvalidArgument, "leave out the partitions", "noop", CLUSTER_TABLE, {}, {"partitions": ["a"]}),
         (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": "never"}),
         (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": ["fail_fast"]}),
         (distop.InvalidArgument, "the name of a table must be a text, not 5", "noop", 5, {}, {}),
@@ -164,13 +164,13 @@ async def test_arguments_of_a_wrong_type_are_named(client: aio.Client, hand: Han
         ("the name of a table must be a text", lambda: wrong.history(5)),
         ("the limit must be a whole number", lambda: wrong.history(limit="x")),
         ("the name of a table must be a text", lambda: wrong.remove_table(5)),
-        ("registered as a TableRecord, not 'x'", lambda: wrong.add_table("x")),
+        ("given as a TableRecord, not 'x'", lambda: wrong.add_table("x")),
     ):
         with pytest.raises(distop.InvalidArgument, match=words):
             await call()
     with pytest.raises(distop.InvalidArgument, match="an operation's name must be a text, not 5"):
         wrong.operation(5)
-    with pytest.raises(distop.InvalidArgument, match="the endpoints are a text, or a list of texts, not 5"):
+    with pytest.raises(distop.InvalidArgument, match="the endpoints must be a text or a list of texts, not 5"):
         distop.connect(5)  # type: ignore[arg-type]
 
 
@@ -493,9 +493,7 @@ async def test_pause_resume_and_cancel(client: aio.Client, hand: Hand) -> None:
 
 async def test_an_operation_that_is_not_there_is_told_alike_by_all(client: aio.Client, hand: Hand) -> None:
     unknown = client.operation("nyc.flights/noop/9")
-    said = (
-        "^there is no operation nyc.flights/noop/9: it never was, or it ended so long ago that its history was dropped$"
-    )
+    said = "^there is no operation nyc.flights/noop/9: it never existed, or its history has been deleted$"
     calls = (unknown.wait(30), unknown.status(), unknown.pause(), unknown.resume(), unknown.cancel(), unknown.rerun())
     for call in calls:
         with pytest.raises(distop.NotFound, match=said):
@@ -510,7 +508,7 @@ async def test_the_table_registry(client: aio.Client, hand: Hand) -> None:
     await client.add_table(record, check=False)
     await client.add_table(record, check=False)
     moved = TableRecord("t", "parquet", "/elsewhere", {"types": {"month": "int"}})
-    with pytest.raises(distop.NotAllowed, match="registered already, as parquet at /somewhere"):
+    with pytest.raises(distop.NotAllowed, match="already registered as parquet at /somewhere"):
         await client.add_table(moved, check=False)
     await client.add_table(moved, replace=True, check=False)
     assert moved in await client.tables()
@@ -634,8 +632,8 @@ async def test_an_outage_in_the_middle_of_waiting_is_waited_out(
         await hand.finish(op.parts, "n1", State.SUCCESS)
         assert (await waiting).state == "success"
         told, again = said()
-        assert told.startswith("waiting for etcd: ")
-        assert again == "etcd answers again"
+        assert told.startswith("Waiting for etcd: ")
+        assert again == "Connected to etcd again"
 
 
 def test_no_etcd_is_one_sentence_after_the_connect_timeout() -> None:

@@ -203,7 +203,9 @@ def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path)
     first = group.client.start_operation("alone", TABLE, {"gate": str(gate)})
     leader = group.client.start_operation("stumbling", TABLE, argument(tmp_path, complete="follow", gate=str(gate)))
     assert leader.wait(60).state == "success"
-    group.eventually(lambda: "what should follow has to wait" in ann.log.read_text(), "the start was refused")
+    group.eventually(
+        lambda: "Cannot start a follow-up operation; retrying" in ann.log.read_text(), "the start was refused"
+    )
     ann.kill()
     ann.start()
     gate.touch()

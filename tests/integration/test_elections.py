@@ -374,7 +374,7 @@ async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
     )
 
     def told() -> int:
-        return sum("left alone" in record.getMessage() for record in caplog.records)
+        return sum("Not coordinating" in record.getMessage() for record in caplog.records)
 
     await until(lambda: told() == 1, "the operation is told of")
     role = life.role
@@ -412,7 +412,7 @@ async def test_a_claim_that_bars_the_end_is_named_once(
     )
 
     def told() -> list[str]:
-        return [r.getMessage() for r in caplog.records if "refuses the end of the operation" in r.getMessage()]
+        return [r.getMessage() for r in caplog.records if "Cannot end the operation" in r.getMessage()]
 
     refused: list[None] = []
     commit = life.ctx.commit
@@ -433,7 +433,7 @@ async def test_a_claim_that_bars_the_end_is_named_once(
     life.ctx.reports_only = frozenset({"noop"})
     await until(lambda: len(refused) > 3 * coordinator.TOLD_AFTER, "it is refused again and again")
     (said,) = told()
-    assert said.endswith(f"delete that key (`etcdctl del {claim}`)")
+    assert said.endswith(f"Delete that key: `etcdctl del {claim}`")
     role = life.role
     assert role is not None
     await life.write(Delete(claim))

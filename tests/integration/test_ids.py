@@ -105,7 +105,7 @@ def test_L20_replace_never_touches_what_is_in_process(purging: Daemons, tmp_path
     first = purge(purging, hold=str(sign))
     running(purging, first)
     before = stand(purging.endpoint)
-    with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is running, and is in process"):
+    with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is running, and it has started"):
         purge(purging, on_duplicate="replace")
     with pytest.raises(Incompatible, match=first.ref):
         purge(purging, on_duplicate="refuse")
@@ -270,7 +270,7 @@ def test_L9_what_is_prepared_has_its_id_until_it_ends(purging: Daemons) -> None:
     for arg in ({"path": "a"}, {"path": "a", "files": ["x"]}):
         with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is pending"):
             prepare("purge", TABLE, arg, external_id="tx-2")
-    with pytest.raises(Incompatible, match=f"{first.ref} .* is held until somebody confirms it"):
+    with pytest.raises(Incompatible, match=f"{first.ref} .* it is held until it is confirmed"):
         purge(purging, on_duplicate="replace")
     refused = distop_process(
         purging, *("prepare", "purge", TABLE, "--arg", '{"path": "a"}', "--external-id", "tx-2", "--json")

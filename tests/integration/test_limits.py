@@ -104,12 +104,12 @@ def test_bad_input_is_one_sentence_and_changes_nothing(group: Daemons) -> None:
     for options in (("--where", "zone"), ("--where", "z=a", "--where", "z=b"), ("--max-jobs", "x")):
         ran = distop_process(group, "start", "noop", TABLE, *options)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
-    with pytest.raises(InvalidArgument, match="nothing is to be altered"):
+    with pytest.raises(InvalidArgument, match="there is nothing to alter"):
         op.alter()
     assert op.wait(LIMIT).state == "success"
     ran = distop_process(group, "alter", op.ref, "--max-jobs", "4", "--priority", "9")
     assert (ran.returncode, ran.stderr.count("\n")) == (5, 1)
-    assert "cannot be altered any more" in ran.stderr
+    assert "can no longer be altered" in ran.stderr
     assert len(group.client.history(TABLE)) == 1
 
 

@@ -50,7 +50,7 @@ def test_each_line_is_json_and_a_retry_names_its_attempt(
     ann, result = broken(group, "json", sample_env)
     lines = documents(ann)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    retries = [line for line in lines if line["message"].startswith("the job broke (again in ")]
+    retries = [line for line in lines if line["message"].startswith("Job attempt failed; retrying in ")]
     assert sorted((line["operation"], line["partition"], line["attempt"], line["executor"]) for line in retries) == [
         (result.op, 0, 1, "ann"),
         (result.op, 1, 1, "ann"),

@@ -257,7 +257,7 @@ def test_a_type_without_code_is_declared_and_names_its_partitions(group: Daemons
     client.register_type("copy", {"type": "object", "required": ["to"]}, description="copies")
     with pytest.raises(NotAllowed, match="replace=True"):
         client.register_type("copy")
-    with pytest.raises(NotAllowed, match="behavior that executors have"):
+    with pytest.raises(NotAllowed, match="executors offer a behavior"):
         client.register_type("noop", replace=True)
     for wrong in ({"instances": "three"}, {"object_field": "x"}, {"conflicts_with": "copy"}):
         with pytest.raises(InvalidArgument):

@@ -168,7 +168,7 @@ def test_on_what_has_ended_each_command_says_so(
         ran = distop_command(name, op.ref, *options, "--etcd", group.endpoint)
         assert ran.code == 5
         assert f"{op.ref} ended as success" in ran.sentence
-        assert f"it cannot be {word} any more" in ran.sentence
+        assert f"it can no longer be {word}" in ran.sentence
     assert distop_command("rerun", op.ref, "--etcd", group.endpoint).code == 5
     with pytest.raises(NotAllowed):
         op.pause(now=True)

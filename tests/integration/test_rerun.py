@@ -46,7 +46,7 @@ def test_the_failed_partitions_and_no_others_run_again(
     assert result.record["rerun_of"] == first.ref
     assert starts(diary) == ["b", "d"]
     assert group.client.rerun(first.ref, request_id="once").ref == again.ref, "one request, one instance"
-    with pytest.raises(NotAllowed, match="succeeded: there is nothing to run again"):
+    with pytest.raises(NotAllowed, match="succeeded: it has no partition to rerun"):
         again.rerun()
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_run_again_says_why(
     assert (ran.code, ran.sentence) == (5, f"{running.ref} has not ended: wait for it, or cancel it first")
     unplanned = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {"wrong": "yes"}})
     assert unplanned.wait(60).state == "failed"
-    with pytest.raises(NotAllowed, match="it got no plan: no partition can be run again"):
+    with pytest.raises(NotAllowed, match="it had no plan: it has no partition to rerun"):
         unplanned.rerun()
     running.cancel()
     running.wait(60)

@@ -82,7 +82,7 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
         with pytest.raises(InvalidArgument, match=r"does not fit Other: at rows: Field required"):
             wrong()
     for nothing in (lambda: op.wait(report=int), lambda: op.results(dict), lambda: op.wait().report_as("x")):  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="is read as a pydantic model"):
+        with pytest.raises(InvalidArgument, match="can only be read as a pydantic model"):
             nothing()
     data_of = path.read_bytes()
     path.write_bytes(data_of.replace(b"xx", b"yy", 1))

@@ -96,7 +96,7 @@ async def test_of_a_group_each_is_refused_by_itself(client: aio.Client) -> None:
     assert sorted(op.ref for op in started if isinstance(op, aio.Operation)) == ["t/one/b/3", "t/one/c/4", "t/one/x/2"]
     for n, kind, words in (
         (1, distop.Incompatible, f"one on t for a cannot start while {first.ref} runs: one runs one at a time"),
-        (3, distop.InvalidArgument, "the argument of one does not fit: at column: 5 is not of type string"),
+        (3, distop.InvalidArgument, "the argument of one is invalid: at column: 5 is not of type string"),
         (5, distop.Incompatible, "one on t for b cannot start while t/one/b/3 runs: one runs one at a time"),
     ):
         assert type(answers[n]) is kind

@@ -99,7 +99,7 @@ def test_C13_what_is_abandoned_never_runs(group: Daemons) -> None:
     op.abandon("the order was withdrawn")
     ended = op.wait(LIMIT)
     assert (ended.state, ended.record["cancel"]["text"], ended.alarm) == ("cancelled", "the order was withdrawn", "")
-    with pytest.raises(NotAllowed, match="never runs: the order was withdrawn"):
+    with pytest.raises(NotAllowed, match="will never run: the order was withdrawn"):
         group.client.confirm("tx-17")
     assert group.client.history(alarms=True) == []
 
@@ -120,7 +120,7 @@ def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes
         assert ended.alarm == ended.record["cancel"]["text"]
         assert "its sender's transaction was not completed" in ended.alarm
         assert [one.op for one in group.client.history(alarms=True)] == [op.ref]
-        with pytest.raises(NotAllowed, match="never runs: 'tx-17' was not confirmed, and its sender"):
+        with pytest.raises(NotAllowed, match="will never run: 'tx-17' was not confirmed, and its sender"):
             group.client.confirm("tx-17")
         group.eventually(lambda: "ERROR" in group.tails(), "a daemon says so in its log")
 
@@ -277,7 +277,7 @@ def test_C13_the_command_line(group: Daemons, distop_command: Callable[..., Ran]
     assert (shown["labels"], shown["state"]) == ({"team": "a"}, "pending")
     assert "waits" in run("why", "t/noop/3").out
     assert run("cancel", "t/noop/3").code == 0
-    for words, sentence in ((("--where", "a"), "--where takes a label"), (("--at", "never"), "is no time to begin at")):
+    for words, sentence in ((("--where", "a"), "--where takes a label"), (("--at", "never"), "is not a start time")):
         wrong = run(*prepares, "tx-6", *words)
         assert (wrong.code, sentence in wrong.sentence) == (2, True)
     secret = run(*prepares, "tx-4", "--verify", "https://a:b@c/")

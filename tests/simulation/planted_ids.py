@@ -36,7 +36,7 @@ def what_shall_follow_begins_at_once(patch: Patch) -> None:
     def beside(asked: Asked, given: Any) -> Asked:
         return replace(asked, request=given.wanted)
 
-    wrap(patch, duplicates, "_behind", beside)
+    wrap(patch, duplicates, "_after_holder", beside)
 
 
 @bug("invariant 18", shape=scenes.series_of_one_id)

@@ -310,7 +310,7 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
                 *(wish.type, wish.table, dict(wish.arg)), request_id=request, delay=delay, after=after, **options
             )
         except OperationStartError as error:
-            if "could never begin" in str(error):
+            if "could never start" in str(error):
                 after = []
             await asyncio.sleep(AGAIN)
         except (UnknownBehavior, NotFound, EtcdUnavailable, EtcdRejected, OutcomeUnknown):

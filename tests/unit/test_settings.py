@@ -139,7 +139,7 @@ def test_a_password_of_a_wrong_kind_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"endpoints": 5}, "the endpoints are a text, or a list of texts, not 5"),
+        ({"endpoints": 5}, "the endpoints must be a text or a list of texts, not 5"),
         ({"endpoints": [5]}, "endpoints must be one endpoint or a list"),
         ({"namespace": 5}, "namespace must be a text"),
         ({"username": 5}, "username must be a text"),

@@ -1,4 +1,4 @@
-"""Attempts at planning and at completion that failed: how they are counted, and which one was the last."""
+"""Counts failed attempts of planning and completion, and finds the last one allowed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 
 class Elsewhere(Exception):
-    """A call failed, and that is counted. The next attempt is better made by another node: what went wrong may be this
-    node's own trouble.
+    """A call failed and was counted; another node makes the next attempt.
+
+    The cause may be on this node alone.
     """
 
 
 def failed_attempt(
     ctx: Context, ref: OperationRef, spec: Spec, what: str, before: int, error: WorkerError
 ) -> tuple[Attempts, bool] | None:
-    """The attempts with this one, which followed ``before`` others, and whether it was the last. None, and nothing to
-    be counted, where only this node cannot do it: it is for another one to do.
+    """The attempts including this one, and whether it was the last.
+
+    ``before``: earlier attempts. None if only this node cannot make the call: it is not counted, and another node makes
+    it.
     """
     rules, where, tables = spec.rules, spec.where, (ref.table,)
     if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error), tables):

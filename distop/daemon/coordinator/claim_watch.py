@@ -1,8 +1,7 @@
-"""The claims of one type on one table, watched for as long as its coordinator has to know them: while operations are
-being cancelled.
+"""Watches the claims of one type on one table while operations are cancelled.
 
-All else is decided from how the jobs ended, and etcd refuses an end while a claim is left. Each job's claim comes and
-goes, so a coordinator that watched them without need would get twice the events.
+Everything else is decided from how the jobs ended, and etcd refuses an end while a claim is left. Each job's claim is
+written and deleted, so a coordinator that always watched claims would get twice the events.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class ClaimWatch:
-    """``make`` makes a feed that hands over to what it is given; ``apply`` folds what comes, ``forget`` is called when
-    nothing will come any more, and ``on_failure`` when a feed has failed.
+    """Starts and stops the watch.
+
+    ``make`` returns a feed that passes its batches to the given function. ``apply`` applies a batch to the view.
+    ``forget`` is called when the watch stops, and ``on_failure`` when it fails.
     """
 
     def __init__(
@@ -34,11 +35,11 @@ class ClaimWatch:
         self._on_failure = on_failure
         self._feed: Feed | None = None
         self._follows: set[asyncio.Task[None]] = set()
-        """Of the feed, and of former ones until they are closed."""
+        """Tasks of the current feed, and of previous feeds until they are closed."""
         self._follow: asyncio.Task[None] | None = None
 
     def want(self, wanted: bool) -> None:
-        """Watch from now on, or do not. The first listing tells that the claims are known."""
+        """Start or stop the watch. The claims are known after its first listing."""
         if wanted is (self._feed is not None):
             return
         if not wanted:
@@ -68,7 +69,7 @@ class ClaimWatch:
             await feed.close()
 
     async def reached(self, revision: int) -> None:
-        """Return once what is watched was applied up to ``revision`` (W11), or is not watched any more."""
+        """Wait until the watch is applied up to ``revision`` (W11), or has stopped."""
         feed = self._feed
         if feed is not None:
             try:
@@ -78,6 +79,6 @@ class ClaimWatch:
                     raise
 
     async def close(self) -> None:
-        """Stop; ``apply`` is not called any more, and nothing is under way when this returns."""
+        """Stop. ``apply`` is not called again, and no task is left when this returns."""
         self.want(False)
         await asyncio.gather(*self._follows, return_exceptions=True)

@@ -1,8 +1,9 @@
 """The coordinator role for one type on one table: plan, track, complete, clean.
 
-A thin shell: ``decide.next_steps.next_step`` says what to do next for an operation, from one view; here it is done, one
-thing at a time for each operation, and after each commit the view is awaited before deciding again (W11). Planning,
-completion and cleanup code run in the child; what is done about them is in ``planning``, ``ending`` and ``reaping``.
+A thin shell: ``decide.next_steps.next_step`` decides the next step of an operation from one view, and this module
+performs it. Each operation has one step at a time. After each commit the view must catch up before the next decision
+(W11). Planning, completion and cleanup code run in the child; ``operation_planning``, ``operation_end`` and
+``orphaned_jobs`` have the steps.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ if TYPE_CHECKING:
     from distop.store.watch import Batch, Event
 
 LONG_STEP = 5.0
-"""Seconds after which a step of an operation is not thrown away for the trouble of another."""
+"""Minimum age in seconds of a step that keeps the election, despite the failure of another operation's call."""
 REFUSED_PAUSE = (0.02, 2.0)
 TOLD_AFTER = 8
-"""Refusals of an operation's decision in a row after which it is said what stands in its way: a view that is behind has
-caught up by then.
-"""
+"""Refused decisions in a row after which the cause is logged: a view that lags has caught up by then."""
 
 COORDINATION = "coordination"
-"""Names the rejected write in messages: one by the operation's coordinator."""
+"""Names a rejected write of the operation's coordinator in messages."""
 
 T = TypeVar("T")
 
 
 class Overtaken(Exception):
-    """The operation left the stage for which a call into the child was made: decide again."""
+    """The operation left the stage of a call into the child: decide again."""
 
 
 class Coordinator:
-    """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
-    it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
-    nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
-    labels (False: not yet). ``only_ending``: no live node has code of the type, so cancelled operations are ended, and
-    those that never will begin; all others are left alone.
+    """Coordinates one type on one table under one election.
+
+    ``fence``: the election's mod revision. ``on_failure`` is called when a watch has failed, so that coordination
+    cannot continue. ``on_trouble`` is called when a call into the child failed, and another node may do better.
+    ``on_elsewhere`` is called when the next step needs a node with other labels; it returns False if the election
+    cannot be given up yet. ``only_ending``: no live node has code of the type, so only cancelled operations, and
+    operations that will never start, are ended.
     """
 
     def __init__(
@@ -87,25 +88,25 @@ class Coordinator:
         self._only_ending = only_ending
         self._on_failure = on_failure
         self._on_trouble = on_trouble
-        self._begun: dict[OperationRef, float] = {}
-        """Operations of which a step is being done, and since when."""
+        self._step_started: dict[OperationRef, float] = {}
+        """Operations with a step under way, and the time of its start."""
         self._driving: dict[OperationRef, asyncio.Task[None]] = {}
-        self._again: set[OperationRef] = set()
+        self._changed_again: set[OperationRef] = set()
         self._timers: dict[OperationRef, asyncio.TimerHandle] = {}
         self._calls: dict[OperationRef, Stage] = {}
-        """Operations for which the child is at work, and the stage that this is for."""
+        """Operations with a call into the child, and the stage that it belongs to."""
         self._overtaken: set[OperationRef] = set()
-        """Those of them that have left that stage."""
+        """Operations with a call that have left the stage of that call."""
         self._placing = Placing(ctx, on_elsewhere, self._kick, only_ending)
         self._left_alone: set[OperationRef] = set()
-        self._barred: set[OperationRef] = set()
-        """Operations of which it was said that a claim bars their end."""
-        self._first: set[OperationRef] = set()
-        """Operations whose completion code is at work before the decision."""
+        self._logged_claims: set[OperationRef] = set()
+        """Operations whose stale claim was logged."""
+        self._completing_early: set[OperationRef] = set()
+        """Operations whose completion code runs before the decision."""
         self._malformed: set[OperationRef] = set()
         """Operations whose next write etcd rejects as invalid."""
         self._cancelling: set[OperationRef] = set()
-        """Operations that are being cancelled: they wait for their claims to go."""
+        """Operations that are being cancelled and wait for the deletion of their claims."""
         self._watching: asyncio.Task[None] | None = None
         self._ready = False
         self._closed = False
@@ -132,13 +133,14 @@ class Coordinator:
             ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
         )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
-        self._waiters = Waiters(
-            ctx, self._guard, self._view, self._commit, self._reached, self._actions, only_ending
-        )
+        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached, self._actions, only_ending)
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
-        """Watch, and drive whatever is there. Raises what the first listings raise; then nothing is running."""
+        """Start the watches and work on all operations.
+
+        Raises the errors of the first listings; then no task is left.
+        """
         try:
             await self._jobs.start()
         except BaseException:
@@ -152,7 +154,7 @@ class Coordinator:
         self._kick(self._view.operations)
 
     async def _watch(self) -> None:
-        """Tell when the jobs' feed fails: without it nothing would be decided any more, and nobody would know."""
+        """Report a failed watch of the jobs: without it no decision would be made."""
         try:
             await self._jobs.wait()
         except Exception as error:
@@ -163,11 +165,11 @@ class Coordinator:
 
     @property
     def ends_something(self) -> bool:
-        """The end of an operation is under way that etcd tells nothing of yet."""
-        return bool(self._first)
+        """Whether an operation is being completed before its decision is in etcd."""
+        return bool(self._completing_early)
 
     def cluster_changed(self) -> None:
-        """Nodes came or went, or perhaps anything: claims that are being waited for may be free to delete."""
+        """Check again after nodes joined or left: claims may be deletable now."""
         if self._ready:
             self._waiters.holds_changed()
             self._waiters.table_changed()
@@ -176,12 +178,12 @@ class Coordinator:
             self._kick(self._cancelling)
 
     def holds_changed(self, ids: Collection[str]) -> None:
-        """These holds changed."""
+        """Check the operations under these holds again."""
         if self._ready:
             self._waiters.holds_changed(ids)
 
     def table_changed(self) -> None:
-        """Operations on the table began or ended."""
+        """Check again after operations on the table started or ended."""
         self._waiters.table_changed()
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class Coordinator:
         self._closing = asyncio.ensure_future(self._close_feeds())
 
     async def stop(self) -> None:
-        """Stop, and wait until nothing of this role is under way."""
+        """Stop, and wait for the end of all tasks of this role."""
         drives = [*self._driving.values(), *self._waiters.under_way()]
         self.close()
         await asyncio.gather(*drives, self._closing, return_exceptions=True)
@@ -214,7 +216,7 @@ class Coordinator:
             changes = batch.events
             self._keep_arguments(changes)
             changed = self._view.apply(changes)
-        for told in (self._left_alone, self._barred):
+        for told in (self._left_alone, self._logged_claims):
             told.difference_update([ref for ref in told if ref not in self._view.operations])
         self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
@@ -231,13 +233,13 @@ class Coordinator:
         self._kick(changed)
 
     def _settle_refusals(self, refs: Iterable[OperationRef]) -> None:
-        """Forget the rejected writes of operations that this coordinator writes no more."""
+        """Forget the rejected writes of operations that this coordinator no longer writes."""
         for ref in list(refs):
             self._malformed.discard(ref)
             self._ctx.rejected_writes.settled(str(ref), COORDINATION)
 
     def _keep_arguments(self, changes: Sequence[Event]) -> None:
-        """Those of operations that start come with their other records, and planning needs them at once."""
+        """Keep the arguments of starting operations, which planning needs at once."""
         for change in changes:
             if change.kv.key.endswith(".arg") and not change.deleted:
                 with suppress(DistopError, ValueError):  # whoever reads it for use says what is wrong with it
@@ -258,13 +260,13 @@ class Coordinator:
             if self._stage(ref) is Stage.WAITING:
                 continue
             if ref in self._driving:
-                self._again.add(ref)
+                self._changed_again.add(ref)
                 self._check_call(ref)
             elif not self._rests(ref):
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
 
     def _rests(self, ref: OperationRef) -> bool:
-        """There is nothing to do for an operation but to wait for an event."""
+        """Nothing can be done for the operation before the next event."""
         op = self._view.operations.get(ref)
         if op is None:
             return True
@@ -283,22 +285,22 @@ class Coordinator:
 
     def _nothing_to_do(self, op: OperationView) -> None:
         if next_steps.newer(op):
-            self._leave_alone(op)
+            self._log_newer(op)
         elif next_steps.may_end_soon(op):
             self._ending.foresee(op)
 
     def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
-        """The most urgent first, then in their order."""
+        """Sort by priority, then by order."""
         return -self._view.operations.priority(ref), ref
 
     # ------------------------------------------------------------------ drive
 
     async def _drive(self, ref: OperationRef) -> None:
-        """Do what is next for one operation until there is nothing to do but wait."""
+        """Perform the steps of one operation until it has to wait."""
         refused, refusals = Backoff(*REFUSED_PAUSE), 0
         try:
             while self._ready:
-                self._again.discard(ref)
+                self._changed_again.discard(ref)
                 op = self._view.operations.get(ref)
                 if op is None:
                     return
@@ -308,19 +310,19 @@ class Coordinator:
                         self._wake_at(ref, step.time)
                     else:
                         self._nothing_to_do(op)
-                    if ref in self._again:
+                    if ref in self._changed_again:
                         continue
                     return
                 if (step := self._placing.here(op, step)) is None:
                     return
-                self._begun[ref] = time.monotonic()
+                self._step_started[ref] = time.monotonic()
                 try:
                     applied = await self._perform(op, step, refused=refusals > 0)
                 except Overtaken:
                     applied = True
                 except Elsewhere:
                     applied = True
-                    self._trouble(ref)
+                    self._call_failed(ref)
                 finally:
                     self._placing.done(ref)
                 if applied:
@@ -334,7 +336,7 @@ class Coordinator:
                     if refusals == TOLD_AFTER:
                         await self._jobs.relist()  # a watch may have lost events (etcd#20573)
                     if refusals >= TOLD_AFTER:
-                        await self._barred_by_claims(op)
+                        await self._log_stale_claim(op)
                     await asyncio.sleep(refused.pause())
         except (SessionLost, asyncio.CancelledError):
             pass
@@ -344,46 +346,56 @@ class Coordinator:
             self._malformed.add(ref)
             self._wake_at(ref, time.time() + self._ctx.rejected_writes.refused(str(ref), COORDINATION, error))
         except (DistopError, OSError) as error:
-            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
+            self._log.warning(
+                "Cannot coordinate the operation; retrying: %s",
+                describe(error),
+                extra={"operation": str(ref), "error": error},
+            )
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))
         except Exception:
-            self._log.exception("coordination broke; it goes on shortly", extra={"operation": str(ref)})
+            self._log.exception(
+                "Unexpected error while coordinating the operation; retrying", extra={"operation": str(ref)}
+            )
             self._wake_at(ref, time.time() + random.uniform(2.0, 5.0))
         finally:
             self._driving.pop(ref, None)
-            self._begun.pop(ref, None)
-            if ref in self._again:
+            self._step_started.pop(ref, None)
+            if ref in self._changed_again:
                 self._kick([ref])
 
-    def _trouble(self, ref: OperationRef) -> None:
-        """An attempt for an operation failed. Another node may make the next one; not at the cost of what has long been
-        under way for others.
+    def _call_failed(self, ref: OperationRef) -> None:
+        """Give up the election after a failed attempt, unless long steps are under way.
+
+        Another node may make the next attempt.
         """
         now = time.monotonic()
-        if all(other == ref or now - begun < LONG_STEP for other, begun in self._begun.items()):
+        if all(other == ref or now - begun < LONG_STEP for other, begun in self._step_started.items()):
             self._on_trouble()
 
-    async def _barred_by_claims(self, op: OperationView) -> None:
-        """Say, once, which claim of a job that has ended bars its operation's end: no part of distop writes one."""
-        if op.plan is None or op.ended < op.plan.count or op.ref in self._barred:
+    async def _log_stale_claim(self, op: OperationView) -> None:
+        """Log once which claim of an ended job prevents the end of its operation.
+
+        No release of distop writes such a claim.
+        """
+        if op.plan is None or op.ended < op.plan.count or op.ref in self._logged_claims:
             return
         (left,) = await self._ctx.client.read(Get(*self._keys.claims_range(op.ref), limit=1, keys_only=True))
         if left.kv is not None:
-            self._barred.add(op.ref)
+            self._logged_claims.add(op.ref)
             key = left.kv.key
             self._log.warning(
-                "all jobs have ended, but etcd refuses the end of the operation while there is the claim %s, which no "
-                "release of distop writes for a job that has ended: delete that key (`etcdctl del %s`)",
+                "Cannot end the operation: all its jobs have ended, but the claim %s is left, which no release of "
+                "distop writes for an ended job. Delete that key: `etcdctl del %s`",
                 key,
                 key,
                 extra={"operation": str(op.ref)},
             )
 
-    def _leave_alone(self, op: OperationView) -> None:
+    def _log_newer(self, op: OperationView) -> None:
         if op.spec is not None and op.ref not in self._left_alone:
             self._left_alone.add(op.ref)
             self._log.warning(
-                "left alone: a newer release of distop wrote it (version %d, known here: %d)",
+                "Not coordinating the operation: a newer release of distop wrote it (version %d, known here: %d)",
                 op.spec.version,
                 SCHEMA_VERSION,
                 extra={"operation": str(op.ref)},
@@ -401,11 +413,11 @@ class Coordinator:
         self._kick([ref])
 
     async def _perform(self, op: OperationView, step: next_steps.Step, *, refused: bool = False) -> bool:
-        """Do one step; False: its transaction was refused. ``refused``: so was that of the step before.
+        """Perform one step; returns False if its transaction was refused.
 
-        The view goes on meanwhile. A step is done for the operation as it was decided for (its claims aside, of which
-        etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
-        cancel.
+        ``refused``: whether the transaction of the previous step was refused. The view changes meanwhile, so a step
+        uses the operation as it was decided for (except its claims, which are read from etcd). With a later state, the
+        guards would not refuse a finish after a concurrent change, such as a cancel.
         """
         op = op.as_it_is()
         ends = op.stage is Stage.CANCELLING and isinstance(step, next_steps.Commit | next_steps.Finish)
@@ -433,11 +445,11 @@ class Coordinator:
             case next_steps.CompleteFirst(decision, otherwise):
                 if refused or op.ref.type not in self._ctx.reports_only:
                     return await self._perform(op, otherwise)
-                self._first.add(op.ref)
+                self._completing_early.add(op.ref)
                 try:
                     return await self._ending.complete(op, decision)
                 finally:
-                    self._first.discard(op.ref)
+                    self._completing_early.discard(op.ref)
             case next_steps.Finish(decision, decision_mod):
                 return await self._ending.finish(op, decision, decision_mod)
             case next_steps.Reap(claims):
@@ -448,9 +460,10 @@ class Coordinator:
                 return True
 
     async def _counted(self, op: OperationView) -> bool:
-        """Whether the view shows how each job of a cancelled operation ended. Its claims may have been seen to go
-        before the jobs' states, of which another watch tells, are seen to come; and here no full count says that all
-        are there.
+        """Whether the view has the ends of all jobs of a cancelled operation.
+
+        Claims and job states come from different watches, so the claims may disappear before the job states arrive, and
+        no count of all jobs shows this for a cancelled operation.
         """
         ref, keys, client = op.ref, self._keys, self._ctx.client
         ended = op.ended  # what the step was decided from: the view goes on while this reads
@@ -480,8 +493,10 @@ class Coordinator:
     # ------------------------------------------------------------------ calls
 
     async def _call(self, ref: OperationRef, stage: Stage, call: Callable[[], Awaitable[T]]) -> T:
-        """A call into the child for an operation in this stage. Raises WorkerError; or Overtaken, when the operation
-        left the stage and the call was stopped for that: it then says nothing about the behavior.
+        """Call the child for an operation in this stage.
+
+        Raises WorkerError; Overtaken if the operation left the stage and the call was stopped, which says nothing about
+        the behavior.
         """
         if self._stage(ref) is not stage:
             raise Overtaken

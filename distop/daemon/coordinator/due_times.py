@@ -1,4 +1,4 @@
-"""When operations that wait for a time are due. Very many may wait: a number stands for each."""
+"""Start times of pending operations, in compact form, because there may be many."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FEW = 64
-"""Times of operations that wait no more, which are not worth to be looked for."""
+"""Outdated entries that are kept before the list is rebuilt."""
 
 _PER_SECOND = 1_000_000
 _BITS = 64
-"""Of an entry, those of the instance number; before them the time, in whole units."""
+"""Bits of the instance number in an entry; the time in whole units precedes them."""
 
 
 class Times:
-    """Of operations of one type on one table, whose instances are numbered whatever their objects; an operation has one
-    time for good.
+    """The start times of the operations of one type on one table.
+
+    Instances are numbered regardless of their objects, and the time of an operation never changes.
     """
 
     def __init__(self) -> None:
         self._heap: list[int] = []
         self._waiting = Instances()
         self._objects: dict[int, str] = {}
-        """The object ids of those that have one."""
+        """The object ids of operations that have one."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, obj: str, number: int, due: float) -> None:
-        """An operation is due then (seconds since the epoch). It may be told again."""
+        """Add an operation that is due at this time (seconds since the epoch). Idempotent."""
         if number not in self._waiting:
             self._waiting.add(number)
             if obj:
@@ -42,7 +43,7 @@ class Times:
             heapq.heappush(self._heap, (math.ceil(due * _PER_SECOND) << _BITS) + number)
 
     def discard(self, number: int) -> None:
-        """It waits no more."""
+        """Remove an operation."""
         if number in self._waiting:
             self._waiting.discard(number)
             self._objects.pop(number, None)
@@ -51,11 +52,11 @@ class Times:
                 heapq.heapify(self._heap)
 
     def earliest(self) -> float | None:
-        """The next time at which to ask what has come; None: there is none."""
+        """The earliest time at which an operation may be due; None if there is none."""
         return (self._heap[0] >> _BITS) / _PER_SECOND if self._heap else None
 
     def come(self, now: float) -> Iterator[tuple[str, int]]:
-        """Those whose time has come, object id and number: they are here no longer."""
+        """Remove and return the due operations, as object id and number."""
         moment = math.floor(now * _PER_SECOND)
         while self._heap and self._heap[0] >> _BITS <= moment:
             number = heapq.heappop(self._heap) & (1 << _BITS) - 1

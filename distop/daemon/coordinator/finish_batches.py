@@ -1,10 +1,11 @@
-"""Group commit of finishes: those of one type on one table that become ready while one is being committed go together
-in the next transaction, each under the guards that it has alone.
+"""Group commit of the finishes of one type on one table.
 
-All of them write runOps, so two that are sent at once would race for it. A finish that finds none under way is sent at
-once; the first of those that waited then commits for all of them. Starts write runOps as well: one group right behind
-the other would leave them no turn, so one of fewer than ``Limits.finishes`` waits for as long as the one before took.
-Meanwhile it grows, so that as much ends in fewer transactions.
+Finishes that become ready during a commit share the next transaction, each under its own guards. All of them write
+runOps, so two concurrent transactions would race for it. A finish without a commit under way is sent at once; the first
+waiting finish commits for all of them.
+
+Starts write runOps as well, and groups without pauses would starve them. So a group of fewer than ``Limits.finishes``
+waits for as long as the previous commit took; meanwhile it grows, which saves transactions.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Compare, Txn
 
 LONGEST_TURN = 0.05
-"""Seconds that a group waits for others at most."""
+"""Maximum seconds for which a group waits for more finishes."""
 FORESEEN_FOR = 0.25
-"""Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
+"""Maximum age in seconds of a prefetched runOps: it changes often where many operations start and end."""
 
 
 @dataclass(slots=True, eq=False)
 class _Finish:
-    """A finish in line. ``applied``: the revision at which it was written, 0 where it was refused."""
+    """A pending finish. ``applied``: the revision of its commit, 0 if it was refused."""
 
     final: f.Final
     part: Txn
     applied: asyncio.Future[int]
     apart: bool = False
-    """It is committed alone, because a group with it was refused without a known reason, or because etcd rejects it as
-    invalid.
+    """Whether it is committed alone: a group with it was refused without a known cause, or etcd rejects it as invalid.
     """
 
     def settle(self, applied: int) -> None:
@@ -78,8 +78,9 @@ class _Group:
 
 
 class Finishes:
-    """Those of one type on one table, under one election (``guard``). ``reached`` waits until the coordinator's view
-    has reached a revision (W11).
+    """The finishes of one type on one table under one election (``guard``).
+
+    ``reached`` waits until the coordinator's view has reached a revision (W11).
     """
 
     def __init__(self, ctx: Context, guard: Compare, reached: Callable[[int], Awaitable[None]]) -> None:
@@ -88,7 +89,7 @@ class Finishes:
         self._guard = guard
         self._reached = reached
         self._took = 0.0
-        """Seconds of the last commit."""
+        """Duration of the last commit in seconds."""
         self._commits: GroupCommit[_Finish] = GroupCommit(
             self._commit,
             lambda: _Group(self._keys, guard, ctx.limits),
@@ -98,19 +99,20 @@ class Finishes:
         self._malformed: set[OperationRef] = set()
         """Operations whose finish etcd rejects as invalid, even alone; they are retried alone at once."""
         self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
-        """The read that was begun last, and when."""
+        """The latest prefetch of runOps, and the time of its start."""
         self._since = 0
-        """It tells of what was written at this revision, or before."""
+        """The prefetch includes all writes up to this revision."""
         self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
-        """runOps as it was written or read here last, and when that was."""
+        """runOps as last written or read here, and the time of that."""
         self._sent: list[_Finish] = []
-        """Those of the commit under way."""
+        """The finishes of the commit under way."""
         self._telling: set[asyncio.Task[None]] = set()
 
     def foresee(self, ref: OperationRef, since: int = 0) -> None:
-        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run;
-        unless it is known as it was written at ``since``, or later. If it has changed by then, the finish is refused,
-        and its refusal brings it.
+        """Prefetch runOps for the finish of an operation that may end soon.
+
+        This happens while its last jobs or its completion code run, unless runOps is known as of ``since`` or later. If
+        runOps changes before the finish, the finish is refused, and the refusal returns it.
         """
         _, written = self._written
         read = self._foreseen[1] if self._foreseen is not None else None
@@ -122,7 +124,10 @@ class Finishes:
         self._foreseen, self._since = (time.monotonic(), read), since
 
     async def finish(self, final: f.Final) -> bool:
-        """Write the terminal state and the history; False: refused, for another reason than runOps."""
+        """Write the terminal state and the history record.
+
+        Returns False if it was refused for another reason than runOps.
+        """
         one = _Finish(final, f.part(self._keys, final), asyncio.get_running_loop().create_future())
         one.apart = final.ref in self._malformed
         one.applied.add_done_callback(self._withdrawn)
@@ -131,7 +136,55 @@ class Finishes:
         self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
-            self._ctx.log.info("finished as %s", state, extra={"operation": str(final.ref)})
+            self._ctx.log.info(
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
+                "Operation Operation Operation Operation finished as %s",
+                state,
+                extra={"operation": str(final.ref)},
+            )
         return applied > 0
 
     def _withdrawn(self, applied: asyncio.Future[int]) -> None:
@@ -139,7 +192,7 @@ class Finishes:
             self._commits.interrupt()
 
     async def _commit(self, group: list[_Finish]) -> Sequence[_Finish]:
-        """Commit these; those that are to be sent again."""
+        """Commit these finishes; returns those to be sent again."""
         waiting = [one for one in group if not one.applied.done()]
         count = independent_count([one.part for one in waiting])
         group = self._sent = waiting[:count]
@@ -178,7 +231,10 @@ class Finishes:
         return self._refused(group, f.finish_refused(result, mod, finals))
 
     def _refused(self, group: list[_Finish], refused: f.FinishRefused) -> list[_Finish]:
-        """Those of a refused group that are to be sent again: with runOps as the refusal brought it, or each alone."""
+        """The finishes of a refused group to be sent again.
+
+        They are sent with runOps as the refusal returned it, or each alone.
+        """
         if refused.run_ops is not None:
             self._written = time.monotonic(), refused.run_ops
         left = []
@@ -196,7 +252,7 @@ class Finishes:
         return []
 
     async def _tell(self, group: Sequence[_Finish], revision: int) -> None:
-        """One wait for the view is enough for all of them."""
+        """Wait for the view, once for all of them."""
         try:
             await self._reached(revision)
         finally:
@@ -205,7 +261,7 @@ class Finishes:
 
     @staticmethod
     def _apart(group: list[_Finish]) -> list[_Finish]:
-        """One of them holds up the others, or etcd takes none of them together: each is committed alone."""
+        """Commit each finish alone, after etcd refused or rejected their group."""
         for one in group:
             one.apart = True
         return group
@@ -216,7 +272,7 @@ class Finishes:
         self._written = time.monotonic(), KeyValue(key, value, revision)
 
     async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
-        """As it was when it was read or written last, for a first try; a refusal brings it as it is."""
+        """runOps as last read or written, for a first attempt; a refusal returns the current value."""
         begun, read = self._foreseen if self._foreseen is not None else (-FORESEEN_FOR, None)
         at, written = self._written
         now = time.monotonic()

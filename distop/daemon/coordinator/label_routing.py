@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
 
 ABSENT = 60.0
-"""Seconds for which a cancelled operation waits for a node that may run its completion code: one may just be starting
-again."""
+"""Seconds for which a cancelled operation waits for a node to run its completion code: one may be restarting."""
 AGAIN = 0.1
-"""Seconds until it is tried again to give up an election that is just being taken up."""
+"""Seconds before the next attempt to give up an election that is just being taken up."""
 
 
 class Placing:
@@ -52,17 +51,17 @@ class Placing:
         self._needs: dict[OperationRef, tuple[str, ...]] = {}
         """Tables besides their own that operations need for planning, and this node does not serve."""
         self._alone: dict[OperationRef, float] = {}
-        """Those of them that no live node may run, and since when that is known."""
+        """Operations that no live node can run, and since when that is known."""
         self._put_off: set[OperationRef] = set()
         """Operations whose next step waits until the election is given up."""
         self._own: set[OperationRef] = set()
-        """Operations for which the child is asked, or about to be."""
+        """Operations with a call into the child under way, or about to start."""
         self._leaving = False
-        """The election is given up once those have been served."""
+        """Operations that must be served before the election is given up."""
         self._timer: asyncio.TimerHandle | None = None
 
     def here(self, op: OperationView, step: next_steps.Step) -> next_steps.Step:
-        """The step to take here and now; None where it is for another node, or for later."""
+        """The step to perform on this node now; None if another node performs it, or later."""
         assert op.spec is not None
         where, ref = op.spec.where, op.ref
         tables = (ref.table, *op.terms.beside, *self._needs.get(ref, ()))
@@ -108,7 +107,7 @@ class Placing:
         return self._only_ending or now - self._alone.setdefault(ref, now) >= ABSENT
 
     def done(self, ref: OperationRef) -> None:
-        """A step of an operation is over."""
+        """Record the end of an operation's step."""
         self._own.discard(ref)
         if self._elsewhere:
             self._look_soon(0.0)
@@ -133,14 +132,14 @@ class Placing:
         self._timer = asyncio.get_running_loop().call_later(pause, self._look)
 
     def _look(self) -> None:
-        """Give up the election, if another node is wanted and nothing is under way here."""
+        """Give up the election if another node is needed and no call is under way here."""
         self._timer = None
         self._leaving = self._wanted()
         if self._leaving and not self._own and not self._pass_on():
             self._look_soon(AGAIN)
 
     def changed(self) -> None:
-        """Look again after a change of nodes, the end of an operation's wait, or a poll."""
+        """Check again after a change of nodes, the end of a wait, or a poll."""
         # Also those that were left to a node that has gone since: their minute has not begun yet.
         nodes = self._ctx.cluster.nodes
         missing = [
@@ -158,7 +157,7 @@ class Placing:
             self._kick(again)
 
     def close(self) -> None:
-        """The election is over."""
+        """Stop, after the end of the election."""
         if self._timer is not None:
             self._timer.cancel()
         self._elsewhere.clear()

@@ -1,7 +1,8 @@
-"""The end of an operation, as its coordinator brings it about: completion code, finish, what follows, cleanup.
+"""Ends operations: completion code, finish, follow-up operations, cleanup.
 
-The decision by the jobs is fixed before the completion code runs, unless that only makes a report; the terminal state
-is one transaction with the history record (C30). What each write compares is in ``protocol.operation_transitions``.
+The decision from the jobs is written before the completion code runs, unless that code only makes a report. The
+terminal state is one transaction with the history record (C30). ``protocol.operation_transitions`` has the compares of
+each write.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ class Later(Exception):
 
 
 class _Outcomes:
-    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
+    """The pages of outcomes for the completion code; ``read`` reads the page from an ordinal on."""
 
     def __init__(self, read: Fetch) -> None:
         self._read = read
         self._first: asyncio.Future[Page] | None = None
 
     def begin(self, known: Page | None = None) -> None:
-        """Have the first page ready: read it now, unless it is ``known``."""
+        """Prefetch the first page, unless it is ``known``."""
         if known is not None:
             self._first = asyncio.get_running_loop().create_future()
             self._first.set_result(known)
@@ -94,7 +95,7 @@ class _Outcomes:
         return await self._read(start)
 
     def ready(self) -> Page | None:
-        """The first page, where it is known by now."""
+        """The first page, if it is known by now."""
         first = self._first
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
             return None
@@ -106,13 +107,14 @@ class _Outcomes:
 
 
 def _row(partition: int, success: bool, outcome: str) -> str:
-    """An outcome as the child wants it."""
+    """An outcome in the form that the child expects."""
     return f'{{"partition":{partition},"success":{"true" if success else "false"},"outcome":{outcome}}}'
 
 
 def _nothing_left(op: OperationView) -> bool:
-    """Its end is all that is to be done for it: it has one job, nobody waits for it, it does not come again, and it has
-    no permits and no files of its plan.
+    """Whether the operation needs no cleanup after its finish.
+
+    It has one job, no operation waits for it, it does not repeat, and it has no permits and no plan files.
     """
     spec, plan = op.spec, op.plan
     if spec is None or plan is None or op.stage is not Stage.OPEN:
@@ -121,11 +123,11 @@ def _nothing_left(op: OperationView) -> bool:
 
 
 class Ending:
-    """Completes, finishes and cleans up operations under one election (``guard``). What it is told of an operation is
-    what the step was decided from, and does not change while it is done: the guards hold that.
+    """Completes, finishes and cleans up operations under one election (``guard``).
 
-    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and tells whether it applied;
-    ``reached`` is that waiting alone (W11); ``call`` makes a call into the child that ends when the operation leaves
+    Each step gets the operation as it was decided for, which does not change during the step: the guards enforce it.
+    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and returns whether it was
+    applied. ``reached`` only waits (W11). ``call`` makes a call into the child, which ends when the operation leaves
     its stage.
     """
 
@@ -147,7 +149,7 @@ class Ending:
         self._call = call
         self._log = ctx.log
         self._followed: dict[OperationRef, set[int]] = {}
-        """What follows an operation, as far as that is settled, while another part of it has to wait."""
+        """The follow-up operations that are settled, by operation, while others wait."""
         self._follow_at: dict[OperationRef, float] = {}
         """When the refused follow-ups of an operation are retried (``time.monotonic``)."""
         self._refused: dict[OperationRef, float] = {}
@@ -157,7 +159,7 @@ class Ending:
         self._ends = Reporter(
             ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.rejected_writes, ctx.limits, what="ends of operations"
         )
-        """Of their keys: those that come together go together."""
+        """Group commit of the deletions of their keys."""
 
     def close(self) -> None:
         """Stop at once: the election or the session is over."""
@@ -166,9 +168,10 @@ class Ending:
     # --------------------------------------------------------------- complete
 
     async def complete(self, op: OperationView, decision: Decision) -> bool:
-        """Run the completion code in the child, then finish; False: a transaction was refused. Raises Elsewhere.
+        """Run the completion code in the child, then finish.
 
-        Where ``decision`` is not written yet, the code only makes a report, and the finish decides as well.
+        Returns False if a transaction was refused. If ``decision`` is not written yet, the code only makes a report,
+        and the finish writes the decision as well. Raises Elsewhere.
         """
         assert op.spec is not None
         ref, decision_mod = op.ref, op.decision.mod if op.decision is not None else 0
@@ -225,14 +228,14 @@ class Ending:
         return counted
 
     def _noted(self, op: OperationView, decision: Decision) -> Txn:
-        """The decision with what its completion brought: written again, or where it is not written yet, now."""
+        """Write the decision with the result of the completion code, or write it for the first time."""
         if op.decision is None:
             planned = op.plan is not None
             return f.decide(self._keys, op.ref, self._guard, op.state_mod, decision, planned=planned)
         return f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, decision)
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> Page:
-        """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
+        """A page of outcomes from ordinal ``start`` on for the child, and the start of the next page."""
         root, after = self._keys.root(ref), min(start + self._ctx.limits.outcomes, total)
         end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
         listing = await self._ctx.client.list(f"{root}.{start:06d}", end)
@@ -249,7 +252,7 @@ class Ending:
         return rows, after if after < total else None
 
     def _plan_of(self, op: OperationView) -> PlanPages | None:
-        """The operation's plan, as its completion code may ask for it."""
+        """The operation's plan for its completion code."""
         ref, plan = op.ref, op.plan
         if plan is None:
             return None
@@ -257,7 +260,7 @@ class Ending:
         async def page(number: int) -> Page:
             chunk = await self._ctx.client.get(self._keys.chunk(ref, number))
             if chunk is None:
-                raise NotFound(f"the chunk {number} of the plan of {ref} is gone")
+                raise NotFound(f"chunk {number} of the plan of {ref} is missing")
             rows = [dumps(partition).decode() for partition in read(loads, chunk)]
             return rows, number + 1 if number + 1 < plan.chunks else None
 
@@ -265,7 +268,7 @@ class Ending:
 
     @staticmethod
     def _known(op: OperationView, total: int) -> Page | None:
-        """All outcomes, where the view has every one of them: how a job ended never changes."""
+        """All outcomes, if the view has them: outcomes never change."""
         if len(op.outcomes) != total:
             return None
         try:
@@ -285,7 +288,10 @@ class Ending:
         report: Any = None,
         failure: str | None = None,
     ) -> bool:
-        """Write the terminal state and the history; False: refused, for another reason than runOps."""
+        """Write the terminal state and the history record.
+
+        Returns False if it was refused for another reason than runOps.
+        """
         assert op.spec is not None
         ref = op.ref
         history, value = final_record(
@@ -311,14 +317,12 @@ class Ending:
         return True
 
     def foresee_completion(self, op: OperationView, total: int) -> None:
-        """All jobs have ended, and how each did never changes: have the outcomes of a few ready while the decision is
-        being written.
-        """
+        """Prefetch a few outcomes while the decision is being written: outcomes never change."""
         if total <= self._ctx.limits.outcomes_ahead and op.ref not in self._ahead:
             self._ahead[op.ref] = self._outcomes_of(op, total)
 
     def keep(self, refs: Collection[OperationRef]) -> None:
-        """Forget what was foreseen of all others: they are gone."""
+        """Drop the prefetched data of all other operations, which are gone."""
         for ref in [ref for ref in self._ahead if ref not in refs]:
             self._ahead.pop(ref).close()
         self._refused = {ref: since for ref, since in self._refused.items() if ref in refs}
@@ -336,7 +340,7 @@ class Ending:
         return outcomes
 
     def foresee(self, op: OperationView) -> None:
-        """The operation may end soon."""
+        """Prefetch for the finish of an operation that may end soon."""
         self._finishes.foresee(op.ref, op.state_mod)
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
@@ -348,8 +352,9 @@ class Ending:
         return [error_of(p, outcome) for p, outcome in zip(failed, outcomes, strict=True)]
 
     async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:
-        """Start what follows, then delete the operation's keys in pages. Raises Later while something that shall
-        follow is refused.
+        """Start the follow-up operations, then delete the operation's keys in pages.
+
+        Raises Later while a follow-up operation is refused.
         """
         ref = op.ref
         if follow_ups:
@@ -369,8 +374,9 @@ class Ending:
         return True
 
     async def together(self, txn: Txn) -> bool:
-        """Commit what has to be written of an operation that has ended, with what others have at this time; False: it
-        was refused.
+        """Commit a write about an ended operation, together with those of others.
+
+        Returns False if it was refused.
         """
         applied = await self._ends.write(guarded(txn))
         if applied:
@@ -378,7 +384,7 @@ class Ending:
         return applied > 0
 
     async def _sweep(self, op: OperationView) -> None:
-        """Remove what planning left in the shared directory, while there is somebody who knows of it."""
+        """Remove the plan's files from the shared directory, while the operation is known."""
         if op.spec is None or op.spec.table is None or not (op.plan is None or op.plan.spilled):
             return
         ref, table, worker = op.ref, op.spec.table.to_json(), self._ctx.worker
@@ -390,12 +396,19 @@ class Ending:
             await self._call(ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table))
         except WorkerError as error:
             # Left behind is garbage that nothing names; the operation must end all the same.
-            self._log.warning("its plan's files could not be removed: %s", error, extra={"operation": str(ref)})
+            self._log.warning(
+                "Cannot remove its plan's files from the shared directory; leaving them: %s",
+                error,
+                extra={"operation": str(ref)},
+            )
 
     # ----------------------------------------------------------- what follows
 
     async def _come_again(self, op: OperationView) -> None:
-        """Start the next operation of its series (P3): once, by its request id, whoever does it again."""
+        """Start the next operation of its series (P3).
+
+        It starts once, by its request id, even if several coordinators try.
+        """
         ref, spec = op.ref, op.spec
         if spec is None or spec.series is None or op.state is None:
             return
@@ -423,20 +436,30 @@ class Ending:
         except Incompatible as error:
             # Its id is held by one of no series that has not begun: while that lasts, it is tried again.
             if pause := self._try_again(ref):
-                self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
+                self._log.info(
+                    "Cannot start the next operation of its series; retrying: %s", error, extra={"operation": str(ref)}
+                )
                 raise Later(time.time() + pause) from None
-            self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
+            self._log.error(
+                "Ending its series: the next operation was refused: %s", error, extra={"operation": str(ref)}
+            )
         except OperationStartError as error:
-            self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
+            self._log.info(
+                "Cannot start the next operation of its series; retrying: %s", error, extra={"operation": str(ref)}
+            )
             raise Later(now + random.uniform(*SERIES_PAUSE)) from None
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
-            self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
+            self._log.error(
+                "Ending its series: the next operation was refused: %s", error, extra={"operation": str(ref)}
+            )
         else:
-            self._log.info("%s is the next of its series", started.ref, extra={"operation": str(ref)})
+            self._log.info("Started %s, the next operation of its series", started.ref, extra={"operation": str(ref)})
 
     async def _follow_all(self, ref: OperationRef, follow_ups: Sequence[Mapping[str, Any]]) -> None:
-        """Start what the completion code asked for. What is refused for now is tried again, by whoever coordinates
-        then; its decision, which names it, stays until that is settled.
+        """Start the follow-up operations that the completion code asked for.
+
+        A refused one is retried, also by the next coordinator: the decision, which names it, stays until then. Raises
+        Later.
         """
         if (left := self._follow_at.get(ref, 0.0) - time.monotonic()) > 0:
             raise Later(time.time() + left)
@@ -445,25 +468,27 @@ class Ending:
         for number, wanted in enumerate(follow_ups):
             if number not in settled:
                 try:
-                    await self._follow(ref, number, wanted)
+                    await self._start_follow_up(ref, number, wanted)
                     settled.add(number)
                 except OperationStartError as error:
                     refused[number] = error
         if refused and (pause := self._try_again(ref)):
             for why in refused.values():
-                self._log.info("what should follow has to wait: %s", why, extra={"operation": str(ref)})
+                self._log.info("Cannot start a follow-up operation; retrying: %s", why, extra={"operation": str(ref)})
             self._follow_at[ref] = time.monotonic() + pause
             raise Later(time.time() + pause)
         for why in refused.values():
-            self._log.error("what should follow was not started: %s", why, extra={"operation": str(ref)})
+            self._log.error(
+                "Giving up on a follow-up operation that is still refused: %s", why, extra={"operation": str(ref)}
+            )
         self._followed.pop(ref, None)
         self._follow_at.pop(ref, None)
 
     def _try_again(self, ref: OperationRef) -> float:
-        """Seconds until a refused follow-up is tried again; 0 once it was tried for long.
+        """Seconds until a refused follow-up operation is retried; 0 after the time limit.
 
-        The pause grows with the time since the first refusal. A monotonic clock counts, because a wall clock that is
-        hours ahead would give up at once. So a new coordinator tries as long again.
+        The pause grows with the time since the first refusal. The clock is monotonic: a wall clock that is hours ahead
+        would give up at once. A new coordinator starts from zero.
         """
         now = time.monotonic()
         waited = now - self._refused.setdefault(ref, now)
@@ -471,9 +496,11 @@ class Ending:
         pause = min(longest, shortest + waited / 4) * random.uniform(0.8, 1.0)
         return pause if waited < FOLLOW_UP_TIME else 0.0
 
-    async def _follow(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
-        """Start one operation that the completion code asked for: once, by its request id, whoever does it again.
-        Raises OperationStartError where it is refused for now.
+    async def _start_follow_up(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
+        """Start one follow-up operation of the completion code.
+
+        It starts once, by its request id, even if several coordinators try. Raises OperationStartError if it is refused
+        for now.
         """
         try:
             if why := follows_elsewhere(ref, wanted.get("table")):
@@ -483,6 +510,6 @@ class Ending:
             asked = request(wanted.get("type", ""), ref.table, arg, options, str(ref))
             started = await submit(self._ctx.client, self._keys, derived(asked, f"{ref}#{number}"))
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
-            self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})
+            self._log.error("Cannot start a follow-up operation; skipping it: %s", error, extra={"operation": str(ref)})
         else:
-            self._log.info("%s follows", started.ref, extra={"operation": str(ref)})
+            self._log.info("Started the follow-up operation %s", started.ref, extra={"operation": str(ref)})

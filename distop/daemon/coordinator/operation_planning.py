@@ -1,4 +1,4 @@
-"""The beginning of an operation, as its coordinator brings it about: what the planner lists becomes the plan."""
+"""Plans operations: the partitions that the planner lists become the plan."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ CHUNKS_IN_FLIGHT = 8
 
 
 def _named(spec: Spec) -> PlanResult:
-    """The plan of a type without code: nobody can list partitions, but whoever started the operation named them."""
+    """The plan of a type without code: its partitions are named by the start."""
     if not spec.partitions:
-        raise WorkerError("fatal", "the type has no code that could list the table's partitions, and none are named")
+        raise WorkerError("fatal", "the type has no code to list the table's partitions, and the start names none")
     partitions = [PartitionPlan(n, name) for n, name in enumerate(spec.partitions)]
     return PlanResult(chunked(partitions), len(partitions), "")
 
@@ -43,10 +43,10 @@ def _named(spec: Spec) -> PlanResult:
 class Planning:
     """Plans operations under one election (``guard``).
 
-    ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and tells whether it applied;
-    ``reached`` is that waiting alone (W11); ``relist`` brings the view up to date; ``call`` makes a call into the child
-    that ends when the operation leaves its stage; ``need`` leaves an operation to a node that serves more tables, or
-    tells what such a node would need where there is none.
+    ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and returns whether it was
+    applied. ``reached`` only waits (W11). ``relist`` updates the view. ``call`` makes a call into the child, which ends
+    when the operation leaves its stage. ``need`` leaves an operation to a node that serves more tables, or returns what
+    a missing node would need.
     """
 
     def __init__(
@@ -70,12 +70,14 @@ class Planning:
         self._call = call
         self._need = need
         self._refused: dict[OperationRef, dict[str, None]] = {}
-        """Tables besides their own that operations asked for, and this node does not serve."""
+        """Further tables that operations read, and this node does not serve."""
         self._log = ctx.log
 
     async def plan(self, op: OperationView) -> bool:
-        """Have the child list the partitions, and write the plan; False: a transaction was refused. Raises
-        Elsewhere."""
+        """Let the child list the partitions, and write the plan.
+
+        Returns False if a transaction was refused. Raises Elsewhere.
+        """
         assert op.spec is not None
         spec, ref = op.spec, op.ref
         self._refused.pop(ref, None)
@@ -94,7 +96,7 @@ class Planning:
         terms, chunks = replace(terms, beside=planned.beside), len(planned.chunks)
         found = planned.version, digest, chunks, planned.spilled, planned.options, planned.beside
         plan = Plan(planned.count, *found)
-        self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
+        self._log.info("Planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
         limits, size = self._ctx.limits, sum(map(len, planned.chunks))
         if planned.options:
@@ -119,13 +121,13 @@ class Planning:
             await self._relist()
             return False
         if len(mods) > t.CHUNKS_PER_PLAN:
-            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
+            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} are allowed"
             return await self._failed(ref, WorkerError("fatal", too_many))
         return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms))
 
     async def _list(self, ref: OperationRef, spec: Spec, arg: Any) -> PlanResult:
         if spec.table is None:
-            raise WorkerError("fatal", "an operation without a table must bring its own plan")
+            raise WorkerError("fatal", "an operation without a table must make its own plan")
         table, worker = spec.table.to_json(), self._ctx.worker
         planned: PlanResult = await self._call(
             ref,
@@ -135,7 +137,10 @@ class Planning:
         return planned
 
     async def _find_table(self, ref: OperationRef, name: str) -> Mapping[str, Any] | None:
-        """The record of a table as it is registered now. Raises NotServed, UnreadableRecord, and what etcd answers."""
+        """The current registry record of a table.
+
+        Raises NotServed, UnreadableRecord, and etcd's errors.
+        """
         if why := refusal(self._ctx.config.serves, ref.type, (name,)):
             self._refused.setdefault(ref, {})[name] = None
             raise NotServed(f"executor {self._ctx.executor_id} refuses: {why}")

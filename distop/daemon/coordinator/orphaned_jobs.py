@@ -1,5 +1,7 @@
-"""What a coordinator does about the jobs of a cancelled operation whose holders are gone or have released them: their
-claims are revoked, the child cleans up, then the claims are deleted, since only that lets the operation end.
+"""Cleans up the orphaned jobs of cancelled operations.
+
+A job is orphaned when its holder is gone or has released it. Its claim is revoked, the child cleans up, then the claim
+is deleted: only then can the operation end.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 IN_FLIGHT = 8
-"""Transactions under way at once."""
+"""Maximum concurrent transactions."""
 
 
 class Reaper:
-    """Reaps claims under one election (``guard``). ``reached`` waits until the coordinator's view of the claims has
-    come to a revision (W11); ``call`` makes a call into the child that ends when the operation leaves its stage.
+    """Reaps claims under one election (``guard``).
+
+    ``reached`` waits until the coordinator's view of the claims has reached a revision (W11). ``call`` makes a call
+    into the child, which ends when the operation leaves its stage.
     """
 
     def __init__(self, ctx: Context, guard: Compare, reached: Callable[[int], Awaitable[None]], call: Call) -> None:
@@ -46,8 +50,9 @@ class Reaper:
         self._call = call
 
     async def reap(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> bool:
-        """Clean up after the jobs of these claims (partition, mod revision), and delete the claims. False: some were
-        not as they had been seen.
+        """Clean up after the jobs of these claims (partition, mod revision), and delete the claims.
+
+        Returns False if some claims have changed.
         """
         applied = True
         chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
@@ -63,7 +68,9 @@ class Reaper:
         return applied
 
     async def _revoke(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those that nobody holds any more (partition, mod revision), so that nobody reports under them either."""
+        """Revoke the claims, and return those without a holder (partition, mod revision), under which no report can be
+        written.
+        """
         known = ((p, mod, op.claims.get(p)) for p, mod in claims)  # the view goes on meanwhile
         seen = [(p, mod, found.value) for p, mod, found in known if found is not None and found.mod == mod]
         size = self._ctx.limits.reaped
@@ -110,7 +117,9 @@ class Reaper:
             await self._call(ref, Stage.CANCELLING, lambda: worker.cleanup(str(ref), ref.type, arg, table, items))
         except WorkerError as error:
             # Left behind is garbage that nothing names; the operation must end all the same.
-            self._ctx.log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
+            self._ctx.log.warning(
+                "Cleanup of cancelled jobs failed; deleting their claims: %s", error, extra={"operation": str(ref)}
+            )
 
     async def _delete(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> bool:
         keys, size = self._ctx.keys, self._ctx.limits.reaped
@@ -128,7 +137,7 @@ class Reaper:
 
 
 def table_of(op: OperationView) -> Mapping[str, Any] | None:
-    """The record of an operation's table as its jobs have it: with what planning found, where it was planned."""
+    """The record of an operation's table for its jobs: with the planned options, if there is a plan."""
     if op.spec is None or op.spec.table is None:
         return None
     return op.spec.table.extended(op.plan.options if op.plan is not None else {}).to_json()
@@ -143,8 +152,9 @@ class PlanRows:
         self._starts = [int(first_row(chunk.decode(), 1)[0]["partition"]) for chunk in self._chunks]
 
     def of(self, wanted: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-        """Those of these ordinals (sorted). Chunks that hold none of them are not decoded; ordinals that no chunk holds
-        are left out.
+        """The rows of these ordinals (sorted).
+
+        Other chunks are not decoded; ordinals without a chunk are left out.
         """
         for n, start in enumerate(self._starts):
             begin = bisect_left(wanted, start)

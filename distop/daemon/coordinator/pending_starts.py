@@ -1,8 +1,8 @@
-"""Brings those that wait to begin: the operations of one type on one table whose time has come, that wait for nobody
-any more, and that nothing which runs excludes.
+"""Starts the pending operations of one type on one table.
 
-Thousands may wait: each is looked at when something about it changes, a single timer stands for all times, and those
-that are ready begin together, in transactions of many (``protocol.pending_operations``).
+An operation starts when its time has come, its dependencies have ended, and no running operation excludes it. Thousands
+may be pending: each is checked when it changes, a single timer covers all start times, and ready operations start
+together in large transactions (``protocol.pending_operations``).
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Compare, Txn
 
 EXCLUDED_PAUSE = (0.05, 2.0)
-"""Seconds between two looks at what runs on the table, while that excludes those that are ready."""
+"""Seconds between two checks of the running operations, while they exclude the ready ones."""
 TROUBLE_PAUSE = (0.5, 10.0)
 WAITING = "begin or end"
 """Names the rejected write in messages: the begin or the end of a pending operation."""
 
 
 class Waiters:
-    """Those of one type on one table, under one election (``guard``). ``commit`` sends a transaction, waits until the
-    coordinator's view has reached it, and tells whether it applied; ``reached`` is that waiting alone (W11).
-    ``only_ending``: none begins or joins.
+    """The pending operations of one type on one table, under one election (``guard``).
+
+    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and returns whether it was
+    applied. ``reached`` only waits (W11). ``only_ending``: none starts or joins.
     """
 
     def __init__(
@@ -69,25 +70,25 @@ class Waiters:
         self._reached = reached
         self._log = ctx.log
         self._ready: dict[OperationRef, float] = {}
-        """In the order in which they became ready, with the time of that (``time.monotonic``)."""
+        """Ready operations in the order in which they became ready, with that time (``time.monotonic``)."""
         self._urgent: dict[OperationRef, int] = {}
-        """Those of them that are more, or less, urgent than others, with their priorities."""
-        self._over: dict[OperationRef, None] = {}
-        """Those that end without having begun: joins, and what never will begin."""
+        """Ready operations with a priority."""
+        self._ending: dict[OperationRef, None] = {}
+        """Operations that end without a start: joins, and those that will never start."""
         self._times = Times()
         self._held: dict[str, dict[OperationRef, None]] = {}
-        """By their holds, in the order in which they came: so they become ready."""
+        """Operations by their holds, in the order of arrival, in which they become ready."""
         self._timer: asyncio.TimerHandle | None = None
         self._work: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._closed = False
-        self._aside: dict[OperationRef, float] = {}
+        self._rejected: dict[OperationRef, float] = {}
         """Operations whose begin or end etcd rejects as invalid, and when each is retried."""
-        self._apart = False
-        """A group was refused, and nothing told why: the next ones are tried one by one, each another one first."""
+        self._one_by_one = False
+        """A group was refused without a known cause: operations start one by one, a different one first each time."""
 
     def look(self, refs: Iterable[OperationRef]) -> None:
-        """Something about these changed; those that do not wait are left out."""
+        """Check changed operations again; those that are not pending are skipped."""
         now = time.time()
         for ref in refs:
             op = self._view.operations.get(ref)
@@ -95,39 +96,39 @@ class Waiters:
                 self._sort(op, now)
             else:
                 self._ready.pop(ref, None)
-                self._over.pop(ref, None)
+                self._ending.pop(ref, None)
                 self._times.discard(ref.instance)
                 self._settle(ref)
         self._changed.set()
         self._set_timer(now)
-        if (self._ready or self._over) and self._work is None and not self._closed:
+        if (self._ready or self._ending) and self._work is None and not self._closed:
             self._work = asyncio.ensure_future(self._run())
 
     def holds_changed(self, ids: Collection[str] | None = None) -> None:
-        """Of those that are held by these (None: by any), look again at those whose holds are gone, or denied."""
+        """Check operations again whose holds are released or denied (``ids``: the changed holds; None: all)."""
         holds = self._ctx.cluster.holds
         for id_ in dict.fromkeys(self._held if ids is None else ids):
             if id_ in self._held and (id_ not in holds or holds[id_].value.state != "held"):
                 self.look(self._held.pop(id_))
 
     def table_changed(self) -> None:
-        """Operations on the table began or ended: it may not exclude any more those that are ready."""
+        """Check again after operations on the table started or ended: they may no longer exclude the ready ones."""
         self._changed.set()
 
     def close(self) -> None:
         """Stop at once."""
         self._closed = True
-        for ref in list(self._aside):
+        for ref in list(self._rejected):
             self._settle(ref)
         for running in (self._timer, self._work):
             if running is not None:
                 running.cancel()
 
     def _sort(self, op: OperationView, now: float) -> None:
-        """Where it belongs by now: what was ready once may have come to wait for another one since."""
+        """Sort an operation by its current state: a ready operation may have got dependencies since."""
         since = self._ready.pop(op.ref, None)
-        self._over.pop(op.ref, None)
-        if (due := self._aside.get(op.ref, 0.0)) > now:
+        self._ending.pop(op.ref, None)
+        if (due := self._rejected.get(op.ref, 0.0)) > now:
             self._times.add(op.ref.object, op.ref.instance, due)
             return
         match fate(op, self._ctx.cluster.holds, now):
@@ -139,7 +140,7 @@ class Waiters:
                 if priority := op.terms.options.priority:
                     self._urgent[op.ref] = priority
             case Join() | EndWaiting():
-                self._over.setdefault(op.ref)
+                self._ending.setdefault(op.ref)
             case At(due):
                 self._times.add(op.ref.object, op.ref.instance, due)
             case Blocked(hold) if hold:
@@ -152,19 +153,22 @@ class Waiters:
         """
         pause = self._ctx.rejected_writes.refused(str(ref), WAITING, error)
         self._ready.pop(ref, None)
-        self._over.pop(ref, None)
-        self._aside[ref] = time.time() + pause
-        self._times.add(ref.object, ref.instance, self._aside[ref])
+        self._ending.pop(ref, None)
+        self._rejected[ref] = time.time() + pause
+        self._times.add(ref.object, ref.instance, self._rejected[ref])
         self._set_timer(time.time())
 
     def _settle(self, ref: OperationRef) -> None:
-        if self._aside.pop(ref, None) is not None:
+        if self._rejected.pop(ref, None) is not None:
             self._ctx.rejected_writes.settled(str(ref), WAITING)
 
     # ------------------------------------------------------------------ times
 
     def _set_timer(self, now: float) -> None:
-        """One timer for the earliest time. It looks again with each poll: a wall clock may be set meanwhile."""
+        """Set the timer for the earliest start time.
+
+        It fires at each poll at the latest, because a wall clock may be set meanwhile.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -180,7 +184,7 @@ class Waiters:
     # ------------------------------------------------------------------- work
 
     def under_way(self) -> list[asyncio.Task[None]]:
-        """What it does now."""
+        """The task under way, if any."""
         return [self._work] if self._work is not None else []
 
     async def _run(self) -> None:
@@ -188,7 +192,7 @@ class Waiters:
         # Thousands that end hold up none that begin, nor do those that etcd refuses; nor the other way round.
         turns = [self._begin_some, self._end_some]
         try:
-            while self._ready or self._over:
+            while self._ready or self._ending:
                 self._changed.clear()
                 try:
                     turns.reverse()
@@ -196,11 +200,13 @@ class Waiters:
                 except SessionLost:
                     return
                 except (DistopError, OSError) as error:
-                    self._log.warning("those that wait have to wait on: %s", describe(error), extra={"error": error})
+                    self._log.warning(
+                        "Cannot start pending operations; retrying: %s", describe(error), extra={"error": error}
+                    )
                     await asyncio.sleep(trouble.pause())
                     continue
                 except Exception:
-                    self._log.exception("beginning what waits broke; it goes on shortly")
+                    self._log.exception("Unexpected error while starting pending operations; retrying")
                     await asyncio.sleep(trouble.pause())
                     continue
                 trouble.reset()
@@ -215,14 +221,17 @@ class Waiters:
             self._work = None
 
     async def _end_some(self) -> bool:
-        """End some that never will begin, or do nothing but wait; False: there are none, or the view was behind."""
+        """End some joins, and operations that will never start.
+
+        Returns False if there are none, or if the view lags.
+        """
         ends: list[tuple[OperationRef, History, Txn]] = []
-        for ref in list(islice(self._over, self._ctx.limits.ends)):
+        for ref in list(islice(self._ending, self._ctx.limits.ends)):
             end = self._end_of(ref)
             if end is not None:
                 ends.append(end)
                 continue
-            self._over.pop(ref, None)
+            self._ending.pop(ref, None)
             if (op := self._view.operations.get(ref)) is not None and op.stage is Stage.WAITING:
                 # Its hold came into view after itself: they are watched apart.
                 self._sort(op, now := time.time())
@@ -236,7 +245,7 @@ class Waiters:
         return any([await self._end([one]) for one in ends])
 
     def _end_of(self, ref: OperationRef) -> tuple[OperationRef, History, Txn] | None:
-        """Its record, and what ends it; None: it goes on."""
+        """The history record and the transaction that end an operation; None if it does not end."""
         op, keys = self._view.operations.get(ref), self._ctx.keys
         decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
         if op is None or op.stage is not Stage.WAITING or op.spec is None:
@@ -253,9 +262,9 @@ class Waiters:
         return None
 
     async def _end(self, ends: Sequence[tuple[OperationRef, History, Txn]]) -> bool:
-        """All of these, or none."""
-        if len(ends) == 1 and (ref := ends[0][0]) in self._over:
-            self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
+        """End all of these operations or none."""
+        if len(ends) == 1 and (ref := ends[0][0]) in self._ending:
+            self._ending[ref] = self._ending.pop(ref)  # where it is refused, others come before it
         known = {ref: self._view.operations.get(ref) for ref, _, _ in ends}
         try:
             applied = await self._commit(merged([txn for _, _, txn in ends]))
@@ -266,16 +275,19 @@ class Waiters:
         for ref, history, _ in ends:
             if applied:
                 self._actions.ended(known[ref], history)
-                self._over.pop(ref, None)
+                self._ending.pop(ref, None)
                 self._settle(ref)
-                self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
+                self._log.info("Operation ended as %s without starting", history.state, extra={"operation": str(ref)})
                 if history.alarm:
-                    self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
+                    self._log.error(
+                        "Alarm: the operation will never run: %s", history.alarm, extra={"operation": str(ref)}
+                    )
         return applied
 
     def _group(self) -> list[w.Beginning]:
-        """Those that may begin in one transaction, the most urgent first: of each object that works one at a time, the
-        first.
+        """The operations to start in one transaction, the most urgent first.
+
+        At most one of each object whose type runs one at a time.
         """
         chosen: list[w.Beginning] = []
         objects: set[str] = set()
@@ -302,7 +314,7 @@ class Waiters:
         return chosen[: w.fitting_begins(self._ctx.keys, self._guard, chosen)] if chosen else []
 
     def _in_turn(self) -> list[OperationRef]:
-        """Those that are ready, by priority with aging, then in the order in which they became so."""
+        """The ready operations by priority with aging, then in the order in which they became ready."""
         self._urgent = {ref: priority for ref, priority in self._urgent.items() if ref in self._ready}
         if not self._urgent:
             return list(self._ready)
@@ -314,11 +326,14 @@ class Waiters:
         return sorted(self._ready, key=urgency, reverse=True)
 
     async def _begin_some(self) -> bool:
-        """Let some of those that are ready begin; False: what runs excludes them, or a view was behind."""
+        """Start some ready operations.
+
+        Returns False if a running operation excludes them, or if a view lags.
+        """
         group = self._group()
         if not group:
             return False
-        if self._apart:
+        if self._one_by_one:
             group = group[:1]
             self._ready[group[0].ref] = self._ready.pop(group[0].ref)  # if it is the one, others come before it
         keys, table = self._ctx.keys, self._view.table
@@ -336,19 +351,19 @@ class Waiters:
             if len(group) == 1:
                 self._set_aside(group[0].ref, error)
                 return True
-            self._apart = True  # etcd rejects the group as invalid
+            self._one_by_one = True  # etcd rejects the group as invalid
             return True
         if result.succeeded:
             await self._reached(result.revision)
             for one in group:
-                self._log.info("begins", extra={"operation": str(one.ref)})
+                self._log.info("Operation started", extra={"operation": str(one.ref)})
                 self._actions.see(self._view.operations.get(one.ref))
                 self._ready.pop(one.ref, None)
                 self._settle(one.ref)
-            self._apart = False
+            self._one_by_one = False
             return True
         refused = w.begin_refused(result, mod, group)
         if not refused.moved and len(group) > 1:
             # One of them holds up the others: an edge or a hold that this view does not show yet.
-            self._apart = True
+            self._one_by_one = True
         return refused.moved  # the next look is made from what stands there now

@@ -1,4 +1,4 @@
-"""Gathers, when an operation ends and not all of its jobs succeeded, what a rerun of it will need."""
+"""Collects the data for a rerun when an operation ends with unsuccessful jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 async def kept_with(ctx: Context, op: OperationView, history: History) -> tuple[Put, ...]:
-    """What is to be written with this history record; nothing where all jobs succeeded, where there was no plan, or
-    where it would be too large: then the failed jobs alone are tried, then nothing.
+    """The writes that store a rerun's data with the history record.
+
+    Nothing if all jobs succeeded or there was no plan. If the data of all unfinished jobs are too large, only the
+    failed jobs are stored; if these are too large as well, nothing.
     """
     if history.state is State.SUCCESS or op.plan is None or op.spec is None or history.success == history.total:
         return ()
@@ -41,7 +43,9 @@ async def kept_with(ctx: Context, op: OperationView, history: History) -> tuple[
                 found = rerun_record.writes(ctx.keys, op.ref, argument.value, op.spec, rows)
                 if sum(len(put.value) for put in found) + len(history.encode()) <= rerun_record.MAX_FINISH_BYTES:
                     return found
-    ctx.log.warning("too large to be kept for a rerun", extra={"operation": str(op.ref)})
+    ctx.log.warning(
+        "Cannot store what a rerun of the operation needs: its plan is too large", extra={"operation": str(op.ref)}
+    )
     return ()
 
 

@@ -1,7 +1,7 @@
-"""Claims blocks of an open operation's jobs: transactions of ``protocol.job_transitions``, sent in groups, several in
-flight.
+"""Claims blocks of an open operation's jobs.
 
-A group that etcd rejects as invalid is split until the single rejected write is found.
+The transactions are those of ``protocol.job_transitions``, sent in groups, several in flight. A group that etcd rejects
+as invalid is split until the single rejected write is found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distop.protocol.revisioned import Seen
 
 BLOCK_LIMIT = 20_000
-"""Jobs in one block at most."""
+"""Maximum jobs in one block."""
 CLAIMS_IN_FLIGHT = 8
 
 T = TypeVar("T")
@@ -37,26 +37,28 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Won:
-    """What a round of claims brought."""
+    """The result of a round of claims."""
 
     partitions: list[int] = field(default_factory=list)
-    """The ordinals won, in their order; their claims are in the operation's ``held``."""
+    """The claimed ordinals, sorted; their claims are in the operation's ``held``."""
     refused: bool = False
-    """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
+    """Whether a whole group was refused: the gate, this node or a holder that seemed gone has changed."""
     error: Exception | None = None
-    """What went wrong beside; what was won before is won all the same."""
+    """An error of some of the claims; the other claims still count."""
     taken_over: int = 0
-    """How many of those won were held by executors that are gone."""
+    """Number of claimed jobs that executors that are gone had held."""
 
     def rejected(self, error: MalformedRequest | None) -> None:
-        """What etcd rejects as invalid, even alone, if anything."""
+        """Record etcd's error about a claim that it rejects alone, if any."""
         self.error = self.error or error
 
 
 @dataclass(slots=True)
 class Chosen:
-    """Jobs to claim. ``dead``, ``former``: of those whose executors are gone, their incarnations and claims; ``over``:
-    those that were lost once too often, with the claim as seen and the one that they would get.
+    """Jobs to claim.
+
+    ``dead`` and ``former``: the incarnations and claims of holders that are gone. ``over``: jobs that were lost too
+    often, each with the claim as read and the new claim.
     """
 
     wants: list[job_transitions.Want]
@@ -66,7 +68,10 @@ class Chosen:
 
 
 async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
-    """Send a group; one that etcd rejects as invalid in halves. What etcd says of the first that it rejects alone."""
+    """Send a group, and split it in halves where etcd rejects it as invalid.
+
+    Returns etcd's error about the first element that it rejects alone.
+    """
     try:
         await send(group)
     except MalformedRequest as error:
@@ -79,13 +84,13 @@ async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[
 
 
 class Claimer:
-    """Claims for one incarnation."""
+    """Claims jobs for one incarnation."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
 
     async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
-        """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
+        """Claim a block of an operation for this many free slots, or (``alone``) one of its suspects."""
         gate_mod, limits = op.gate_mod, self._ctx.limits
         chosen = self._choose(op, slots, alone)
         uncounted = op.permits.gone if op.permits is not None else frozenset()
@@ -141,8 +146,9 @@ class Claimer:
     def _with_permits(
         op: OpenOperation, wants: list[job_transitions.Want], former: Mapping[int, Claim]
     ) -> list[job_transitions.Want]:
-        """The wants with the permits that they take, keep, or give back; those for which there is none are left out:
-        they are found again by the next look.
+        """The wants with the permits that they take, keep or give back.
+
+        Wants without a permit are left out: the next listing finds them again.
         """
         known, given = op.permits, []
         free = iter(sorted(known.free) if known is not None else ())
@@ -160,10 +166,10 @@ class Claimer:
         return given
 
     async def revoke_lost(self, op: OpenOperation) -> Exception | None:
-        """Set lost claims that no claim compares to waiting, and fail the jobs that were lost once too often.
+        """Set lost claims to waiting, and fail jobs that were lost too often.
 
-        Neither needs a permit. Refused where the gate, this node or the claims are not as they were seen. Returns what
-        etcd rejects as invalid, even alone.
+        These are claims that no new claim compares. Neither needs a permit. It is refused if the gate, this node or the
+        claims have changed. Returns etcd's error about a write that it rejects alone.
         """
         ctx, rules, gate_mod = self._ctx, op.spec.rules, op.gate_mod
         over: list[tuple[int, Seen[Claim], Claim]] = []
@@ -194,9 +200,11 @@ class Claimer:
     async def claim_fresh(
         self, jobs: Mapping[OperationRef, Sequence[int]]
     ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
-        """Claim these jobs of operations that have just opened, and read the operations, in one transaction; where that
-        is refused, each operation decided alone. The operations of which something was won; and those that cannot be
-        read, whose jobs are given back. Raises EtcdRejected where etcd takes none of them together.
+        """Claim jobs of newly opened operations, and read these operations.
+
+        One transaction does both; if it is refused, each operation is decided alone. Returns the operations with
+        claimed jobs, and the errors of operations that cannot be read, whose jobs are given back. Raises EtcdRejected
+        if etcd rejects the transaction.
         """
         ctx, gates = self._ctx, {ref: gate for ref in jobs if (gate := self._ctx.cluster.gates.get(ref)) is not None}
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
@@ -242,14 +250,15 @@ class Claimer:
         return op
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
-        """Set a claim of mine, under which nothing runs, to waiting."""
+        """Set a claim of this executor to waiting; no job runs under it."""
         waiting = next_steps.released(claim, self._ctx.executor_id)
         write = job_transitions.wait_again(self._ctx.keys, ref, partition, mod, waiting, claim)
         self._ctx.reporter.submit([(write, lambda applied: None)])
 
     def _one_batch(self, op: OpenOperation, free: list[int]) -> list[int]:
-        """Those of the free jobs that are claimed together: where they run as one batch, by their bytes. The others are
-        free again.
+        """The free jobs to claim together: a batch is limited by its bytes.
+
+        The others stay free.
         """
         fitting = self._fitting(op, free) if op.spec.rules.batch else len(free)
         op.free.extendleft(reversed(free[fitting:]))
@@ -269,7 +278,10 @@ class Claimer:
         overdue: Iterable[tuple[int, int]],
         won: Won,
     ) -> None:
-        """``gate_mod``: of the gate by whose limits these were chosen. The operation may have another one by now."""
+        """Claim one group.
+
+        ``gate_mod``: the gate whose limits were used to choose the group. The operation may have another gate by now.
+        """
         ctx = self._ctx
         if (runs := job_transitions.runs(wants)) is not None:
             whole = batch_claims.Untouched(op.ref, gate_mod, tuple(runs))
@@ -282,19 +294,20 @@ class Claimer:
         )
         if not result.succeeded:
             won.refused = True
-            won.partitions += await self._won_and_not_told(op, wants)
+            won.partitions += await self._claimed_by_lost_copy(op, wants)
             return
         for want, answer in zip(wants, result.responses, strict=True):
             if not isinstance(answer, TxnResult):
                 continue
-            fence = result.revision if answer.succeeded else self._won_before(want, answer)
+            fence = result.revision if answer.succeeded else self._claimed_before(want, answer)
             if fence:
                 won.partitions.append(self._hold(op, want, fence))
 
-    async def _won_and_not_told(self, op: OpenOperation, wants: Sequence[job_transitions.Want]) -> list[int]:
-        """Those that an earlier copy won whose answer was lost (T9): the gate has gone since, or another one stands
-        there, and so the repetition was refused as a whole. They are mine all the same; without this the next poll
-        would be the first to know.
+    async def _claimed_by_lost_copy(self, op: OpenOperation, wants: Sequence[job_transitions.Want]) -> list[int]:
+        """The jobs that an earlier copy of the transaction claimed (T9).
+
+        Its answer was lost, and the repetition was refused because the gate has changed. The claims are still this
+        executor's; without this read only the next poll would find them.
         """
         found = await self._ctx.client.read(*(Get(self._ctx.keys.claim(op.ref, want.partition)) for want in wants))
         return [
@@ -310,15 +323,15 @@ class Claimer:
         return want.partition
 
     @staticmethod
-    def _won_before(want: job_transitions.Want, answer: TxnResult) -> int:
-        """The fence, if the claim that stands there is the very one that an earlier copy of this write put (T9)."""
+    def _claimed_before(want: job_transitions.Want, answer: TxnResult) -> int:
+        """The fence, if an earlier copy of this write put the current claim (T9)."""
         found = answer.responses[0]
         if isinstance(found, GetResult) and found.kv is not None and found.kv.value == want.claim.encode():
             return found.kv.mod_revision
         return 0
 
     async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
-        """Jobs whose executors were lost once too often, and which have nothing to clean up: write that they failed."""
+        """Write that jobs failed that were lost too often and need no cleanup."""
         ctx = self._ctx
         now = rfc3339(time.time())
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}

@@ -1,8 +1,8 @@
-"""The executor role of a daemon: give free slots to open operations, claim their jobs, have them run.
+"""The executor role of a daemon: claims jobs of open operations and runs them.
 
-A thin shell: which jobs, how many and in what order is decided in ``decide.backlog``, whose instructions are performed
-here; every write is a transaction of ``core``. A slot runs one job, one batch of jobs of one operation, or jobs of
-several operations in turn.
+A thin shell: ``decide.backlog`` decides which jobs, how many and in what order, and this module performs its
+instructions. Every write is a transaction of ``protocol``. A slot runs one job, one batch of jobs of one operation, or
+jobs of several operations in turn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 STUCK_PAUSE = 1.0
-"""Seconds between two looks whether a child in which a job does not stop has been replaced."""
+"""Seconds between two checks whether a child with a stuck job has been replaced."""
 CLAIMS = "claims"
-"""In the node record, what etcd rejects: claims, takeovers, and what becomes of lost claims."""
+"""Names rejected writes in the node record: claims, takeovers, and writes about lost claims."""
 
 
 def _jitter() -> float:
@@ -55,7 +55,7 @@ class Executor:
         self._ctx = ctx
         self._backlog = Backlog(ctx, ctx.config.slots, ctx.config.poll)
         self._operations: dict[OperationRef, OpenOperation] = {}
-        """Those that were read."""
+        """The operations that were read."""
         self._claimer = Claimer(ctx)
         self._jobs = Jobs(ctx, self)
         self._rounds: set[asyncio.Task[None]] = set()
@@ -64,18 +64,20 @@ class Executor:
         self._gone: list[str] = []
         """Operations whose private directories are to be removed."""
         self._unreadable: dict[OperationRef, str] = {}
-        """What was logged of operations whose records cannot be read."""
-        self._hint: asyncio.Task[None] | None = None
+        """The logged errors of operations with unreadable records."""
+        self._announcement: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ events
 
     def nodes_changed(self) -> None:
-        """Nodes came, went or changed; :meth:`cluster_changed` follows."""
+        """Handle changed nodes; :meth:`cluster_changed` follows."""
         self._backlog.nodes_changed(time.monotonic())
 
     def cluster_changed(self, *, hint: bool, refs: Collection[OperationRef] | None = None) -> None:
-        """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
-        to take: a node left, released jobs, or it is time for the poll.
+        """Handle changed gates or pending operations.
+
+        ``refs``: the changed operations; None: perhaps all. ``hint``: there may be claims to take, because a node left,
+        jobs were released, or a poll is due.
         """
         gates = self._ctx.cluster.gates
         for ref in list(self._operations) if refs is None else refs:
@@ -89,45 +91,55 @@ class Executor:
 
     @property
     def busy(self) -> bool:
-        """It holds a claim, or may be about to."""
+        """Whether it holds a claim, or may be about to."""
         return bool(self._rounds or self._runs) or self._backlog.busy
 
     @property
     def slots_busy(self) -> int:
-        """Slots that are taken."""
+        """Number of used slots."""
         return self._backlog.slots - self._backlog.free
 
     def stopping(self, op: OpenOperation) -> bool:
-        """No job of it may start any more."""
+        """Whether no more jobs of the operation may start."""
         return self._backlog.stopping(op.ref)
 
     def settled(self, op: OpenOperation, partition: int, *, ended: bool) -> None:
-        """A job is held no longer; not ``ended``: it waits, or another has it."""
+        """Handle a job that is no longer held.
+
+        Not ``ended``: it waits, or another executor holds it.
+        """
         self._perform(self._backlog.settled(op.ref, partition, ended=ended))
         if not op.held and op.spec.rules.batch:
             op.forget_candidates()
         self._wake.set()
 
     def broke(self, ref: OperationRef) -> None:
-        """A job of it ended in an unexpected error."""
+        """Count a job of the operation that ended in an unexpected error."""
         held, jobs, operations = self._backlog.job_failed(ref, time.monotonic())
         if held is BreakerScope.NODE:
-            said = "%d jobs of %d operations broke here, and none ended: this node claims nothing for %d s"
+            said = (
+                "Circuit breaker: %d jobs of %d operations failed unexpectedly on this node and none ended; "
+                "claiming nothing for %d s"
+            )
             self._ctx.log.error(said, jobs, operations, int(PAUSE))
         elif held is BreakerScope.OPERATION:
-            said = "%d jobs of it in a row broke here: this node leaves it to others for %d s"
+            said = (
+                "Circuit breaker: %d jobs of the operation in a row failed unexpectedly on this node; leaving it to "
+                "other nodes for %d s"
+            )
             self._ctx.log.error(said, jobs, int(PAUSE), extra={"operation": str(ref)})
 
     def succeeded(self, ref: OperationRef) -> None:
-        """A job of it came to its end, whatever that was."""
+        """Count a job of the operation that ended as a success or a failure."""
         self._backlog.breaker.job_ended(ref)
 
     def _failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
-        """An operation could not be served, or (``run``) a run of its jobs not be begun. What lasts is logged once; an
-        end that only was not seen yet is nothing to speak of.
+        """Handle an operation that could not be served, or (``run``) whose jobs could not be run.
 
-        Where the work directory is the cause (full, removed), the node record says so: others take the type's jobs, and
-        `why` and `doctor` name it.
+        Lasting errors are logged once. NotFound is no error: the end of the operation was not seen yet.
+
+        If the work directory is the cause (full, removed), the node record says so: other executors take the type's
+        jobs, and `why` and `doctor` name it.
         """
         where, now = {"operation": str(ref)}, time.monotonic()
         if isinstance(error, NotFound):
@@ -137,7 +149,7 @@ class Executor:
             self._backlog.failed(ref, Reason.UNREADABLE, now, _jitter(), run=run)
             if self._unreadable.get(ref) != str(error):
                 self._unreadable[ref] = str(error)
-                said = "this executor leaves the operation alone until it can read it: %s"
+                said = "Cannot read the operation on this executor; skipping it until its records change: %s"
                 self._ctx.log.error(said, error, extra=where)
         elif isinstance(error, MalformedRequest):
             pause = self._ctx.rejected_writes.refused(str(ref), CLAIMS, error)
@@ -145,7 +157,7 @@ class Executor:
                 self._ctx.rejected_writes.settled(str(ref), CLAIMS)
         else:
             pause = self._backlog.failed(ref, Reason.ERROR, now, _jitter(), run=run)
-            said = f"could not serve the operation (again in {pause:.1f} s): {describe(error)}"
+            said = f"Cannot serve the operation; retrying in {pause:.1f} s: {describe(error)}"
             self._ctx.log.warning("%s", said, extra=where, exc_info=error)
         if isinstance(error, WorkDirectoryUnusable):
             gate = self._ctx.cluster.gates.get(ref)
@@ -167,7 +179,7 @@ class Executor:
                 continue
 
     def _assign(self) -> float | None:
-        """Begin what the backlog wants; seconds until something is due."""
+        """Perform the backlog's next instructions; returns the seconds until the next is due."""
         if self._backlog.leaving or self._ctx.draining:
             return None
         if (disk := self._jobs.disk_pause()) > 0:
@@ -177,7 +189,7 @@ class Executor:
         return self._perform(self._backlog.next(time.monotonic()))
 
     def _perform(self, instructions: Iterable[Instruction]) -> float | None:
-        """Do what the backlog says; seconds until something is due."""
+        """Perform these instructions; returns the seconds until the next is due."""
         pause: float | None = None
         for one in instructions:
             match one:
@@ -201,8 +213,9 @@ class Executor:
         return pause
 
     def _closed(self, op: OpenOperation) -> None:
-        """The gate is gone: what runs is stopped, or where the operation is only paused, what has not begun is
-        released.
+        """Handle a removed gate: stop running jobs.
+
+        If the operation is only paused, jobs that have not started are released.
         """
         phase = self._ctx.cluster.pending.get(op.ref)
         if phase is Phase.PAUSED:
@@ -210,7 +223,7 @@ class Executor:
             return
         if not op.told_to_stop:
             where = {"operation": str(op.ref)}
-            self._ctx.log.info("the operation is %s: stopping its jobs", phase or "gone", extra=where)
+            self._ctx.log.info("Stopping the operation's jobs, because it is %s", phase or "gone", extra=where)
         op.told_to_stop = True
         if phase is Phase.HALTED:
             self._ctx.worker.release(str(op.ref))
@@ -218,8 +231,9 @@ class Executor:
             self._ctx.worker.cancel(str(op.ref))
 
     def _forget(self, ref: OperationRef) -> None:
-        """Nothing of it is held. The child forgets it, with those of which this is seen in the same turn of the loop,
-        unless it is only paused.
+        """Forget an operation without held jobs.
+
+        The child forgets it as well, together with others of the same turn of the loop, unless it is only paused.
         """
         self._unreadable.pop(ref, None)
         known = self._operations.pop(ref, None) is not None
@@ -256,13 +270,16 @@ class Executor:
             self._perform(self._backlog.round_over(todo, time.monotonic()))
 
     async def _serve(self, todo: Round) -> None:
-        """What is known is looked at if need be; of what was just opened jobs are claimed with the reading."""
+        """List known operations if necessary; claim jobs of newly opened ones with their reading."""
         if todo.jobs and await self._claim_fresh(todo):
             return
         await self._serve_known(todo, todo.refs[0])
 
     async def _claim_fresh(self, todo: Round) -> bool:
-        """False: nothing was won of an operation of several jobs, or etcd takes only smaller groups: look at it."""
+        """Returns False if the operation must be listed.
+
+        No job of it was claimed although it has several, or etcd accepts only smaller groups.
+        """
         ref = todo.refs[0]
         try:
             opened, failures = await self._claimer.claim_fresh(todo.jobs)
@@ -326,7 +343,7 @@ class Executor:
         return op
 
     def _read(self, op: OpenOperation) -> bool:
-        """Its records were read; whether its gate is another one by now."""
+        """Add an operation that was read; returns whether its gate has changed since."""
         self._operations[op.ref] = op
         self._unreadable.pop(op.ref, None)
         self._backlog.read(op.ref, op.plan.count, batch=op.spec.rules.batch)
@@ -336,7 +353,7 @@ class Executor:
         return changed
 
     async def _look(self, op: OpenOperation) -> Exception | None:
-        """Returns what etcd rejects as invalid, even alone, of what is to become of lost claims."""
+        """Returns etcd's error about a write on lost claims that it rejects alone."""
         ctx = self._ctx
         rejected: Exception | None = None
         others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
@@ -381,21 +398,23 @@ class Executor:
     # ----------------------------------------------------------------- hints
 
     def hint_released(self) -> None:
-        """Tell the others, through my node key, that claims wait; releases in a row are told once."""
-        if self._hint is None or self._hint.done():
-            self._hint = asyncio.ensure_future(self._tell())
+        """Announce released claims to other executors through the node key; several releases share one write."""
+        if self._announcement is None or self._announcement.done():
+            self._announcement = asyncio.ensure_future(self._tell())
 
     async def _tell(self) -> None:
         await self._ctx.reporter.drain()
         try:
             await self._ctx.announce_released()
         except DistopError as error:
-            self._ctx.log.debug("could not tell that claims wait: %s", describe(error))
+            self._ctx.log.debug(
+                "Cannot announce released claims; other executors find them at their next poll: %s", describe(error)
+            )
 
     # ------------------------------------------------------------ adopt, stop
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
-        """The poll found a claim of mine that I neither run nor await: set it to waiting."""
+        """Set a claim of this executor to waiting: a poll found that no job runs under it."""
         op = self._operations.get(ref)
         if (op is not None and partition in op.held) or self._backlog.claiming(ref):
             return
@@ -403,8 +422,9 @@ class Executor:
         self.hint_released()
 
     async def stop(self, grace: float) -> None:
-        """Claim nothing more, stop what runs, and release it. Returns when nothing of it runs: what did not stop
-        within ``grace`` seconds was killed with its child.
+        """Stop claiming, stop the running jobs and release them.
+
+        Returns when no job runs: after ``grace`` seconds, jobs that still run are killed with their child.
         """
         self._backlog.leaving = True
         if self._rounds:
@@ -420,7 +440,7 @@ class Executor:
         await self._jobs.drain()
 
     def close(self) -> None:
-        """Drop everything at once: the session is over, and nothing more may be written."""
+        """Stop at once: the session has ended, and no more writes are allowed."""
         self._jobs.close()
-        for work in (*self._rounds, *self._runs, *([self._hint] if self._hint else [])):
+        for work in (*self._rounds, *self._runs, *([self._announcement] if self._announcement else [])):
             work.cancel()

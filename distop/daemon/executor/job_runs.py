@@ -1,4 +1,4 @@
-"""Runs claimed jobs in the child, and turns each one's end into a write under its fence."""
+"""Runs claimed jobs in the child, and writes each job's end under its fence."""
 
 from __future__ import annotations
 
@@ -28,38 +28,43 @@ if TYPE_CHECKING:
     from distop.services.open_operation import Held, OpenOperation
 
 GIVE_UP_TRIES = 3
-"""Writes that give up one checkpoint, at most: another one of the job may come first."""
+"""Maximum attempts to give up one checkpoint: another write of the job may come first."""
 GIVE_UP_PAUSE = (0.2, 5.0)
-"""Seconds of back-off before etcd is asked again for what precedes a cleanup, first and longest."""
+"""Back-off in seconds, first and longest, for reads that precede a cleanup."""
 PATIENCE = 1.0
-"""Seconds after which jobs that wait for their turn in one slot, and were thought to be short, are left to others."""
+"""Seconds after which jobs that wait in a shared slot are left to other executors: the jobs are not as short as
+expected.
+"""
 DISK_PAUSE = 5.0
-"""Seconds without claims after this executor could not write to its own disk."""
+"""Seconds without claims after a failed write to this executor's disk."""
 
 
 def _where(op: OpenOperation, partition: int, held: Held | None) -> dict[str, Any]:
-    """What a log record says of a job (-1: of a batch)."""
+    """The fields of a log record about a job (-1: a batch)."""
     attempt = held.claim.attempt if held is not None else None
     return {"operation": str(op.ref), "partition": partition if partition >= 0 else None, "attempt": attempt}
 
 
 class Scheduler(Protocol):
-    """Who schedules jobs, and is told what becomes of them."""
+    """The scheduler of jobs, which is informed about their ends."""
 
     def stopping(self, op: OpenOperation) -> bool:
-        """No job of it may start any more."""
+        """Whether no more jobs of the operation may start."""
 
     def settled(self, op: OpenOperation, partition: int, *, ended: bool) -> None:
-        """A job is held no longer; not ``ended``: it waits, or another has it."""
+        """Handle a job that is no longer held.
+
+        Not ``ended``: it waits, or another executor holds it.
+        """
 
     def broke(self, ref: OperationRef) -> None:
-        """A job of it ended in an unexpected error."""
+        """Count a job of the operation that ended in an unexpected error."""
 
     def succeeded(self, ref: OperationRef) -> None:
-        """A job of it came to its end, whatever that was."""
+        """Count a job of the operation that ended as a success or a failure."""
 
     def hint_released(self) -> None:
-        """Claims were set to waiting."""
+        """Announce that claims were set to waiting."""
 
 
 class Jobs:
@@ -70,17 +75,18 @@ class Jobs:
         self._scheduler = scheduler
         self._failing: set[asyncio.Task[None]] = set()
         self._ending: set[tuple[OperationRef, int]] = set()
-        """Held jobs whose end is being written: nothing else is written for them."""
+        """Held jobs whose end is being written: no other write about them is allowed."""
         self._checkpoints = Checkpoints(ctx)
         self._disk_until = 0.0
 
     def disk_pause(self) -> float:
-        """Seconds for which nothing is to be claimed, because this node could not write to its own disk."""
+        """Seconds for which no job is claimed, after a failed write to the disk."""
         return self._disk_until - time.monotonic()
 
     async def run(self, op: OpenOperation, block: Sequence[int]) -> None:
-        """Run a block of held jobs to its end. Raises SessionLost; anything else that goes wrong, once those jobs that
-        have not ended are released.
+        """Run a block of held jobs to its end.
+
+        Raises SessionLost. Other errors are raised after the release of the jobs that have not ended.
         """
         ctx = self._ctx
         ending = [p for p in block if p in op.held and next_steps.only_ends(op.held[p].claim, op.spec.rules)]
@@ -115,9 +121,10 @@ class Jobs:
     async def run_in_turn(
         self, jobs: Sequence[tuple[OpenOperation, Sequence[int]]], slow: Callable[[], None]
     ) -> list[JobEnded]:
-        """Run held jobs of several operations one after the other in one slot; how those that ran ended. Where they are
-        not done after ``PATIENCE``, what has not begun is released, for others to take, and ``slow`` is called. Raises
-        as :meth:`run` does.
+        """Run held jobs of several operations one after the other in one slot.
+
+        Returns the ends of the jobs that ran. After ``PATIENCE``, jobs that have not started are released to other
+        executors, and ``slow`` is called. Raises as :meth:`run` does.
         """
         ends: list[JobEnded] = []
         try:
@@ -135,7 +142,7 @@ class Jobs:
     async def _ask_in_turn(
         self, jobs: Sequence[tuple[OpenOperation, Sequence[int]]], ends: list[JobEnded]
     ) -> list[tuple[OpenOperation, RunRequest, Listener]]:
-        """What the child is asked for. What shall not start any more is released, or ends."""
+        """The child's work list. Jobs that may no longer start are released or ended."""
         needing = [(op, block) for op, block in jobs if self._needs_preparing(op)]
         found = await asyncio.gather(*(self._prepare(op, block) for op, block in needing))
         checkpoints = {op.ref: saved for (op, _), saved in zip(needing, found, strict=True)}
@@ -182,7 +189,7 @@ class Jobs:
         checkpoints: Mapping[int, Any],
         ends: list[JobEnded] | None = None,
     ) -> tuple[RunRequest, Listener]:
-        """What the child is asked for, and what is done about what it says. ``ends``: where ends are noted as well."""
+        """Send the work to the child and handle its events. ``ends``: also records the ends."""
         ctx = self._ctx
         held = [(p, op.held[p]) for p in block if p in op.held]
         request = RunRequest(
@@ -217,11 +224,13 @@ class Jobs:
         )
 
     async def _prepare(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
-        """Write a run down, and read the checkpoints from which its jobs go on. Both have come to their ends when this
-        returns or raises: a run that is written down only after its jobs were released would never be settled.
+        """Write the run to the disk, and read the checkpoints of its jobs.
+
+        Both have finished when this returns or raises: a run that is written after the release of its jobs would never
+        be settled.
         """
         found, written = await asyncio.gather(
-            self._checkpoints.load(op, block), self._write_down(op, block), return_exceptions=True
+            self._checkpoints.load(op, block), self._write_run(op, block), return_exceptions=True
         )
         if isinstance(written, BaseException):
             raise written
@@ -230,8 +239,8 @@ class Jobs:
         checkpoints: dict[int, Any] = found
         return checkpoints
 
-    async def _write_down(self, op: OpenOperation, block: Sequence[int]) -> None:
-        """Which jobs are run here stands on the disk before one of them starts (I29)."""
+    async def _write_run(self, op: OpenOperation, block: Sequence[int]) -> None:
+        """Write the jobs to the disk before one of them starts (I29)."""
         if op.spec.rules.leaves_something:
             held = [(p, op.held[p]) for p in block]
             items = [JobItem(op.partition(p), h.claim.attempt, h.fence) for p, h in held]
@@ -240,8 +249,9 @@ class Jobs:
             await asyncio.shield(cleaning)
 
     def release(self, op: OpenOperation, partitions: Iterable[int]) -> None:
-        """Set held claims to waiting: not held against the jobs, and due at once. Those whose end is being written are
-        left to that.
+        """Set held claims to waiting: due at once, and not counted as failures.
+
+        Claims whose end is being written are skipped.
         """
         writes = []
         for p in partitions:
@@ -254,12 +264,12 @@ class Jobs:
         self._scheduler.hint_released()
 
     def close(self) -> None:
-        """Drop everything: the session is over."""
+        """Stop at once: the session has ended."""
         for failing in self._failing:
             failing.cancel()
 
     async def drain(self) -> None:
-        """Wait until every end is written, or the session is lost."""
+        """Wait until every end is written or the session is lost."""
         while self._failing:
             await asyncio.wait(set(self._failing))
         await self._ctx.reporter.drain()
@@ -267,8 +277,10 @@ class Jobs:
     # ------------------------------------------------------------------ ends
 
     def _begin_end(self, op: OpenOperation, partition: int) -> Held | None:
-        """The claim under which a job's end is to be written; None where it is not held, or an end is being written: of
-        two writes under one fence that go in different transactions either could win.
+        """Start the end of a job, and return its claim.
+
+        None if the job is not held or its end is being written: of two writes under one fence in different
+        transactions, either could be applied.
         """
         held = op.held.get(partition)
         if held is None or (op.ref, partition) in self._ending:
@@ -277,7 +289,7 @@ class Jobs:
         return held
 
     def _ended(self, op: OpenOperation, events: Sequence[JobEnded]) -> None:
-        """Jobs ended: turn each into a write under its fence and hand them to the group commit."""
+        """Write the ends of jobs, each under its fence, through the group commit."""
         writes = []
         for event in events:
             held = self._begin_end(op, event.partition)
@@ -314,7 +326,7 @@ class Jobs:
             self._scheduler.succeeded(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
         if step == "retry":
-            return self._again(op, held, event)
+            return self._retry(op, held, event)
         if step == "fail":
             self._fail_after_cleanup(op, [(held, event)])
             return None
@@ -324,20 +336,25 @@ class Jobs:
         except InvalidArgument as error:  # the outcome is too large to be stored
             broken = replace(event, kind="fatal", result=None, error=str(error))
             if not rules.can_fail:
-                return self._again(op, held, broken)
+                return self._retry(op, held, broken)
             return job_transitions.report(
                 keys, op.ref, p, held.fence, JobState.FAILED, self._outcome(held, broken), claim
             )
 
     def _unwritable(self, op: OpenOperation, held: Held, event: JobEnded, error: Exception) -> job_transitions.Guarded:
-        """What came of a job cannot be turned into a write: it broke. It must not stay held for that, nor be run again
-        without a limit.
+        """The write for a job whose end cannot be encoded: a failed attempt.
+
+        The job must neither stay held nor be retried without a limit.
         """
         where = _where(op, event.partition, held)
-        self._ctx.log.error("what came of a job cannot be written", extra=where, exc_info=error)
-        broken = replace(event, kind="error", result=None, error=f"its end could not be written: {describe(error)}")
+        self._ctx.log.error(
+            "Cannot encode the end of a job; counting it as a failed attempt", extra=where, exc_info=error
+        )
+        broken = replace(
+            event, kind="error", result=None, error=f"the end of the job could not be encoded: {describe(error)}"
+        )
         if not op.spec.rules.at_limit(held.claim.failures + 1):
-            return self._again(op, held, broken)
+            return self._retry(op, held, broken)
         outcome = self._outcome(held, broken)
         failed = JobState.FAILED
         return job_transitions.report(self._ctx.keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
@@ -347,12 +364,12 @@ class Jobs:
         when = rfc3339(event.started), rfc3339(event.finished)
         return next_steps.outcome(mine, held.fence, held.name, event.kind, event.result, event.error, *when)
 
-    def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> job_transitions.Guarded:
-        """Try the job again later: counted, with back-off and jitter."""
+    def _retry(self, op: OpenOperation, held: Held, event: JobEnded) -> job_transitions.Guarded:
+        """Retry the job later: counted, with back-off and jitter."""
         claim: Claim = held.claim
         pause = op.spec.rules.retry.delay(claim.failures + 1) * random.uniform(0.5, 1.0)
         self._ctx.log.warning(
-            "the job broke (again in %.1f s): %s",
+            "Job attempt failed; retrying in %.1f s: %s",
             pause,
             event.error.strip() or event.kind,
             extra=_where(op, event.partition, held),
@@ -363,10 +380,10 @@ class Jobs:
         return job_transitions.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
 
     async def _end_lost(self, op: OpenOperation, partitions: Sequence[int]) -> None:
-        """Held jobs that were lost once too often: they are not run again. Raises OSError."""
+        """Fail held jobs that were lost too often. Raises OSError."""
         if not partitions:
             return
-        await self._write_down(op, partitions)
+        await self._write_run(op, partitions)
         now = time.time()
         ends: list[tuple[Held, JobEnded]] = []
         for p in partitions:
@@ -382,8 +399,9 @@ class Jobs:
     def _fail_after_cleanup(
         self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], *, lost: bool = False
     ) -> None:
-        """Nobody will come after these attempts and clean up, so that is done before the reports. ``lost``: nothing was
-        run under these claims.
+        """Clean up after jobs that failed for good, then report them.
+
+        No later attempt would clean up. ``lost``: no job ran under these claims.
         """
 
         async def fail() -> None:
@@ -397,7 +415,7 @@ class Jobs:
                 return
             except Exception as error:  # whatever it is, the jobs have failed, and must not stay held for it
                 known = error if not isinstance(error, WorkerError) else None
-                said = "cleanup of a job that failed for good failed too: %s"
+                said = "Cleanup after a failed job failed; reporting the job as failed: %s"
                 self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
             writes = []
             for held, event in ends:
@@ -417,15 +435,17 @@ class Jobs:
     async def _to_clean_for_sure(
         self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], where: dict[str, Any], *, goes_on: bool
     ) -> list[JobItem]:
-        """As :meth:`_to_clean`, which is tried again as long as etcd refuses to answer, such as to a role that was
-        revoked for a while: the jobs are held, and nobody cleans up after their reports.
+        """Like :meth:`_to_clean`, but retried while etcd refuses to answer.
+
+        For example, the executor's role may be revoked for a while. The jobs stay held, and nobody cleans up after
+        their reports.
         """
         backoff, told = Backoff(*GIVE_UP_PAUSE), False
         while True:
             try:
                 return await self._to_clean(op, ends, where, goes_on=goes_on)
             except (EtcdRejected, EtcdUnavailable, OutcomeUnknown) as error:
-                said = "Cannot prepare the cleanup of a job that failed for good; retrying: %s"
+                said = "Cannot prepare the cleanup after a failed job; retrying: %s"
                 self._ctx.log.log(logging.DEBUG if told else logging.WARNING, said, describe(error), extra=where)
                 told = True
                 await asyncio.sleep(backoff.pause())
@@ -433,8 +453,10 @@ class Jobs:
     async def _to_clean(
         self, op: OpenOperation, ends: Sequence[tuple[Held, JobEnded]], where: dict[str, Any], *, goes_on: bool
     ) -> list[JobItem]:
-        """The jobs to clean up after. ``goes_on``: one who follows could go on from their checkpoints, which are given
-        up first; where that cannot be, what a checkpoint speaks of stays.
+        """The jobs to clean up after.
+
+        ``goes_on``: another executor could continue from their checkpoints, so these are given up first. A job whose
+        checkpoint cannot be given up is skipped: its checkpoint may refer to its files.
         """
         partitions = [event.partition for _, event in ends]
         saved = await read_checkpoints(self._ctx, op.ref, partitions) if op.spec.rules.resumable else {}
@@ -443,7 +465,7 @@ class Jobs:
             given = await asyncio.gather(*(self._give_up(op, p, saved[p]) for p in saved))
             stays = {p for p, sure in zip(saved, given, strict=True) if not sure}
         if stays:
-            text = "the checkpoints of %d jobs could not be given up: nobody cleans up after them here"
+            text = "Cannot give up the checkpoints of %d jobs; skipping the cleanup after these jobs"
             self._ctx.log.warning(text, len(stays), extra=where)
         return [
             JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
@@ -452,8 +474,10 @@ class Jobs:
         ]
 
     async def _give_up(self, op: OpenOperation, partition: int, checkpoint: Any) -> bool:
-        """Whether the checkpoint of a held job is given up. A write is refused where an earlier one of the job came
-        first: that is seen, and tried again; where somebody else has the job, it is refused each time.
+        """Give up the checkpoint of a held job; returns whether that succeeded.
+
+        The write is refused if an earlier write of the job comes first, and is then retried. If another executor holds
+        the job, every attempt is refused.
         """
         for _ in range(GIVE_UP_TRIES):
             if await self._checkpoints.save(op, partition, given_up(checkpoint)):
@@ -470,8 +494,10 @@ class Jobs:
         event: JobEnded | None = None,
         lost: bool = False,
     ) -> Callable[[int], None]:
-        """``ended``: the job ends with this write, as ``event`` has it, or (``lost``) because its holders were lost;
-        ``left``: if it does not, something of it is left on this node.
+        """The callback for the answer to a job's write.
+
+        ``ended``: the job ends with this write, as ``event`` says, or (``lost``) because its holders were lost.
+        ``left``: if it does not end, it leaves data on this node.
         """
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
@@ -492,7 +518,7 @@ class Jobs:
                 local.released(op.ref, partition)
             if not applied:
                 self._ctx.log.info(
-                    "the job is not held here any more: what came of it here is dropped",
+                    "Dropping the end of a job that this executor no longer holds",
                     extra=_where(op, partition, held),
                 )
             self._scheduler.settled(op, partition, ended=bool(applied and ended))

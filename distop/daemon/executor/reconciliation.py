@@ -1,7 +1,7 @@
-"""Reconciles what this executor has on its disk with what etcd says (I29): at its start, and again with each poll.
+"""Reconciles this executor's disk with etcd (I29): at its start and at each poll.
 
-A job that may go on stays as it is: its claim is taken over like anyone's once the session that held it has expired,
-first by this executor, which has its local state. What is left of any other is cleaned up.
+A job that may continue stays unchanged: once the session of its claim has expired, its claim is taken over as usual,
+first by this executor, which has the local state. All other leftovers are cleaned up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Reconciler:
-    """Settles the former runs of one executor."""
+    """Settles the previous runs of one executor."""
 
     def __init__(self, ctx: Context, local: LocalJobs) -> None:
         self._ctx = ctx
@@ -32,20 +32,27 @@ class Reconciler:
         self._looking: asyncio.Task[None] | None = None
 
     async def read(self) -> None:
-        """Read what is there, before anything is run. Raises InvalidArgument where the directory cannot be used."""
+        """Read the local records before the first job runs.
+
+        Raises InvalidArgument if the directory cannot be used.
+        """
         await asyncio.to_thread(self._local.load)
         if self._local.former:
             jobs = sum(len(run.left) for run in self._local.former)
-            self._ctx.log.info("%d jobs of %d former runs are left here", jobs, len(self._local.former))
+            self._ctx.log.info(
+                "Found %d unfinished jobs of %d previous runs on this executor", jobs, len(self._local.former)
+            )
 
     async def begin(self) -> None:
-        """Look for the first time. Raises SessionLost."""
+        """Reconcile for the first time. Raises SessionLost."""
         await self.look()
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Remove the private directories of operations that are gone: they ended while nothing of them ran here, such
-        as one that was paused and then cancelled. Raises SessionLost."""
+        """Remove the private directories of operations that are gone.
+
+        They ended while no job of theirs ran here: paused, then cancelled, for example. Raises SessionLost.
+        """
         cluster = self._ctx.cluster
         try:
             left = {run.op for run in self._local.former}
@@ -56,21 +63,26 @@ class Reconciler:
         except SessionLost:
             raise
         except (DistopError, OSError) as error:
-            self._ctx.log.warning("private directories of former operations are still here: %s", describe(error))
+            self._ctx.log.warning(
+                "Cannot remove the private directories of ended operations; retrying later: %s", describe(error)
+            )
 
     def look_soon(self) -> None:
-        """Look once more, beside what else goes on: a cleanup may take its time."""
+        """Reconcile again in the background: a cleanup may take long."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self.begin())
             self._looking.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     def close(self) -> None:
-        """Stop: the session is over."""
+        """Stop: the session has ended."""
         if self._looking is not None:
             self._looking.cancel()
 
     async def look(self) -> None:
-        """Settle what can be settled by now. Raises SessionLost; anything else is told and left for the next look."""
+        """Settle the previous runs as far as possible.
+
+        Other errors are logged and retried the next time. Raises SessionLost.
+        """
         for run in list(self._local.former):
             try:
                 await self._settle(run)
@@ -81,7 +93,7 @@ class Reconciler:
                 where = {"operation": str(run.op), "error": error}
                 known = isinstance(error, DistopError | OSError)
                 self._ctx.log.warning(
-                    "what a former run left is still here: %s",
+                    "Cannot clean up after a previous run; retrying later: %s",
                     describe(error),
                     extra=where,
                     exc_info=None if known else error,
@@ -108,7 +120,7 @@ class Reconciler:
             await self._ctx.worker.forget(str(run.op))
 
     async def _judge(self, run: LocalRun, state: State | None, page: list[int], fates: dict[Fate, list[int]]) -> None:
-        """Sort these jobs by their fates; those that are begun anew here meanwhile have none."""
+        """Sort these jobs by their fates; jobs that were started here again meanwhile have none."""
         ctx = self._ctx
         found = await ctx.client.read(
             *(Get(ctx.keys.claim(run.op, p)) for p in page), *(Get(ctx.keys.job(run.op, p, "outcome")) for p in page)
@@ -129,15 +141,24 @@ class Reconciler:
             fates[fate].append(p)
 
     async def _clean(self, run: LocalRun, partitions: list[int]) -> None:
-        """Have the behavior remove what the attempt left. It may have been done elsewhere since, and says so."""
+        """Let the behavior clean up after the attempts.
+
+        The jobs may have been finished elsewhere since (``superseded``).
+        """
         where = {"operation": str(run.op)}
         if not self._ctx.admits(run.op.type, (run.op.table,)):
-            self._ctx.log.warning("Left jobs are not cleaned up: this executor no longer serves them", extra=where)
+            self._ctx.log.warning(
+                "Not cleaning up after jobs of a previous run: this executor no longer serves them", extra=where
+            )
             return
         if run.op.type not in self._ctx.types:
-            self._ctx.log.warning("%s is not installed any more: its jobs are not cleaned up", run.op.type, extra=where)
+            self._ctx.log.warning(
+                "Not cleaning up after jobs of a previous run: the type %s is no longer installed",
+                run.op.type,
+                extra=where,
+            )
             return
-        self._ctx.log.info("cleans up after %d jobs that are not ours any more", len(partitions), extra=where)
+        self._ctx.log.info("Cleaning up after %d jobs of a previous run", len(partitions), extra=where)
         done = self._local.cleaning.setdefault(run.op, asyncio.get_running_loop().create_future())
         try:
             await self._ctx.worker.cleanup(
@@ -151,7 +172,7 @@ class Reconciler:
             )
         except WorkerError as error:
             # Tried once: what is left is garbage on this node, and must not hold up its start for ever.
-            self._ctx.log.warning("the cleanup failed: %s", error, extra=where)
+            self._ctx.log.warning("Cleanup after a previous run failed; leaving its files: %s", error, extra=where)
         finally:
             self._local.cleaning.pop(run.op, None)
             if not done.done():

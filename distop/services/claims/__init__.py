@@ -1,1 +1,1 @@
-"""Low-level claims: what a client does for people who write their own worker loop (L11-L24). It runs nobody's code."""
+"""Low-level claims for custom worker loops (L11-L24). It runs no caller's code."""

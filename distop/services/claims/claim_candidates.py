@@ -1,4 +1,4 @@
-"""What an actor sees of the jobs that it may claim: open operations by a watch, their jobs by what it reads of them."""
+"""The jobs that an actor may claim: operations by a watch, jobs by listings."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ RELIST = 30.0
 """Seconds between listings of what is watched: a poll backs every watch."""
 LOADED_AT_ONCE = 16
 LOADS = 128
-"""Operations that are read for one call at most."""
+"""Maximum operations that one call reads."""
 LOOKS = 32
-"""Operations whose jobs are listed for one call at most: those that were not looked at for longest."""
+"""Maximum operations whose jobs one call lists, starting with the oldest listings."""
 LOOK_PAUSE = 0.2
 """Seconds between two looks at the same operation."""
 UNREADABLE_PAUSE = 60.0
 
 
 class Candidates:
-    """Of one client."""
+    """The claim candidates of one client."""
 
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self._etcd = etcd
@@ -52,9 +52,9 @@ class Candidates:
         self._starting = asyncio.Lock()
         self._operations: dict[OperationRef, OpenOperation] = {}
         self._looked: dict[OperationRef, float] = {}
-        """When the jobs of an operation were listed last."""
+        """Operation → when its jobs were last listed."""
         self._unreadable: dict[OperationRef, float] = {}
-        """Until when an operation is left alone."""
+        """Operation → until when it is skipped."""
         self.version = 0
         """Grows whenever there may be more to claim than before."""
         self._changed = asyncio.Event()
@@ -66,14 +66,17 @@ class Candidates:
         self._changed = asyncio.Event()
 
     async def wait(self, version: int, timeout: float) -> None:
-        """Return once the version is another one, or after so many seconds."""
+        """Wait until the version changes, or for so many seconds."""
         if self.version == version:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._changed.wait()
 
     async def ready(self) -> None:
-        """Watch, and know what is open. Raises what the first listing raises."""
+        """Start the watch and read the open operations.
+
+        Raises the errors of the first listing.
+        """
         async with self._starting:
             if self._feed is None:
                 first, after = self._keys.family(K.NODE)[0], self._keys.family(K.OPEN)[1]
@@ -86,7 +89,7 @@ class Candidates:
             await self._feed.close()
 
     async def relist_if_behind(self) -> bool:
-        """Whether something is open that was not seen yet; it is now."""
+        """List the open operations again if etcd has another number of them; returns whether it did."""
         count = await self._etcd.count(*self._keys.family(K.OPEN))
         if count == len(self._cluster.gates) or self._feed is None:
             return False
@@ -115,7 +118,7 @@ class Candidates:
         self.tell()
 
     def look_again(self, ref: OperationRef) -> None:
-        """A job of it was given back here."""
+        """Handle a job of the operation that was released here."""
         self._looked.pop(ref, None)
         self.tell()
 
@@ -199,7 +202,7 @@ class Candidates:
 
 
 def _for_actors(gate: Gate) -> bool:
-    """Actors take no permits, and have no labels: what has a limit, or asks for labels, is for executors."""
+    """Whether only executors may run it: actors have no permits and no labels."""
     return not gate.options.limited and not gate.where
 
 

@@ -1,8 +1,7 @@
-"""Owns, extends and returns jobs for actors (L11-L24): transactions of ``protocol.actor_claims``, and what follows a
-refusal.
+"""Claims, extends and returns jobs for actors (L11-L24).
 
-A token is all that an actor needs: what is remembered here of the jobs that were claimed through this client only saves
-reads, and another process may return a job as well.
+The transactions are those of ``protocol.actor_claims``. An actor needs only a token: the cache of jobs that were
+claimed through this client merely saves reads, and another process may return a job as well.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 ROUNDS = 8
-"""Times that a call looks for more jobs after others were faster."""
+"""Rounds in which a call searches for more jobs after other claimants were faster."""
 REMEMBERED = 20_000
-"""Jobs of which the claim and the fence are remembered."""
+"""Maximum cached jobs, each with its claim and fence."""
 TRIES = 5
-"""Times that a token is tried with the fence that was found, while somebody else extends it."""
+"""Maximum attempts to return a job whose fence keeps changing, because it is extended."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What is known of a job that was claimed."""
+    """The cached state of a claimed job."""
 
     claim: Claim
     fence: int
@@ -56,7 +55,7 @@ class _Held:
 
 
 class Owner:
-    """Of one client."""
+    """The owned jobs of one client."""
 
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self._etcd = etcd
@@ -188,7 +187,7 @@ class Owner:
         return actor_claims.Extending(token, replace(held.claim, duration=duration), held.fence) if held else None
 
     async def _read_claims(self, tokens: Sequence[Token], duration: float) -> list[actor_claims.Extending]:
-        """Claims that were made through another client."""
+        """The claims of tokens from other clients."""
         if not tokens:
             return []
         answers = await self._etcd.read(*(Get(self._keys.claim(one.ref, one.partition)) for one in tokens))
@@ -200,7 +199,7 @@ class Owner:
     async def _extend_page(
         self, page: Sequence[actor_claims.Extending], duration: float, alive: dict[Token, bool]
     ) -> list[actor_claims.Extending]:
-        """Those that are to be tried again: their fences have moved."""
+        """The tokens to retry: their fences have changed."""
         result = await self._commit(actor_claims.extend(self._keys, page))
         again: list[actor_claims.Extending] = []
         for one, answer in zip(page, result.responses, strict=True):
@@ -236,18 +235,22 @@ class Owner:
             self._held.pop(_key(token), None)
             if result.repeated and refused.gone:
                 raise OutcomeUnknown(
-                    f"whether {token.ref}#{token.partition} was returned is not known: etcd's answer was lost, and by "
-                    "now its operation has ended; there is nothing left to do"
+                    f"cannot tell whether {token.ref}#{token.partition} was returned: etcd's answer was lost, and the "
+                    "operation has ended since; nothing is left to do"
                 )
-            raise InvalidToken(f"the token {str(token)!r} is void: {refused.text}")
+            raise InvalidToken(f"the token {str(token)!r} is invalid: {refused.text}")
         else:
-            raise OutcomeUnknown(f"somebody else extends {token.ref}#{token.partition} all the time: return it again")
+            raise OutcomeUnknown(
+                f"could not return {token.ref}#{token.partition}, because another process keeps extending its claim: "
+                "return it again"
+            )
         self._held.pop(_key(token), None)
         self.candidates.look_again(token.ref)
 
     async def _find(self, token: Token, outcome: m.Outcome) -> _Held | None:
-        """What stands in etcd of a job that this client did not claim; None where the token has returned it already, in
-        the same way. Raises InvalidToken.
+        """Read a job that this client did not claim.
+
+        None if the token has already returned it in the same way. Raises InvalidToken.
         """
         ref, p = token.ref, token.partition
         gets = (
@@ -263,7 +266,7 @@ class Owner:
             refused = actor_claims.refused_return(token, TxnResult(False, 0, answers[:3]), state)
             if refused.returned:
                 return None
-            raise InvalidToken(f"the token {str(token)!r} is void: {refused.text}")
+            raise InvalidToken(f"the token {str(token)!r} is invalid: {refused.text}")
         name = await self._name(ref, p)
         return _Held(held[0], held[1], name, read(Spec.decode, answers[3].kv).rules)
 
@@ -279,7 +282,7 @@ class Owner:
         return str(partition)
 
     def _end(self, token: Token, held: _Held, outcome: m.Outcome) -> tuple[Txn, JobState | Claim]:
-        """The transaction that returns a job, and what it writes for its state, or for its claim."""
+        """The transaction that returns a job, and the value that it writes to its state or claim."""
         claim, rules, now = held.claim, held.rules, rfc3339(time.time())
         if isinstance(outcome, m.Release):
             waiting = next_steps.released(claim, claim.actor)

@@ -1,4 +1,4 @@
-"""What :meth:`Client.own_jobs` gives, and what is handed back with :meth:`Client.return_job`."""
+"""The results of :meth:`Client.own_jobs`, and the outcomes for :meth:`Client.return_job`."""
 
 from __future__ import annotations
 
@@ -35,31 +35,35 @@ class OfferedJob:
     attempt: int
     """Which attempt this is, or would be: from 1."""
     failures: int
-    """How many of those before broke, or were lost; the limit counts them."""
+    """Number of previous attempts that failed or were lost; the limit counts them."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """The partition as it was planned, with its files."""
 
 
 @frozen
 class OwnedJob(OfferedJob):
-    """A job that was claimed. Whoever shows the ``token`` may extend and return it, from any process."""
+    """A claimed job. The ``token`` allows any process to extend and return it."""
 
     token: str = ""
     duration: float = 0.0
-    """Seconds for which nobody else takes it, from the call on; as long as it is extended, it stays."""
+    """Seconds from the call for which no other claimant takes it; extending it renews them."""
 
 
 @frozen
 class Complete:
-    """The job is done. ``result``: JSON, at most 64 KiB with all else that is told of it."""
+    """The job succeeded.
+
+    ``result``: JSON; at most 64 KiB together with the rest of the outcome.
+    """
 
     result: Any = None
 
 
 @frozen
 class Abort:
-    """A verdict: the job has failed, and is not tried again. With ``fail_fast`` its operation then fails, and what
-    waits for it (L24).
+    """A verdict: the job failed, and is not retried.
+
+    With ``fail_fast`` its operation then fails, and so do operations that wait for its success (L24).
     """
 
     message: str
@@ -68,21 +72,21 @@ class Abort:
 
 @frozen
 class Retry:
-    """It broke: tried again later, with back-off, until the type's limit of failures."""
+    """The attempt failed: the job is retried with back-off, up to the type's limit."""
 
     error: str = ""
 
 
 @frozen
 class Release:
-    """Given back as it was: not held against the job, and due at once."""
+    """The job is released: due at once, and not counted as a failure."""
 
 
 Outcome: TypeAlias = Complete | Abort | Retry | Release
 
 
 def checked(outcome: object) -> Outcome:
-    """The outcome with texts that are texts and a result that is JSON. Raises InvalidArgument."""
+    """The outcome with checked texts and a JSON result. Raises InvalidArgument."""
     if isinstance(outcome, Complete):
         return Complete(_json(outcome.result))
     if isinstance(outcome, Abort):
@@ -92,7 +96,7 @@ def checked(outcome: object) -> Outcome:
     if isinstance(outcome, Release):
         return outcome
     raise InvalidArgument(
-        f"a job is returned with distop.Complete, Abort, Retry or Release, not with {type(outcome).__name__}"
+        f"the outcome of a job must be a distop.Complete, Abort, Retry or Release, not {type(outcome).__name__}"
     )
 
 
@@ -110,33 +114,36 @@ def _text(value: Any, what: str) -> str:
 
 
 def check_actor(actor: Any) -> str:
-    """The name of an actor. Raises InvalidArgument."""
+    """The checked name of an actor. Raises InvalidArgument."""
     if not isinstance(actor, str) or not 0 < len(actor) <= 200:
-        raise InvalidArgument(f"an actor has a name of 1 to 200 characters, not {shown(actor)}")
+        raise InvalidArgument(f"the name of an actor must have 1 to 200 characters, not {shown(actor)}")
     check_encodable(actor, "the name of an actor")
     return actor
 
 
 def check_duration(duration: Any) -> float:
-    """Seconds of a claim. Raises InvalidArgument."""
+    """The checked duration of a claim in seconds. Raises InvalidArgument."""
     ok = isinstance(duration, int | float) and not isinstance(duration, bool)
     if not ok or not SHORTEST_DURATION <= duration <= LONGEST_DURATION:
         raise InvalidArgument(
-            f"the duration of a claim is a number of seconds from {SHORTEST_DURATION:g} to {LONGEST_DURATION:g}, "
+            f"the duration of a claim must be a number of seconds from {SHORTEST_DURATION:g} to {LONGEST_DURATION:g}, "
             f"not {shown(duration)}"
         )
     return float(duration)
 
 
 def check_count(count: Any, what: str) -> int:
-    """How many jobs at most. Raises InvalidArgument."""
+    """The checked maximum number of jobs. Raises InvalidArgument."""
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1_000_000:
-        raise InvalidArgument(f"{what} is a whole number of jobs from 0 to a million, not {shown(count)}")
+        raise InvalidArgument(f"{what} must be a whole number from 0 to a million, not {shown(count)}")
     return count
 
 
 def check_types(types: Any) -> dict[str, int | None]:
-    """Type → how many jobs of it at most (None: as many as of all). Raises InvalidArgument."""
+    """Type → maximum number of its jobs (None: no limit besides the total).
+
+    Raises InvalidArgument.
+    """
     if isinstance(types, str) or not isinstance(types, Iterable):
         raise InvalidArgument(
             f"types must be a list of names, such as [{shown(types)}], or a mapping from name to the maximum number of "

@@ -1,4 +1,4 @@
-"""Operation types without code: declared by whoever runs their jobs in a worker loop of his own."""
+"""Operation types without code, whose jobs run in custom worker loops."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ def declaration(
         (failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
     ):
         if not isinstance(value, str) or value not in allowed:
-            raise InvalidArgument(f"type {type_name}: {what} is {shown(value)}, it must be one of {', '.join(allowed)}")
+            raise InvalidArgument(f"type {type_name}: {what} must be one of {', '.join(allowed)}, not {shown(value)}")
     if isinstance(conflicts_with, str) or not isinstance(conflicts_with, Iterable):
-        raise InvalidArgument(f"type {type_name}: conflicts_with is a list of types: [{shown(conflicts_with)}]")
+        raise InvalidArgument(
+            f"type {type_name}: conflicts_with must be a list of types, such as [{shown(conflicts_with)}]"
+        )
     retry = retry if retry is not None else Retry()
     if not isinstance(retry, Retry):
-        raise InvalidArgument(f"type {type_name}: retry is a distop.behavior.Retry, not {shown(retry)}")
-    times(retry.attempts, f"type {type_name}: the attempts of retry are")
+        raise InvalidArgument(f"type {type_name}: retry must be a distop.behavior.Retry, not {shown(retry)}")
+    times(retry.attempts, f"type {type_name}: the attempts of retry must be")
     for pause in (retry.initial, retry.maximum):
         if seconds(pause, f"type {type_name}: the back-off of retry") > LONGEST_DELAY:
             raise InvalidArgument(f"type {type_name}: the back-off of retry is longer than a hundred years")
@@ -61,7 +63,9 @@ def declaration(
     arg = _schema(type_name, arg_schema, "arg_schema")
     fields = arg.get("properties") or {}
     if object_field is not None and not (isinstance(object_field, str) and object_field in fields):
-        raise InvalidArgument(f"type {type_name}: object_field {shown(object_field)} is no property of its arg_schema")
+        raise InvalidArgument(
+            f"type {type_name}: object_field {shown(object_field)} is not a property of its arg_schema"
+        )
     return Declaration(
         type_name,
         arg,
@@ -91,20 +95,26 @@ def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapp
         plain: Mapping[str, Any] = loads(encode_json(dict(schema), what))
         check_form(plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"type {type_name}: {what} is no JSON Schema that is accepted: {error!s:.300}") from None
+        raise InvalidArgument(f"type {type_name}: {what} is not an accepted JSON Schema: {error!s:.300}") from None
     return plain
 
 
 async def register(etcd: EtcdClient, keys: Keys, wanted: Declaration, *, replace: bool) -> None:
-    """Publish it. Raises NotAllowed where another declaration stands there, OutcomeUnknown."""
+    """Publish a declaration.
+
+    Raises NotAllowed if there is another declaration of the type, OutcomeUnknown.
+    """
     key, value = keys.behavior(wanted.type_name), wanted.encode()
     seen = await etcd.get(key)
     while seen is None or seen.value != value:
         if seen is not None and (there := read(Declaration.decode, seen)).code:
-            raise NotAllowed(f"{wanted.type_name} is a behavior that executors have ({there.description or 'no text'})")
+            raise NotAllowed(
+                f"executors offer a behavior with the name {wanted.type_name} "
+                f"({there.description or 'no description'}): choose another name"
+            )
         if seen is not None and not replace:
             raise NotAllowed(
-                f"the type {wanted.type_name} is registered already, in another form: replace it on purpose "
+                f"the type {wanted.type_name} is already registered with another declaration: replace it "
                 "(replace=True), or choose another name"
             )
         mod = seen.mod_revision if seen is not None else 0

@@ -28,7 +28,7 @@ def states_of(value: Any, allowed: Sequence[State], what: str) -> frozenset[Stat
     found = set()
     for name in names:
         if not isinstance(name, str) or name not in [str(state) for state in allowed]:
-            raise InvalidArgument(f"{shown(name)} is no state of {what}{did_you_mean(name, allowed, 'states')}")
+            raise InvalidArgument(f"{shown(name)} is not a state of {what}{did_you_mean(name, allowed, 'states')}")
         found.add(State(name))
     if not found:
         raise InvalidArgument("the list of states is empty: name a state, or leave the list out for all states")

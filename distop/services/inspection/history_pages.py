@@ -1,15 +1,14 @@
-"""What was: pages of the history of operations, and the list of what people did.
+"""Queries the history of operations: filtered, newest first, one page at a time (C31).
 
-Queries the history: filtered, newest first, one page at a time (C31).
+However many records there are, memory holds one page of results and a bounded number of keys. Records are ordered by
+the revision of their one write, which does not depend on clocks. Keys are not ordered by time, so each page lists all
+keys of its range without their values, in pages pinned to one revision (R2). The records are then read newest first
+until enough of them match.
 
-However many records there are, memory holds one page of results and a bounded number of keys.
+A page token is the place of the last record in that order. Records never change, so the next page neither skips nor
+repeats a record, whatever ends or is pruned in between.
 
-Records are ordered by the revision of their one write, which does not depend on clocks. Keys are not ordered by time,
-so each page lists all keys of its range without their values, in pages pinned to one revision (R2). The records are
-then read newest first until enough of them match. A page token is the place of the last record in that order. Records
-never change, so the next page neither skips a record nor repeats one, whatever ends or is pruned in between.
-
-Lists the recorded actions on tables and executors.
+Also lists the recorded actions on tables and executors.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ def _place(keys: Keys, token: Any) -> Place | None:
         return mod, keys.history(OperationRef.parse(op))
     except (ValueError, TypeError, AttributeError, RecursionError, InvalidArgument):
         raise InvalidArgument(
-            f"{shown(token, 80)} is no page token: give the value of `after` of the last page"
+            f"{shown(token, 80)} is not a page token: give the value of `after` of the last page"
         ) from None
 
 

@@ -1,5 +1,6 @@
-"""Adding dependencies to operations that wait: what those that they shall wait for wait for themselves is followed, so
-that no cycle comes about.
+"""Adds dependencies to pending operations.
+
+The dependencies of the new predecessors are followed, so that no cycle is created.
 """
 
 from __future__ import annotations
@@ -27,23 +28,22 @@ if TYPE_CHECKING:
 
 
 async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> None:
-    """Let operations wait for others as well: all of these pairs, or none (L26). One that has already ended well is
-    waited for no more.
+    """Add dependencies between operations: all of these pairs, or none (L26).
 
-    Raises NotFound; NotAllowed where one that shall wait has begun, or ended; OperationStartError where one that is to
-    be waited for ended so that the other could never begin, or too much would have to be compared; InvalidArgument for
-    a cycle.
+    A predecessor that has already succeeded is skipped. Raises NotFound; NotAllowed if a waiting operation has started
+    or ended; OperationStartError if a predecessor ended so that the other could never start, or too many operations
+    must be compared; InvalidArgument for a cycle.
     """
     pairs: dict[tuple[OperationRef, OperationRef], str] = {}
     for after, run in wanted:
         if pairs.setdefault((after.ref, run), after.on) != after.on:
-            raise InvalidArgument(f"{run} is to wait for {after.ref} once: for its success, or for its end")
+            raise InvalidArgument(f"{run} can wait for {after.ref} only once: for its success or for its end")
     unique = list(dict.fromkeys(wanted))
     began, tries = time.monotonic(), 0
     while not await _try(etcd, keys, unique):
         tries += 1
         if overdue(began):
-            raise OperationStartError("the operations that are waited for change all the time: try again")
+            raise OperationStartError("the operations to wait for keep changing: try again")
         await asyncio.sleep(pause(tries))
 
 
@@ -53,11 +53,11 @@ async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, Opera
     known = [(after, run, _known(found, run), _known(found, after.ref)) for after, run in wanted]
     for after, run, waits, pred in known:
         if waits.state is not State.PENDING:
-            raise NotAllowed(f"{run} is {waits.state}: only what has not begun can be made to wait for others")
+            raise NotAllowed(f"{run} is {waits.state}: only operations that have not started can get dependencies")
         if pred.mod:
             links.append((_seen(pred), _seen(waits), after.on))
         elif after.on == "success" and pred.state is not State.SUCCESS:
-            raise OperationStartError(f"{after.ref} ended as {pred.state}, so {run} could never begin")
+            raise OperationStartError(f"{after.ref} ended as {pred.state}, so {run} could never start")
     if not links:
         return True
     above = await _above(etcd, keys, links)
@@ -65,8 +65,8 @@ async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, Opera
     names = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links} | {one.ref for one in above}
     if len(names) > w.SEEN_PER_TXN:
         raise OperationStartError(
-            f"{len(names)} operations would have to be compared, more than one transaction does ({w.SEEN_PER_TXN}): "
-            "add fewer dependencies at once, or start such operations together (start_operations)"
+            f"{len(names)} operations must be compared, and one transaction compares at most {w.SEEN_PER_TXN}: add "
+            "fewer dependencies at once, or start such operations together (start_operations)"
         )
     return (await etcd.commit(w.add_dependencies(keys, links, above), deadline=WRITE_LIMIT)).succeeded
 
@@ -83,17 +83,22 @@ def _seen(one: Standing) -> w.Seen:
 
 
 async def _check_holds(etcd: EtcdClient, keys: Keys, refs: Collection[OperationRef]) -> None:
-    """Raises NotAllowed for one that is being inserted with its graph: whether it will be there is not known yet."""
+    """Raises NotAllowed for an operation whose graph is still being inserted."""
     specs = await etcd.read(*(Get(keys.of(ref, "spec")) for ref in sorted(refs)))
     for ref, answer in zip(sorted(refs), specs, strict=True):
         spec = read(Spec.decode, answer.kv) if answer.kv is not None else None
         held = await etcd.get(keys.hold(spec.hold)) if spec is not None and spec.hold else None
         if held is not None and read(Hold.decode, held).kind == GRAPH:
-            raise NotAllowed(f"{ref} is being inserted together with others: add dependencies once they all are there")
+            raise NotAllowed(
+                f"{ref} belongs to a graph that is still being inserted: add dependencies after the insertion"
+            )
 
 
 async def _above(etcd: EtcdClient, keys: Keys, links: Sequence[tuple[w.Seen, w.Seen, str]]) -> list[w.Seen]:
-    """What those wait for that are to be waited for, directly or not. Raises InvalidArgument for a cycle."""
+    """The direct and indirect dependencies of the new predecessors.
+
+    Raises InvalidArgument for a cycle.
+    """
     new: dict[OperationRef, set[OperationRef]] = {}
     for pred, run, _ in links:
         if pred.ref == run.ref:
@@ -117,13 +122,15 @@ async def _above(etcd: EtcdClient, keys: Keys, links: Sequence[tuple[w.Seen, w.S
 def _check_circle(
     above: Mapping[OperationRef, set[OperationRef]], new: Mapping[OperationRef, set[OperationRef]]
 ) -> None:
-    """Raises InvalidArgument where an operation would come to wait for itself."""
+    """Raises InvalidArgument if an operation would wait for itself."""
     for run in new:
         seen: set[OperationRef] = set()
         todo = set(new[run])
         while todo:
             ref = todo.pop()
             if ref == run:
-                raise InvalidArgument(f"{run} would wait for itself, by way of the others: that is a circle")
+                raise InvalidArgument(
+                    f"the dependencies form a cycle: {run} would wait for itself through other operations"
+                )
             seen.add(ref)
             todo |= (above.get(ref, set()) | new.get(ref, set())) - seen

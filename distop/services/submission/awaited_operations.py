@@ -1,4 +1,4 @@
-"""Starting operations that wait: what they wait for is looked up, and compared in the transaction that submits them."""
+"""Reads the predecessors of starting operations, and compares them at the start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 READS = 60
-"""Operations of which state and history are read at once."""
+"""Operations whose state and history are read at once."""
 
 
 @frozen
 class Standing:
-    """How an operation is doing that others shall wait for. ``mod``: of its state; 0: it has ended as ``state``."""
+    """The state of a predecessor. ``mod``: of its state; 0: it has ended as ``state``."""
 
     ref: OperationRef
     state: State
@@ -35,7 +35,10 @@ class Standing:
 async def standings(
     etcd: EtcdClient, keys: Keys, refs: Iterable[OperationRef]
 ) -> dict[OperationRef, Standing | NotFound]:
-    """How these are doing. Of one that ended, and whose record is not kept any more, nobody knows: NotFound."""
+    """The states of these predecessors.
+
+    NotFound stands for one that does not exist, or whose history record is deleted.
+    """
     wanted = sorted(set(refs))
     found: dict[OperationRef, Standing | NotFound] = {}
     for n in range(0, len(wanted), READS):
@@ -55,9 +58,9 @@ async def standings(
 def predecessors(
     after: Iterable[After], standing: Mapping[OperationRef, Standing | NotFound]
 ) -> tuple[t.Predecessor, ...]:
-    """Those that are to be waited for. What has already ended well is waited for no more (L16).
+    """The predecessors that have not ended; one that has succeeded is skipped (L16).
 
-    Raises NotFound; OperationStartError where one ended so that the operation could never begin.
+    Raises NotFound; OperationStartError if a predecessor ended so that the operation could never start.
     """
     waited: list[t.Predecessor] = []
     for one in after:
@@ -68,7 +71,7 @@ def predecessors(
             waited.append(t.Predecessor(one.ref, one.on, seen.mod))
         elif one.on == "success" and seen.state is not State.SUCCESS:
             raise OperationStartError(
-                f"{one.ref} ended as {seen.state}, so an operation that waits for its success could never begin; "
-                'wait for its end instead (on="end"), or leave it out'
+                f"{one.ref} ended as {seen.state}, so an operation that waits for its success could never start; wait "
+                'for its end instead (on="end"), or leave it out'
             )
     return tuple(waited)

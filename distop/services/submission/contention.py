@@ -1,4 +1,4 @@
-"""Starts race each other for a table's counters: who loses reads again and tries again, for a while."""
+"""Retries starts that lose the race for a table's counters, for a while."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 CONTENTION_LIMIT = 60.0
-"""Seconds after which a start that always loses the race for the table's counters gives up."""
+"""Seconds after which a start that always loses the race gives up."""
 LOOK_EVERY = 0.2
-"""Seconds between two looks at whether another call has inserted the same graph."""
+"""Seconds between two checks whether another call has inserted the same graph."""
 T = TypeVar("T")
 
 
 class Lost(Exception):
-    """Another start or finish on the table came first: read again."""
+    """Another start or finish on the table came first: read and try again."""
 
 
 class Inserting(Lost):
-    """An earlier call with the same request id inserts the operation with its graph, under this hold."""
+    """An earlier call with the same request id is inserting the graph, under this hold."""
 
     def __init__(self, hold: str) -> None:
         super().__init__(hold)
@@ -37,9 +37,9 @@ class Inserting(Lost):
 
 
 async def until_won(etcd: EtcdClient, keys: Keys, wanted: Request, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try it until it is not lost. ``wanted``: of its operations, the one that a refusal names.
+    """Retry an attempt until it does not raise Lost.
 
-    Raises what the attempt raises; OperationStartError where it always loses.
+    ``wanted``: the operation that a refusal names. Raises the attempt's errors; OperationStartError if it always loses.
     """
     began, tries = time.monotonic(), 0
     while True:
@@ -55,33 +55,36 @@ async def until_won(etcd: EtcdClient, keys: Keys, wanted: Request, attempt: Call
 
 
 async def _until_decided(etcd: EtcdClient, keys: Keys, hold: str, began: float) -> None:
-    """Wait until an earlier call has inserted all of the graph, or that is given up. Raises OperationStartError where
-    it goes on for long.
+    """Wait until an earlier call has inserted the graph, or has given up.
+
+    Raises OperationStartError if it takes too long.
     """
     while (await graph_holds(etcd, keys, [hold])).get(hold) is HoldState.HELD:
         if overdue(began):
             raise OperationStartError(
-                "an earlier call with the same request id inserts these operations still, or died while it did, which "
-                "is noticed after a while: call again"
+                "an earlier call with the same request id is still inserting these operations, or it died and its "
+                "insertion has not expired yet: call again"
             )
         await asyncio.sleep(LOOK_EVERY)
 
 
 def pause(tries: int, took: float = 0.0) -> float:
-    """Seconds to wait after so many tries in a row that were lost, the last of which ``took`` so long: as long as one
-    takes another one may be under way, which would be lost, too.
+    """Seconds to wait after this many lost attempts.
+
+    ``took``: the duration of the last one; another attempt may be under way for as long, and would make the next one
+    lose.
     """
     return random.uniform(0, min(0.25, max(0.004, took) * 2.0 ** min(tries - 1, 10)))
 
 
 def overdue(began: float) -> bool:
-    """A start that began then (``time.monotonic``) has lost the race for long enough."""
+    """Whether a start since this time (``time.monotonic``) has to give up."""
     return time.monotonic() - began > CONTENTION_LIMIT
 
 
 def too_contended(wanted: Request) -> OperationStartError:
-    """It always lost the race."""
+    """The error of a start that always lost the race."""
     return OperationStartError(
-        f"{wanted.type} on {wanted.table} could not be started within {CONTENTION_LIMIT:g} s, because others start "
-        "and finish operations on it all the time: try again"
+        f"{wanted.type} on {wanted.table} could not be started within {CONTENTION_LIMIT:g} s, because other "
+        "operations on it keep starting and ending: try again"
     )

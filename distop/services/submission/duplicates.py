@@ -1,7 +1,7 @@
-"""Starts with an id: what is done where an operation of it goes on (docs/internals/architecture.md, "Ids").
+"""Applies the duplicate policy to starts whose id is active.
 
-Whom the id names is read, and compared again by the start's transaction; whoever comes in between makes that fail, and
-it is all looked at again.
+(docs/internals/architecture.md, "Ids".) The holder of the id is read, and compared again by the start's transaction: a
+concurrent change makes the transaction fail, and everything is read again.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 PAGE = 100
-"""Keys of ids that are read at once."""
+"""Number of id keys that are read at once."""
 BETWEEN_TWO = 10.0
-"""Seconds for which the id of an operation of a series that has ended is left to the next one of it."""
+"""Seconds for which an ended operation's id is reserved for the next operation of its series."""
 MAX_TAKEN_OVER = 30
-"""Operations at most that one waits for whose place another one takes: they are compared in one transaction."""
+"""Maximum predecessors of an operation that can be replaced: one transaction compares them."""
 
 
 @frozen
 class Asked:
-    """What is to be started: the request, or what was made of it and of whom it takes the place of."""
+    """The operation to start: the request, or its combination with the operation that it replaces."""
 
     request: Request
     id: str = ""
     holder: Holder | None = None
-    """Whom the id names; it has ended (by a release that knows no ids), is followed, or replaced."""
+    """The holder of the id: it has ended (in a release without ids), is followed, or is replaced."""
     replaces: bool = False
     alone: bool = False
     follows: OperationRef | None = None
 
     def spec(self, spec: Spec, wanted: Request) -> Spec:
-        """With the id; a repetition of the request is known by what it ``wanted``."""
+        """The spec with the id; a repeated request is recognized by the digest of ``wanted``."""
         if not self.id:
             return spec
         digest = request_digest(wanted.arg, wanted.partitions)
         return replace(spec, id=self.id, follows=str(self.follows or ""), request_digest=digest)
 
     def takes(self, ref: OperationRef) -> Takes | None:
-        """What the start of this operation compares and writes."""
+        """The compares and writes of the operation's start."""
         if not self.id:
             return None
         holder = self.holder
@@ -78,7 +78,7 @@ class Asked:
 
 @frozen
 class Joined:
-    """Nothing is to be started: this operation goes on, and stands for it."""
+    """Nothing is started: this active operation is joined."""
 
     ref: OperationRef
     id: str
@@ -86,12 +86,15 @@ class Joined:
 
 @frozen
 class Undecided:
-    """Nothing can be said yet: the holder of the id is changing, or being inserted together with others."""
+    """Not decided yet: the holder of the id is changing, or its graph is being inserted."""
 
 
 @frozen
 class Holder:
-    """Whom an id names, as it was read at one revision. ``state`` None: it is gone, and so are its records."""
+    """The holder of an id, as read at one revision.
+
+    ``state`` None: it is gone, with all its records.
+    """
 
     ref: OperationRef
     state: State | None
@@ -102,26 +105,32 @@ class Holder:
 
 
 def id_of(declaration: Declaration, wanted: Request) -> str:
-    """The id of what is asked for, or "". Raises InvalidArgument where a policy is given, and there is none."""
+    """The id of a request, or "".
+
+    Raises InvalidArgument for a duplicate policy without an id.
+    """
     if wanted.one_off:
         return ""
     computed = None if wanted.id else identity.computed_id(declaration, wanted.table, wanted.arg)
     found = wanted.id or computed or ""
     if wanted.on_duplicate and not found:
         raise InvalidArgument(
-            f"{wanted.type} computes no id, so there are no duplicates: give an id (--id) besides what is to become of "
-            "one"
+            f"{wanted.type} computes no id, so the operation cannot have duplicates: give an id (--id) together with "
+            "the duplicate policy"
         )
     if wanted.on_duplicate == "combine" and not declaration.combine:
-        raise InvalidArgument(f"{wanted.type} declares no rule by which arguments are combined")
+        raise InvalidArgument(
+            f"{wanted.type} declares no rule for combining arguments: choose another duplicate policy"
+        )
     return found
 
 
 async def resolve(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Sequence[Request], *, joins: bool = True
 ) -> list[Asked | Joined | Undecided | Incompatible | InvalidArgument]:
-    """For each of these requests, of one type on one table, what is to be done by its id and its policy. Without
-    ``joins`` no other operation stands for one of them: who would be joined is named in a refusal.
+    """Decide by id and policy what each of these requests of one type and table does.
+
+    Without ``joins``, no request joins another operation: an error names the operation instead.
     """
     found: list[Asked | Joined | Undecided | Incompatible | InvalidArgument] = []
     named: dict[str, KeyValue | None] = {}
@@ -172,39 +181,41 @@ async def _by_policy(
     if not joins and holder.spec is not None and holder.spec.request_id == wanted.request_id:
         return Undecided()  # an earlier call has started it since that was looked for
     if state is None or state.terminal:
-        return Undecided() if await _between_two(etcd, keys, policy, holder) else Asked(wanted, id_, holder)
+        return Undecided() if await _series_continues(etcd, keys, policy, holder) else Asked(wanted, id_, holder)
     held = await _held(etcd, keys, holder)
     if policy == "refuse":
-        raise _taken(wanted, id_, holder, "")
+        raise _duplicate_error(wanted, id_, holder, "")
     if held == GRAPH:
         return Undecided()  # whether it will ever have been is not known yet
     if not joins:
-        raise _taken(wanted, id_, holder, ", and what is prepared or part of a transaction joins none")
+        raise _duplicate_error(wanted, id_, holder, ", and a prepared or transactional operation cannot join it")
     if policy == "join":
         _check_same(declaration, wanted, id_, holder)
         return Joined(holder.ref, id_)
     if policy == FOLLOW and holder.spec is not None and holder.spec.series is not None:
         return Joined(holder.ref, id_)
     if policy == FOLLOW and state is State.PENDING:
-        raise _taken(wanted, id_, holder, ", and of no series")
+        raise _duplicate_error(wanted, id_, holder, ", and it is not part of a series")
     if policy == "replace" and state is not State.PENDING:
-        raise _taken(wanted, id_, holder, ", and is in process: only what has not begun is replaced")
+        why = ", and it has started: only operations that have not started can be replaced"
+        raise _duplicate_error(wanted, id_, holder, why)
     if state is not State.PENDING:
-        return _behind(wanted, id_, holder)
+        return _after_holder(wanted, id_, holder)
     if holder.spec is None:
         return Undecided()  # read while it was deleted
     if any(one.ref == holder.ref for one in wanted.after):
-        raise InvalidArgument(f"an operation cannot take the place of {holder.ref}, and wait for it")
+        raise InvalidArgument(f"an operation cannot both replace {holder.ref} and wait for it")
     if held:
-        raise _taken(wanted, id_, holder, ", and is held until somebody confirms it")
+        raise _duplicate_error(wanted, id_, holder, ", and it is held until it is confirmed")
     if policy == "replace":
         return await _in_turn(etcd, keys, Asked(wanted, id_, holder, replaces=True), holder.spec)
     return await _combined(etcd, keys, declaration, wanted, id_, holder)
 
 
-async def _between_two(etcd: EtcdClient, keys: Keys, policy: str, holder: Holder) -> bool:
-    """The holder has just ended, and was of a series: the next one is about to take its place. (Where nobody cleans it
-    up, who asks goes first after a while, and the series after that.)
+async def _series_continues(etcd: EtcdClient, keys: Keys, policy: str, holder: Holder) -> bool:
+    """Whether the holder has just ended, and the next operation of its series is about to start.
+
+    If no coordinator cleans up, other starts go first after a while.
     """
     if holder.state is None or holder.spec is None or holder.spec.series is None or policy == FOLLOW:
         return False
@@ -214,8 +225,8 @@ async def _between_two(etcd: EtcdClient, keys: Keys, policy: str, holder: Holder
     return kv is not None and time.time() - parse_time(read(History.decode, kv).finished) < BETWEEN_TWO
 
 
-def _behind(wanted: Request, id_: str, holder: Holder) -> Asked:
-    """It runs once the holder has ended, and has the id from now on."""
+def _after_holder(wanted: Request, id_: str, holder: Holder) -> Asked:
+    """The operation runs after the holder's end, and gets the id at once."""
     after = wanted.after
     if all(one.ref != holder.ref for one in after):
         after = (*after, After(holder.ref, "end"))
@@ -223,7 +234,7 @@ def _behind(wanted: Request, id_: str, holder: Holder) -> Asked:
 
 
 async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> Asked:
-    """Whom the former one waits for, since it has the same id and runs still, is waited for by the one in its place."""
+    """The replacing operation waits for the running one of the same id, as the replaced one did."""
     if not former.follows:
         return asked
     wanted, holder = asked.request, asked.holder
@@ -242,17 +253,19 @@ async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> 
 async def _combined(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder
 ) -> Asked | Joined | Undecided:
-    """One in the place of both, with what both ask for: it begins when the earlier of them would, waits for whom both
-    wait for, and comes again as either does. Where the new one adds nothing, the holder is it.
+    """Replace the holder by an operation that combines both requests.
+
+    It starts at the earlier start time, waits for the predecessors of both, and repeats if either does. If the request
+    adds nothing, the holder is joined.
     """
     former = holder.spec
     assert former is not None
     if former.partitions != wanted.partitions and _names(former.partitions) != _names(wanted.partitions):
-        raise _taken(wanted, id_, holder, " over other partitions")
+        raise _duplicate_error(wanted, id_, holder, " over other partitions")
     try:
         arg = identity.combined(declaration, holder.arg, wanted.arg)
     except InvalidArgument as error:
-        raise _taken(wanted, id_, holder, f", and cannot be combined with this: {error}") from None
+        raise _duplicate_error(wanted, id_, holder, f", and cannot be combined with this: {error}") from None
     due = min(former.not_before, wanted.not_before)  # "": at once
     if arg == holder.arg and due == former.not_before and not wanted.after and wanted.series is None:
         return Joined(holder.ref, id_)
@@ -260,9 +273,10 @@ async def _combined(
     if any(edge.broken for edge in edges):
         return Undecided()  # it is about to end
     if len(edges) > MAX_TAKEN_OVER:
-        raise _taken(wanted, id_, holder, f", and waits for {len(edges)} others, too many to take its place")
+        why = f", and it waits for {len(edges)} operations, too many to replace it"
+        raise _duplicate_error(wanted, id_, holder, why)
     if (await etcd.read(Get(*keys.edges_range(holder.ref, "next"), count_only=True)))[0].count:
-        raise _taken(wanted, id_, holder, ", and others wait for it: nothing takes its place")
+        raise _duplicate_error(wanted, id_, holder, ", and other operations wait for it, so it cannot be replaced")
     known = {one.ref for one in wanted.after}
     taken_over = [After(ref, edge.on) for edge in edges if (ref := OperationRef.parse(edge.op)) not in known]
     series = wanted.series or (Series.from_json(former.series) if former.series is not None else None)
@@ -271,7 +285,7 @@ async def _combined(
 
 
 async def _held(etcd: EtcdClient, keys: Keys, holder: Holder) -> str:
-    """What kind of hold keeps it from beginning, or ""."""
+    """The kind of hold that keeps the operation from starting, or ""."""
     if holder.spec is None or not holder.spec.hold or holder.state is not State.PENDING:
         return ""
     kv = await etcd.get(keys.hold(holder.spec.hold))
@@ -279,21 +293,21 @@ async def _held(etcd: EtcdClient, keys: Keys, holder: Holder) -> str:
 
 
 def _check_same(declaration: Declaration, wanted: Request, id_: str, holder: Holder) -> None:
-    """Whoever joins gets what was asked for. Raises Incompatible."""
+    """Raises Incompatible if the holder differs from the request in a way that matters."""
     if holder.spec is None or not holder.arg:
         return  # it ended in this moment, having had the id when that was read
     if _names(holder.spec.partitions) != _names(wanted.partitions):
-        raise _taken(wanted, id_, holder, " over other partitions")
+        raise _duplicate_error(wanted, id_, holder, " over other partitions")
     if differ := identity.differing(declaration, holder.arg, wanted.arg):
         fields = f" ({', '.join(differ)})" if differ != [""] else ""
-        raise _taken(wanted, id_, holder, f" with another argument{fields}: its result would be another one")
+        raise _duplicate_error(wanted, id_, holder, f" with another argument{fields}, so its result would differ")
 
 
 def _names(partitions: Sequence[str] | None) -> list[str] | None:
     return sorted(partitions) if partitions is not None else None
 
 
-def _taken(wanted: Request, id_: str, holder: Holder, why: str) -> Incompatible:
+def _duplicate_error(wanted: Request, id_: str, holder: Holder, why: str) -> Incompatible:
     whose = "the same id" if id_.startswith(identity.COMPUTED) else f"the id {id_!r}"
     return Incompatible(
         f"{wanted.type} on {wanted.table} was not started: {holder.ref} has {whose} and is {holder.state}{why}"

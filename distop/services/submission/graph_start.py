@@ -1,9 +1,9 @@
-"""Starting operations all or none: a graph of them, one that is prepared, those of a caller's transaction.
+"""Starts operations all or none: graphs, prepared and transactional operations.
 
-As many as one transaction takes are one transaction. More are inserted page by page under a *hold*
-(``protocol.pending_operations.hold``): none of them begins while it is there, and the last transaction takes it away. A
-caller that dies before leaves a hold that does not change any more: daemons deny it after a while, and what it held
-ends as if it had been cancelled (``daemon.upkeep.abandoned_holds``).
+If all fit into one transaction, there is one. A larger graph is inserted page by page under a *hold*
+(``protocol.pending_operations.hold``): none of the operations starts before the last transaction releases the hold. If
+the caller dies before, the hold does not change any more; daemons deny it after a while, and its operations end as if
+they had been cancelled (``daemon.upkeep.abandoned_holds``).
 """
 
 from __future__ import annotations
@@ -41,47 +41,48 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 MAX_GRAPH = 100_000
-"""Operations in one graph."""
+"""Maximum operations in one graph."""
 IN_GRAPHS = ("", "join", "refuse")
-"""What may become of a duplicate in a graph."""
+"""Duplicate policies that a graph allows."""
 HOLD_EVERY = 2.0
-"""Seconds after which a caller that inserts a large graph shows that it is still there."""
+"""Seconds between heartbeats of a caller that inserts a large graph."""
 EDGES_PER_TXN = 62
 AFTER_PER_START = 30
-"""Operations that one waits for, which are not of its graph, that are compared where it is inserted: the edges to more
-are written apart, under the hold.
+"""Maximum predecessors outside the graph that are compared with an operation's insertion: more edges are written
+separately, under the hold.
 """
 OUTSIDE_PER_TXN = 60
-"""Of those, as many as one transaction compares and writes (T1)."""
+"""Such edges in one transaction (T1)."""
 DENY_LIMIT = 5.0
-"""Seconds for which a caller that gives up tries to say so."""
+"""Seconds for which a caller that gives up tries to deny the hold."""
 
 Link: TypeAlias = tuple[int, int, str]
-"""Of two operations of a graph, by their places in it: the one that is waited for, the one that waits, and ``on``."""
+"""An edge between operations of a graph, by their places: (predecessor, successor, ``on``)."""
 
 
 async def start_graph(
     etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], name: str = ""
 ) -> list[Started]:
-    """Start these operations, in whose order the answer is. All of them wait, be it for nobody. ``name``: the request
-    id that an OutcomeUnknown names.
+    """Start these operations; the results have their order.
 
-    Raises as ``submit.submit`` does, for the first operation that is refused; nothing was started then.
+    All of them are pending first, even without a dependency. ``name``: the request id that an OutcomeUnknown names.
+    Raises as ``submit.submit`` does, for the first refused operation; then nothing was started.
     """
     check(wanted, links)
     try:
         return await until_won(etcd, keys, wanted[0], lambda: _Together(etcd, keys, wanted, links).run())
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            "whether the operations were started is not known, because etcd stopped answering: call again with "
-            f"request_id={name or wanted[0].request_id!r}, which starts them only if they were not"
+            "cannot tell whether the operations were started, because etcd stopped answering: call again with "
+            f"request_id={name or wanted[0].request_id!r}, which starts them at most once"
         ) from error
 
 
 @frozen
 class Whole:
-    """Operations that one transaction starts, as it was read. ``earlier``: an earlier call with their request ids has
-    started them, and there is nothing to commit.
+    """The parts of a transaction that starts operations.
+
+    ``earlier``: an earlier call with their request ids has started them, and there is nothing to commit.
     """
 
     refs: tuple[OperationRef, ...]
@@ -92,30 +93,33 @@ class Whole:
 async def in_one(
     etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
 ) -> Whole:
-    """What would start these operations, all of which wait (be it for nobody, or for a hold), in one transaction of
-    somebody else's; nothing is written. It compares mod revisions, that tables are there, and whom ids name.
+    """The compares and writes that start these operations in a caller's transaction.
 
-    Raises as :func:`start_graph` does; Incompatible also where an operation goes on that one of them would join;
-    InvalidArgument where one transaction does not take them; Lost where it is to be tried again.
+    Nothing is written here. All operations are pending first, even without a dependency or a hold. The compares are of
+    mod revisions, of the existence of tables, and of the holders of ids. Raises as :func:`start_graph` does;
+    Incompatible also if an active operation would have to be joined; InvalidArgument if they do not fit into one
+    transaction; Lost if the caller has to retry.
     """
     for one in wanted:
         if one.on_duplicate not in IN_GRAPHS:
             raise InvalidArgument(
-                "what is prepared, or part of a transaction of the caller's, is refused where an operation of its id "
-                f"goes on: start {one.type} on {one.table} by itself, to {one.on_duplicate} another one"
+                f"prepared and transactional operations cannot {one.on_duplicate} a duplicate: start {one.type} on "
+                f"{one.table} by itself to do so"
             )
     check(wanted, links)
     return await _Together(etcd, keys, wanted, links, hold, joins=False).in_one()
 
 
 def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
-    """Raises InvalidArgument: too many, the same request twice, a policy for duplicates that goes with one alone, a
-    cycle.
+    """Check a graph as a whole.
+
+    Raises InvalidArgument for too many operations, a repeated request id, a duplicate policy that graphs do not allow,
+    and a cycle.
     """
     if not wanted:
         raise InvalidArgument("there is no operation to start: the list is empty")
     if len(wanted) > MAX_GRAPH:
-        raise InvalidArgument(f"{len(wanted)} operations are more than one graph takes ({MAX_GRAPH})")
+        raise InvalidArgument(f"the graph has {len(wanted)} operations; at most {MAX_GRAPH} are allowed")
     ids: set[str] = set()
     for one in wanted:
         if one.request_id in ids:
@@ -123,8 +127,8 @@ def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
         ids.add(one.request_id)
         if one.on_duplicate not in IN_GRAPHS:
             raise InvalidArgument(
-                f"in a graph a duplicate is joined or refused: start {one.type} on {one.table} by itself, to "
-                f"{one.on_duplicate} another one"
+                f"an operation of a graph can only join or refuse a duplicate: start {one.type} on {one.table} by "
+                f"itself to {one.on_duplicate} one"
             )
     left = [0] * len(wanted)
     after: list[list[int]] = [[] for _ in wanted]
@@ -141,13 +145,11 @@ def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
                 free.append(succ)
     if done < len(wanted):
         one = wanted[next(n for n, count in enumerate(left) if count)]
-        raise InvalidArgument(
-            f"the operations of the graph wait for each other in a circle, {one.type} on {one.table} among them"
-        )
+        raise InvalidArgument(f"the dependencies of the graph form a cycle, which contains {one.type} on {one.table}")
 
 
 class _Together:
-    """One try to start operations that wait for each other."""
+    """One attempt to start operations that depend on each other."""
 
     def __init__(
         self,
@@ -165,9 +167,9 @@ class _Together:
         self._insertion = Insertion(etcd, keys, self._tries, joins=joins)
         self._links = links
         self._refs: dict[Try, OperationRef] = {}
-        """Of those that are started."""
+        """The edges between started operations."""
         self._apart: set[Try] = set()
-        """Those that wait for so many operations outside the graph that these edges are written apart."""
+        """Operations with so many predecessors outside the graph that these edges are written separately."""
         self._hold, self._value, self._shown = hold, b"", 0.0
 
     async def run(self) -> list[Started]:
@@ -189,22 +191,24 @@ class _Together:
         whole = self._whole()
         if whole is None:
             raise InvalidArgument(
-                f"{len(self._tries)} operations are more than one transaction takes (31, 25 with request ids or with "
-                "ids, 21 with both, 1 MiB of arguments in all, and some 60 that they wait for): start them by "
-                "themselves (start_operations), or several times fewer"
+                f"{len(self._tries)} operations do not fit into one transaction (at most 31, 25 with request ids or "
+                "ids, 21 with both, 1 MiB of arguments in all, and some 60 dependencies): start them with "
+                "start_operations, or use several transactions"
             )
         return Whole(tuple(self._refs[one] for one in self._tries), whole)
 
     def _new(self, subject: Subject | None = None) -> list[Try]:
-        """Those that are to be started."""
+        """The attempts of operations to start."""
         tries = self._tries if subject is None else self._insertion.subjects[subject]
         return [one for one in tries if one.verdict is None]
 
     # ------------------------------------------------------------------- read
 
     async def _read(self) -> None:
-        """Raises what one of them is refused for; OperationStartError where an earlier call has started some, and not
-        all: but those for which others stood, and still do. Raises Lost.
+        """Raises the error of a refused operation, or Lost.
+
+        Raises OperationStartError if an earlier call has started some of them but not all, except joined operations
+        that are still active.
         """
         await self._insertion.look_back()
         self._refuse()
@@ -215,36 +219,37 @@ class _Together:
         left = [one for one in self._tries if not isinstance(one.verdict, Started)]
         if earlier and left:
             raise OperationStartError(
-                f"an earlier call has started {earlier} of these {len(self._tries)} operations, and not "
-                f"{left[0].wanted.request_id!r}: this is another graph, so choose new ids"
+                f"an earlier call has started {earlier} of these {len(self._tries)} operations, but not "
+                f"{left[0].wanted.request_id!r}: this is another graph, so choose new request ids"
             )
         self._refuse()
         if (twin := next((one.wanted for one in self._new() if one.asked is None), None)) is not None:
             raise InvalidArgument(
-                f"two operations of the graph, both {twin.type} on {twin.table}, have the same id: of one id one goes "
-                "on at a time"
+                f"two operations of the graph, both {twin.type} on {twin.table}, have the same id: only one operation "
+                "of an id can be active"
             )
         if not earlier:
             self._stand_in()
             await self._read_predecessors()
 
     def _refuse(self) -> None:
-        """Raise the first refusal, if any; else Lost where one is."""
+        """Raise the first refusal, if any; otherwise Lost, if there is one."""
         errors = [one.verdict for one in self._tries if isinstance(one.verdict, Exception)]
         if errors:
             raise next((error for error in errors if not isinstance(error, Lost)), errors[0])
 
     def _stand_in(self) -> None:
-        """Operations that go on stand for those that joined them: what waits for these in the graph waits for those.
-        Raises Incompatible where one that goes on would have to wait.
+        """Replace joined operations by the active ones in the edges of the graph.
+
+        Raises Incompatible if an active operation would have to wait.
         """
         inner: list[Link] = []
         for pred, succ, on in self._links:
             before, after = self._tries[pred].verdict, self._tries[succ]
             if isinstance(after.verdict, Started):
                 raise Incompatible(
-                    f"{after.wanted.type} on {after.wanted.table} would have to wait for others of the graph, and goes "
-                    f"on already as {after.verdict.ref}"
+                    f"{after.wanted.type} on {after.wanted.table} cannot wait for other operations of the graph: it "
+                    f"already exists as {after.verdict.ref}"
                 )
             if isinstance(before, Started):
                 after.outside = (*after.outside, After(before.ref, on))
@@ -253,8 +258,9 @@ class _Together:
         self._links = inner
 
     async def _read_predecessors(self) -> None:
-        """What is waited for that is not of this graph. Raises Lost where an operation that stood for one of the graph
-        has ended since: its id is free, or another one has it.
+        """Read the predecessors outside the graph.
+
+        Raises Lost if a joined operation has ended since: its id is free, or another operation has it.
         """
         standing = await self._insertion.read_predecessors()
         for one in self._tries:
@@ -266,11 +272,11 @@ class _Together:
     # ------------------------------------------------------------------ build
 
     def _operations(self, tries: Sequence[Try]) -> list[t.NewOperation]:
-        """What they wait for inside the graph is written apart."""
+        """The new operations, without the edges inside the graph, which are written separately."""
         return self._insertion.operations(tries, hold=self._hold, waits=True, apart=self._apart)
 
     def _whole(self) -> Txn | None:
-        """One transaction for all, where etcd takes it."""
+        """One transaction for all operations, if etcd accepts it."""
         new = self._new()
         said = sum(one.wanted.options != DEFAULT for one in new)
         if 4 * len(new) + said + 2 * len(self._links) > MAX_OPERATIONS:
@@ -294,7 +300,7 @@ class _Together:
         return whole if fits and size <= t.START_BYTES_PER_TXN else None
 
     def _found_at(self, ref: OperationRef) -> tuple[str, str]:
-        """Where an operation that was started is found by its request id, whether it goes on or has ended."""
+        """The keys by which a started operation is found: its spec, or its history record."""
         return self._keys.of(ref, "spec"), self._keys.history(ref)
 
     def _ends(self, pred: int, succ: int) -> tuple[OperationRef, OperationRef]:
@@ -314,7 +320,10 @@ class _Together:
         raise Lost
 
     async def _in_pages(self) -> None:
-        """Insert them under a hold. Where something is refused for good, or the caller gives up, the hold is denied."""
+        """Insert the operations under a hold.
+
+        If an operation is refused for good, or the caller gives up, the hold is denied.
+        """
         self._hold = str(uuid.uuid4())
         hold = Hold(GRAPH, options={"operations": len(self._tries)})
         self._value = hold.encode()
@@ -331,11 +340,11 @@ class _Together:
                 await self._connect_outside(apart[first : first + OUTSIDE_PER_TXN])
             await self._let_go()
         except BaseException:
-            await self._deny()
+            await self._deny_hold()
             raise
 
     async def _insert(self, subject: Subject, tries: Sequence[Try]) -> None:
-        """The operations of one type on one table, page by page, with the numbers that stand there then."""
+        """Insert the operations of one type on one table page by page, with the current counters."""
         types, first = self._insertion.types, 0
         while first < len(tries):
             page = self._operations(tries[first : first + t.STARTS_PER_LIST])
@@ -343,8 +352,8 @@ class _Together:
             now = tries[first : first + len(page)]
             counters = types[subject].counters
             result = await self._commit_held(t.starts(self._keys, counters, page))
-            if not result.succeeded and not await self._is_mine(result, now, page[0].ref):
-                await self._still_alone(now)
+            if not result.succeeded and not await self._inserted_by_copy(result, now, page[0].ref):
+                await self._check_no_other_call(now)
                 await self._still_free(subject, now)
                 await self._insertion.read_type(subject)
                 await self._read_predecessors()
@@ -358,9 +367,11 @@ class _Together:
             else:
                 await self._insertion.read_type(subject)
 
-    async def _is_mine(self, refused: TxnResult, page: Sequence[Try], ref: OperationRef) -> bool:
-        """An earlier copy of the refused transaction has inserted the page. Raises Lost where another call has started
-        its first operation, and that has ended: what is held here does not end.
+    async def _inserted_by_copy(self, refused: TxnResult, page: Sequence[Try], ref: OperationRef) -> bool:
+        """Whether an earlier copy of the refused transaction has inserted the page.
+
+        Raises Lost if another call has started its first operation, and that has ended: the operations held here do not
+        end.
         """
         instead, wanted = t.found_instead(refused)[0], page[0].wanted
         spec = read(Spec.decode, instead.spec) if instead.spec is not None else None
@@ -372,23 +383,22 @@ class _Together:
         return False
 
     async def _still_free(self, subject: Subject, tries: Sequence[Try]) -> None:
-        """Raises Incompatible where somebody else has taken one of their ids meanwhile, with part of the graph there
-        already.
-        """
+        """Raises Incompatible if another client has taken an id of the graph during its insertion."""
         own = [one.wanted for one in tries if one.asked is not None and one.asked.id]
         declaration = self._insertion.types[subject].declaration
         for answer in await resolve(self._etcd, self._keys, declaration, own) if own else ():
             if isinstance(answer, Joined | Undecided):
                 raise Incompatible(
-                    f"an operation of one of the ids of the graph, {subject[1]} on {subject[0]}, was started by "
-                    "somebody else while it was inserted: start it again"
+                    f"another client started {subject[1]} on {subject[0]} with an id of the graph during its "
+                    "insertion: start the graph again"
                 )
             if isinstance(answer, Exception):
                 raise answer
 
-    async def _still_alone(self, tries: Sequence[Try]) -> None:
-        """Whoever came first of two calls with the same request ids inserts them; both do it in the same order. Raises
-        Inserting, Lost.
+    async def _check_no_other_call(self, tries: Sequence[Try]) -> None:
+        """Check that no other call with these request ids inserts the graph.
+
+        Both calls insert in the same order, so the first one continues. Raises Inserting, InvalidArgument, Lost.
         """
         own = [one.wanted for one in tries if one.wanted.own_id]
         for answer in await find_earlier(self._etcd, self._keys, own) if own else ():
@@ -398,8 +408,9 @@ class _Together:
                 raise answer if isinstance(answer, InvalidArgument) else Lost
 
     async def _connect_outside(self, edges: Sequence[tuple[Try, After]]) -> None:
-        """Edges to operations of which an operation waits for very many. What has ended well meanwhile is waited for
-        no more. Raises OperationStartError where one ended otherwise.
+        """Write the edges of operations with many predecessors.
+
+        A predecessor that has succeeded meanwhile is skipped. Raises OperationStartError if one ended otherwise.
         """
         began = time.monotonic()
         while True:
@@ -412,7 +423,7 @@ class _Together:
                 return
             await self._still_held()
             if overdue(began):
-                raise OperationStartError("the operations that are waited for change all the time: try again")
+                raise OperationStartError("the operations to wait for keep changing: try again")
 
     async def _connect(self, links: Sequence[Link]) -> None:
         """Write edges between operations that exist; writing them twice does no harm.
@@ -431,7 +442,7 @@ class _Together:
             )
 
     async def _commit_held(self, txn: Txn) -> TxnResult:
-        """Commit it as long as the hold is there, and show now and then that somebody works at it."""
+        """Commit while the hold exists, and send a heartbeat now and then."""
         key, show = self._keys.hold(self._hold), time.monotonic() - self._shown > HOLD_EVERY
         held = replace(
             txn,
@@ -444,25 +455,28 @@ class _Together:
         return result
 
     async def _still_held(self) -> None:
-        """Raises OperationStartError where the hold was denied meanwhile."""
+        """Raises OperationStartError if the hold was denied meanwhile."""
         kv = await self._etcd.get(self._keys.hold(self._hold))
         if kv is None or kv.value != self._value:
             raise OperationStartError(
-                "the graph was given up, because nothing was seen of its caller for a while: start it again"
+                "the graph was abandoned, because its caller stopped inserting it: start it again"
             )
 
     async def _let_go(self) -> None:
-        """The last transaction: from here on all of them are there."""
+        """Release the hold: from here on all operations exist."""
         key = self._keys.hold(self._hold)
         txn = Txn((value_is(key, self._value),), (Delete(key),), (Get(key),), "release_hold")
         result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
         if not result.succeeded and not (result.repeated and await self._etcd.get(key) is None):
             await self._still_held()
 
-    async def _deny(self) -> None:
-        """What was inserted shall never begin. Where etcd does not answer, daemons see to it."""
+    async def _deny_hold(self) -> None:
+        """Deny the hold: the inserted operations will never start.
+
+        If etcd does not answer, daemons deny it later.
+        """
         key = self._keys.hold(self._hold)
-        denied = Hold(GRAPH, HoldState.DENIED, "the graph that it was part of was not inserted as a whole")
+        denied = Hold(GRAPH, HoldState.DENIED, "its graph was not inserted completely")
         with suppress(DistopError):
             await self._etcd.commit(
                 Txn((value_is(key, self._value),), (Put(key, denied.encode()),), (), "deny"), deadline=DENY_LIMIT

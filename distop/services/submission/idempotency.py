@@ -1,10 +1,9 @@
-"""Which operation a request has started before, and which operations run: looked for among those of one type on one
-table.
+"""Finds the operation that a request has started before, and running operations.
 
-A request id that the caller chose has a key of its own, which names the operation (``protocol.identity``): whether it
-was used before is asked with each start of it, and there may be a hundred thousand operations that wait. An id that was
-made here has none; only who was told that the outcome of a call is unknown has it to repeat. It is looked for among the
-specs of what is active, the newest first, then in the history.
+Both are searched among those of one type on one table. A request id that the caller chose has its own key, which names
+the operation (``protocol.identity``): it is read with each start, since a hundred thousand operations may be pending. A
+generated id has no key: only a caller that was told of an unknown outcome can repeat it. It is searched in the specs of
+active operations, newest first, then in the history.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ _PAGE = 100
 
 @frozen
 class BeingInserted:
-    """An earlier call inserts the operation with its graph, under this hold: whether it will have been started is not
-    known yet.
-    """
+    """An earlier call is inserting the operation's graph, under this hold."""
 
     ref: OperationRef
     hold: str
@@ -48,13 +45,16 @@ Found: TypeAlias = "OperationRef | BeingInserted | InvalidArgument | None"
 
 
 def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
-    """The operation was started by this request. Raises InvalidArgument where its id was used for another one."""
+    """Whether the operation was started by this request.
+
+    Raises InvalidArgument if its request id was used for another request.
+    """
     if found.request_id != wanted.request_id:
         return False
     if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
         raise InvalidArgument(
-            f"the request id {wanted.request_id!r} has started {ref}, with another argument or other partitions: "
-            "repeat that request as it was, or choose a new id"
+            f"the request id {wanted.request_id!r} has started {ref} with another argument or other partitions: "
+            "repeat that request unchanged, or choose a new request id"
         )
     return True
 
@@ -72,7 +72,7 @@ def won(spec: KeyValue | None, history: KeyValue | None, wanted: Request, ref: O
 
 
 class _Search:
-    """What was found of these requests so far."""
+    """The operations of these requests found so far."""
 
     def __init__(self, wanted: Sequence[Request]) -> None:
         self.found: list[Found] = [None] * len(wanted)
@@ -81,19 +81,19 @@ class _Search:
             self._left.setdefault(one.request_id, []).append((n, one))
 
     def over(self) -> bool:
-        """Nothing is left to look for."""
+        """Whether all requests are found."""
         return not self._left
 
     def has_no_key(self) -> bool:
-        """One of those that are left was made here, not chosen by a caller."""
+        """Whether one of the remaining request ids was generated, not chosen by a caller."""
         return any(request_id.startswith(MADE) for request_id in self._left)
 
     def concerns(self, record: Spec | History) -> bool:
-        """The operation has one of the request ids that are looked for."""
+        """Whether the operation has one of the request ids searched for."""
         return record.request_id in self._left
 
     def take(self, record: Spec | History, ref: OperationRef, inserted: str = "") -> None:
-        """Take this operation into account. ``inserted``: the hold under which its graph is being inserted."""
+        """Record this operation. ``inserted``: the hold under which its graph is being inserted."""
         for n, one in self._left.pop(record.request_id, ()):
             try:
                 is_of(record, one, ref)
@@ -119,7 +119,10 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
 
 
 async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence[Request]) -> None:
-    """By their keys. An operation goes from its own keys to the history: both are read at once."""
+    """Search by the keys of request ids.
+
+    An operation moves from its own keys to its history record, so both are read at once.
+    """
     answers = await etcd.read(*(Get(keys.request(one.table, one.type, one.request_id)) for one in page))
     named = zip(page, answers, strict=True)
     refs = list(dict.fromkeys(read_holder(a.kv, one.table, one.type) for one, a in named if a.kv is not None))
@@ -137,7 +140,7 @@ async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence
 
 
 async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table: str, type_name: str) -> None:
-    """Active ones first, then the history, since an operation goes from there to here."""
+    """Search active operations first, then the history, in which ended ones are."""
     active = await active_refs(etcd, keys, table, type_name)
     await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
     if not search.over():
@@ -170,7 +173,7 @@ def _take_active(search: _Search, holds: Mapping[str, HoldState], spec: Spec, re
 
 
 async def graph_holds(etcd: EtcdClient, keys: Keys, names: Iterable[str]) -> dict[str, HoldState]:
-    """Those of these holds that are there, and of graphs."""
+    """The existing holds of graphs among these."""
     wanted = sorted(set(names) - {""})
     found: dict[str, HoldState] = {}
     for n in range(0, len(wanted), _PAGE):
@@ -202,13 +205,13 @@ async def excluding(
 
 
 async def active_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
-    """The operations of a type on a table that have not gone, in the order of their numbers."""
+    """The existing operations of a type on a table, by instance number."""
     refs = table_registry.refs(keys, await _active(etcd, keys, table, type_name))
     return sorted(refs, key=lambda ref: ref.instance)
 
 
 async def running_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
-    """The operations of a type that run on a table (those that only wait or are being cleaned up are left out)."""
+    """The running operations of a type on a table, without pending and cleaning ones."""
     idle = (Phase.WAITING.encode(), Phase.CLEANING.encode())
     return table_registry.refs(keys, [kv for kv in await _active(etcd, keys, table, type_name) if kv.value not in idle])
 

@@ -1,8 +1,8 @@
-"""Insertion: what every start reads, and the operations that it makes of it.
+"""Insertion: the reads and decisions that all starts share.
 
-A start that begins at once, one that waits, a graph, a prepared operation, one inside a caller's transaction: all are
-one try of an Insertion, and differ in what they commit (``submit``, ``graph``, ``prepared``, ``within``). It tells each
-operation a verdict of its own. ``submit`` starts those that have none, each by itself; all others raise the first.
+Immediate and pending starts, graphs, prepared and transactional operations are each an attempt of an Insertion, and
+differ in what they commit (``submit``, ``graph_start``, ``two_phase``, ``transactional_start``). Each operation gets
+its own verdict. ``submit`` starts operations independently; all others raise the first error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ Subject: TypeAlias = tuple[str, str]
 
 @frozen
 class Started:
-    """The operation that a request has started. ``earlier``: an earlier call has, with its request id or its id."""
+    """The operation that a request has started.
+
+    ``earlier``: an earlier call started it, with its request id or its id.
+    """
 
     ref: OperationRef
     earlier: bool = False
@@ -59,7 +62,7 @@ class Started:
 
 @frozen
 class OfType:
-    """What starts of one type on one table are built from."""
+    """The data from which starts of one type on one table are built."""
 
     declaration: Declaration
     record: TableRecord | None
@@ -72,8 +75,10 @@ def _never() -> bool:
 
 @dataclass(slots=True, eq=False)
 class Try:
-    """One request in a try to start it, and what became of that: the operation, or why there is none; Lost is for
-    whoever tries to act on. ``withdrawn`` tells whether the caller is gone: then it is not started any more.
+    """One attempt to start a request, and its verdict.
+
+    The verdict is the operation, or why there is none; Lost is retried by the caller. ``withdrawn`` returns whether the
+    caller is gone: then the operation is not started.
     """
 
     wanted: Request
@@ -81,11 +86,11 @@ class Try:
     verdict: Started | Exception | None = None
     object: str = ""
     asked: Asked | None = None
-    """What is to be started, by its id; None: that is not known yet."""
+    """The operation to start, by its id; None: not known yet."""
     outside: tuple[After, ...] = ()
-    """Operations that it waits for as well, since they stand for others of its graph."""
+    """Further predecessors: active operations that other operations of its graph joined."""
     after: tuple[t.Predecessor, ...] = ()
-    """Those of the operations that it waits for which have not ended."""
+    """The predecessors that have not ended."""
     _for: OfType | None = None
     _object: str | None = None
     _spec: tuple[float, Spec, bytes] | None = None
@@ -422,13 +427,13 @@ def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = 
 
     if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
         raise InvalidArgument(
-            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
-            f"{CLUSTER_TABLE}, where an operation has one job"
+            f"{wanted.type} has no code to list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has a single job"
         )
     if not declaration.code and wanted.time_limit is not None:
         raise InvalidArgument(
-            f"{wanted.type} has no code that executors run, so its jobs have no time limit: whoever owns a job says "
-            "how long (duration)"
+            f"{wanted.type} has no code that executors run, so its jobs have no time limit: the worker that owns a "
+            "job sets the duration of its claim (duration)"
         )
     if not declaration.code:
         refuse_unowned(wanted.type, wanted.options, wanted.where)
@@ -438,7 +443,8 @@ def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = 
     value = arg.get(declaration.object_field) if isinstance(arg, dict) else None
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
         raise InvalidArgument(
-            f"the argument of {wanted.type} needs {declaration.object_field!r}, a text that names what it works on"
+            f"the argument of {wanted.type} needs the field {declaration.object_field!r}, a text that names the "
+            "object to work on"
         )
     K.encode_object(str(value))
     return str(value)

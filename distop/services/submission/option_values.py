@@ -104,8 +104,8 @@ def refuse_unowned(type_name: str, options: Options, where: Mapping[str, str] | 
     given = {"max_jobs": options.max_jobs, "max_jobs_per_executor": options.max_jobs_per_executor, "where": where}
     if named := [name for name, value in given.items() if value]:
         raise InvalidArgument(
-            f"{type_name} has no code that executors run, and workers own no jobs of operations with limits or labels: "
-            f"leave out {' and '.join(named)}"
+            f"{type_name} has no code that executors run, and workers cannot own jobs of operations with limits or "
+            f"labels: leave out {' and '.join(named)}"
         )
 
 
@@ -125,7 +125,7 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[Any], str]:
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
-            raise InvalidArgument(f"{what} is one of {', '.join(allowed)}, not {shown(value)}")
+            raise InvalidArgument(f"{what} must be one of {', '.join(allowed)}, not {shown(value)}")
         return value
 
     return check
@@ -134,17 +134,17 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[Any], str]:
 def request_id(value: Any) -> str:
     """A request id. Raises InvalidArgument."""
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
-        raise InvalidArgument(f"a request id is a text of 1 to {LONGEST_ID} characters")
+        raise InvalidArgument(f"a request id must be a text of 1 to {LONGEST_ID} characters")
     return text(value, "the request id")
 
 
 def own_id(value: Any) -> str:
     """The id of an operation that a caller chose. Raises InvalidArgument."""
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
-        raise InvalidArgument(f"an id is a text of 1 to {LONGEST_ID} characters")
+        raise InvalidArgument(f"an id must be a text of 1 to {LONGEST_ID} characters")
     if value.startswith(COMPUTED):
         raise InvalidArgument(
-            f"the id {shown(value)} begins with {COMPUTED}, as those do that are computed: choose another"
+            f"the id {shown(value)} starts with {COMPUTED}, which is reserved for computed ids: choose another id"
         )
     K.encode(value)
     return value
@@ -155,7 +155,7 @@ def switch(what: str) -> Callable[[Any], bool]:
 
     def check(value: Any) -> bool:
         if not isinstance(value, bool):
-            raise InvalidArgument(f"{what} is True or False, not {shown(value)}")
+            raise InvalidArgument(f"{what} must be True or False, not {shown(value)}")
         return value
 
     return check
@@ -190,14 +190,16 @@ def budget(value: Any) -> str:
 def selector(where: Any) -> dict[str, str]:
     """The labels that an executor must have. Raises InvalidArgument."""
     if not isinstance(where, Mapping):
-        raise InvalidArgument(f'where names labels of executors, such as {{"zone": "a"}}, not {shown(where)}')
+        raise InvalidArgument(
+            f'where must map labels of executors to values, such as {{"zone": "a"}}, not {shown(where)}'
+        )
     if len(where) > MAX_LABELS:
-        raise InvalidArgument(f"where names {len(where)} labels; at most {MAX_LABELS} are allowed")
+        raise InvalidArgument(f"where has {len(where)} labels; at most {MAX_LABELS} are allowed")
     for name, value in where.items():
         for text in (name, value):
             if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL:
                 raise InvalidArgument(
-                    f"a label in where is a name and a value, texts of 1 to {MAX_LABEL} characters, not "
+                    f"a label in where must be a name and a value, texts of 1 to {MAX_LABEL} characters, not "
                     f"{shown(name)}: {shown(value)}"
                 )
             check_encodable(text, "a label in where")
@@ -209,7 +211,7 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
     InvalidArgument for what is no time, or one without a zone.
     """
     if not_before is not None and delay is not None:
-        raise InvalidArgument("give either a time to begin at, or a delay, not both")
+        raise InvalidArgument("give either a start time or a delay, not both")
     now = time.time()
     if delay is not None:
         wait = seconds(delay, "the delay")
@@ -225,10 +227,10 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
         written = rfc3339(due)
     except (ValueError, AttributeError, OverflowError, TypeError):
         raise InvalidArgument(
-            f"{shown(not_before)} is no time to begin at: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
+            f"{shown(not_before)} is not a start time: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
         ) from None
     if not zoned:
-        raise InvalidArgument(f"the time {shown(not_before)} has no zone: add one, such as Z or +01:00")
+        raise InvalidArgument(f"the time {shown(not_before)} has no time zone: add one, such as Z or +01:00")
     return written if due > now else ""
 
 
@@ -247,11 +249,11 @@ def every(value: Any) -> Every:
         )
     for said, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
         if said not in allowed:
-            raise InvalidArgument(f"{what} is {shown(said)}, and must be one of {', '.join(allowed)}")
+            raise InvalidArgument(f"{what} must be one of {', '.join(allowed)}, not {shown(said)}")
     if one.times is not None:
-        times(one.times, "the times of a series are")
+        times(one.times, "the times of a series must be")
     if one.until is not None and not due_time(one.until, None):
-        raise InvalidArgument(f"the series would be over already: {one.until} has passed")
+        raise InvalidArgument(f"the series would have no operation: its end {one.until} has passed")
     return replace(one, seconds=interval, jitter=jitter)
 
 
@@ -265,12 +267,12 @@ def series(one: Every, due: str) -> Series:
 def predecessors(given: Any) -> tuple[After, ...]:
     """Whom an operation waits for, each once. Raises InvalidArgument, also for one with two different ``on``."""
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidArgument(f"after is a list of operations, such as [{shown(given)}]")
+        raise InvalidArgument(f"after must be a list of operations, such as [{shown(given)}]")
     found: dict[OperationRef, After] = {}
     for item in given:  # each of them an operation, and once
         one = after_one(item)
         if found.setdefault(one.ref, one) != one:
-            raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
+            raise InvalidArgument(f'give {one.ref} only once: to wait for either its "success" or its "end"')
     return tuple(found.values())
 
 
@@ -278,14 +280,14 @@ def after_one(item: Any) -> After:
     """Raises InvalidArgument for what is no operation to wait for."""
     if isinstance(item, After):
         if item.on not in ("success", "end"):
-            raise InvalidArgument(f'{shown(item.on)} is no end to wait for: "success", or any "end"')
+            raise InvalidArgument(f'{shown(item.on)} is not an event to wait for: use "success" or "end"')
         return After(after_one(item.ref).ref, item.on)
     if isinstance(item, OperationRef):
         return After(item)
     ref = getattr(item, "ref", item)
     if not isinstance(ref, str):
         raise InvalidArgument(
-            f"{shown(item)} is no operation to wait for: give its name, table/type/instance, or its handle"
+            f"{shown(item)} is not an operation to wait for: give its name, table/type/instance, or its handle"
         )
     return After(OperationRef.parse(ref))
 
@@ -293,12 +295,14 @@ def after_one(item: Any) -> After:
 def partition_names(partitions: Any) -> tuple[str, ...]:
     """The names of some partitions. Raises InvalidArgument."""
     if isinstance(partitions, str):
-        raise InvalidArgument(f"partitions is a list of names, such as [{shown(partitions)}]")
+        raise InvalidArgument(f"partitions must be a list of names, such as [{shown(partitions)}]")
     if not isinstance(partitions, Iterable):
-        raise InvalidArgument(f"partitions is a list of names, not {shown(partitions)}")
+        raise InvalidArgument(f"partitions must be a list of names, not {shown(partitions)}")
     names = tuple(partitions)
     if not names:
-        raise InvalidArgument("the list of partitions is empty: name some, or leave it out for all of them")
+        raise InvalidArgument(
+            "the list of partitions is empty: name a partition, or leave the list out for all partitions"
+        )
     if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgument("a partition's name must be a text that is not empty")
     if len(set(names)) < len(names):

@@ -9,6 +9,7 @@ from distop.errors import NotAllowed, no_operation
 from distop.protocol import rerun_record
 from distop.protocol.record_reading import read
 from distop.protocol.records import CLUSTER_TABLE, History, State
+from distop.protocol.texts import plural
 from distop.protocol.txn import Get
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import acting, request
@@ -77,21 +78,23 @@ def left_out(ended: OperationResult, unfinished: bool | None) -> int:
 def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:
     """The partitions to run again. Raises NotAllowed where there are none, or their names were not kept."""
     if record.state is State.SUCCESS:
-        raise NotAllowed(f"{ref} succeeded: there is nothing to run again")
+        raise NotAllowed(f"{ref} succeeded: it has no partition to rerun")
     left = record.total - record.success - record.failed
     if not record.failed and not (unfinished and left):
         if left:
             raise NotAllowed(
-                f"{ref} has no failed partition, but {left} that had not ended: take those with --unfinished "
+                f"{ref} has no failed partition, but {plural(left, 'unfinished partition')}: rerun with --unfinished "
                 "(unfinished=True)"
             )
-        planned = "all its jobs succeeded" if record.total else "it got no plan"
-        raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
+        planned = "all its jobs succeeded" if record.total else "it had no plan"
+        raise NotAllowed(
+            f"{ref} ended as {record.state}, but {planned}: it has no partition to rerun; start a new operation"
+        )
     names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
     if found is None or (unfinished and left and not found.unfinished):
         listing = f" (list the failed ones: {command('show', str(ref), '--failed')})" if record.failed else ""
         raise NotAllowed(
-            f"{ref} cannot be rerun: its unfinished partitions were too many, or their names too long, to be kept. "
-            f"Start the operation again, with --partition for some of them{listing}"
+            f"{ref} cannot be rerun: its unfinished partitions were too many, or their names too long, to be stored. "
+            f"Start a new operation with --partition for some of them{listing}"
         )
     return names

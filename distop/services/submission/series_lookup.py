@@ -1,4 +1,4 @@
-"""Which operation of a series goes on: whoever wants to end a series knows one of it, which may have ended long ago."""
+"""Finds the active operation of a series, from any of its operations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PAGE = 100
 
 
 async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> OperationRef:
-    """The operation with which its series began. Where another one took its place, that one's.
+    """The first operation of the series, or the one that replaced it.
 
-    Raises NotFound, NotAllowed (it is of no series), UnreadableRecord.
+    Raises NotFound, NotAllowed (not part of a series), UnreadableRecord.
     """
     seen = {ref}
     while True:
@@ -32,7 +32,7 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
                 ref = of_its_kind(OperationRef.parse(record.cancel.replaced_by), ref.table, ref.type, history.kv.key)
                 if ref in seen:
                     raise UnreadableRecord(
-                        f"the record at {history.kv.key} says that {ref}, which it replaced, replaced it"
+                        f"the record at {history.kv.key} is inconsistent: {ref} and its operation replaced each other"
                     )
                 seen.add(ref)
                 continue
@@ -42,13 +42,13 @@ async def first_of(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Operation
         else:
             raise no_operation(str(ref))
         if not first:
-            raise NotAllowed(f"{ref} is of no series: it does not come again")
+            raise NotAllowed(f"{ref} is not part of a series")
         key = history.kv.key if history.kv is not None else keys.of(ref, "spec")
         return of_its_kind(OperationRef.parse(first), ref.table, ref.type, key)
 
 
 async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> OperationRef | None:
-    """The last operation of a series that has not gone; None: the series has ended."""
+    """The last operation of a series that still exists; None: the series has ended."""
     without: set[OperationRef] = set()
     while True:
         # One of it is there as long as the series goes on: the next one is started before the last one goes.

@@ -1,8 +1,8 @@
-"""Group commit of the starts of one client: while one is under way, those of the same type on the same table that come
-meanwhile go together in the next transaction.
+"""Group commit of the starts of one client.
 
-A start that finds none under way goes at once, in its caller's own task. The others wait in a line: they would race it,
-and each other, for the same two keys, and all but one would lose (measured in ``scripts/bench starts``).
+Starts of the same type on the same table that arrive during a commit share the next transaction. A start without a
+commit under way is sent at once, in its caller's task. The others queue: they would race it, and each other, for the
+same two keys, and all but one would lose (measured in ``scripts/bench starts``).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _Place: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One that waits in line. ``answer``: what became of it, or None: it goes on by itself."""
+    """A queued start. ``answer``: its result, or None: it continues alone."""
 
     wanted: Request
     began: float | None
-    """Since when it loses."""
+    """Since when it has lost the race."""
     answer: asyncio.Future[Started | Exception | None]
     sent: bool = False
-    """It is being started: whether it was is not known before the answer."""
+    """It is being started: the outcome is unknown before the answer."""
     tried: Try = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Starts:
         self._etcd = etcd
         self._keys = keys
         self._lines: dict[_Place, deque[_Waiting]] = {}
-        """Where a start is under way, those that wait for its end."""
+        """Type and table with a start under way → queued starts."""
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, wanted: Request) -> Started:
@@ -90,9 +90,9 @@ class Starts:
         return verdict
 
     def _next(self, place: _Place, line: deque[_Waiting], heard: Heard, *, lost: int, silent: bool) -> None:
-        """The start that was under way is over."""
+        """Start the next group after the one that was under way, or dissolve the queue."""
         if not silent and any(not one.answer.cancelled() for one in line):
-            task = asyncio.ensure_future(self._serve(place, line, heard, lost))
+            task = asyncio.ensure_future(self._start_queue(place, line, heard, lost))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         else:
@@ -106,9 +106,10 @@ class Starts:
         for one in line:
             one.settle(None)
 
-    async def _serve(self, place: _Place, line: deque[_Waiting], heard: Heard, lost: int) -> None:
-        """Start those in line, as many in one transaction as it takes, until nobody waits. ``lost``: tries in a row
-        that got nothing done; ``heard``: what the try before told.
+    async def _start_queue(self, place: _Place, line: deque[_Waiting], heard: Heard, lost: int) -> None:
+        """Start the queued operations, in large transactions, until the queue is empty.
+
+        ``lost``: attempts in a row without progress; ``heard``: what the previous attempt read.
         """
         group: list[_Waiting] = []
         took = 0.0
@@ -118,7 +119,7 @@ class Starts:
                 await asyncio.sleep(pause(lost, took) if lost else 0)
                 if lost:
                     heard.note(None)  # others had their turns meanwhile: a read costs less than a try that is refused
-                group = _take(line)
+                group = _next_group(line)
                 if not group:
                     break
                 for one in group:
@@ -147,8 +148,8 @@ def _stand_in(line: deque[_Waiting], wanted: Request, began: float | None, *, fi
     return waiting
 
 
-def _take(line: deque[_Waiting]) -> list[_Waiting]:
-    """The first ones in line; those whose callers are gone are left out."""
+def _next_group(line: deque[_Waiting]) -> list[_Waiting]:
+    """The first queued starts, without those whose callers are gone."""
     group: list[_Waiting] = []
     while line and len(group) < STARTS_PER_TXN:
         one = line.popleft()
@@ -158,7 +159,7 @@ def _take(line: deque[_Waiting]) -> list[_Waiting]:
 
 
 def _settled(one: _Waiting, tried: Try) -> bool:
-    """Tell what became of it; False: nothing yet, it is to be tried again."""
+    """Deliver the result; returns False if there is none yet, and the start is retried."""
     if isinstance(tried.verdict, Apart):
         one.settle(None)
     elif not isinstance(tried.verdict, Lost):

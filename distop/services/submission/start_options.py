@@ -77,7 +77,9 @@ class StartOptions:
 
     partitions: Sequence[str] | None = field(
         default=None,
-        metadata=_option(v.partition_names, Flag("--partition", "NAME", "Only this one (repeatable).", "texts")),
+        metadata=_option(
+            v.partition_names, Flag("--partition", "NAME", "Run only this partition (repeatable).", "texts")
+        ),
     )
     request_id: str | None = field(
         default=None,
@@ -97,7 +99,7 @@ class StartOptions:
         default=None,
         metadata=_option(
             lambda value: v.times(value, "the number of attempts must be"),
-            Flag("--retry-attempts", "N", "Tries of a job that meets unexpected errors.", "count"),
+            Flag("--retry-attempts", "N", "Attempts of a job after unexpected errors.", "count"),
             of=_RULES,
         ),
     )
@@ -105,7 +107,7 @@ class StartOptions:
         default=None,
         metadata=_option(
             lambda value: check_time_limit(value, "the time limit of a job"),
-            Flag("--time-limit", "S", "Seconds for one attempt of a job at most.", "seconds"),
+            Flag("--time-limit", "S", "Maximum seconds for one attempt of a job.", "seconds"),
             of=_RULES,
         ),
     )
@@ -119,34 +121,36 @@ class StartOptions:
         default=None,
         metadata=_option(
             check_labels,
-            Flag("--label", "K=V", "A label to find it by (repeatable).", "texts"),
+            Flag("--label", "K=V", "Label to filter operations by (repeatable).", "texts"),
             of=(*_RULES, "apply"),
         ),
     )
     not_before: datetime | str | None = field(
         default=None,
-        metadata=_option(lambda value: value, Flag("--at", "TIME", "Begin then, or later: 2026-01-31T18:00:00+01:00.")),
+        metadata=_option(
+            lambda value: value, Flag("--at", "TIME", "Start at this time or later: 2026-01-31T18:00:00+01:00.")
+        ),
     )
     delay: float | None = field(
         default=None,
         metadata=_option(
             lambda value: v.seconds(value, "the delay"),
-            Flag("--delay", "S", "Begin so many seconds from now.", "seconds"),
+            Flag("--delay", "S", "Start after this many seconds.", "seconds"),
         ),
     )
     after: Iterable[Any] | None = field(
         default=None,
         metadata=_option(
             v.predecessors,
-            Flag("--after", "OP", "Begin once this operation has succeeded (repeatable).", "texts"),
-            Flag("--after-end", "OP", "Begin once it has ended, however (repeatable).", "texts"),
+            Flag("--after", "OP", "Start after this operation succeeds (repeatable).", "texts"),
+            Flag("--after-end", "OP", "Start after this operation ends (repeatable).", "texts"),
         ),
     )
     priority: int | None = field(
         default=None,
         metadata=_option(
             v.whole("the priority", -MOST_URGENT, MOST_URGENT),
-            Flag("--priority", "N", f"-{MOST_URGENT} to {MOST_URGENT}, the higher first (default 0).", "number"),
+            Flag("--priority", "N", f"-{MOST_URGENT} to {MOST_URGENT}; higher starts first (default 0).", "number"),
             of=_LIMITS,
         ),
     )
@@ -154,7 +158,7 @@ class StartOptions:
         default=None,
         metadata=_option(
             v.whole("the number of jobs at once", 0, MAX_LIMIT),
-            Flag("--max-jobs", "N", "Run so many of its jobs at once (0: no limit).", "number"),
+            Flag("--max-jobs", "N", "Maximum jobs at once (0: no limit).", "number"),
             of=_LIMITS,
         ),
     )
@@ -162,7 +166,7 @@ class StartOptions:
         default=None,
         metadata=_option(
             v.whole("the number of jobs at once of each executor", 0, MAX_LIMIT),
-            Flag("--max-jobs-per-executor", "N", "The same for each executor.", "number"),
+            Flag("--max-jobs-per-executor", "N", "Maximum jobs at once on each executor.", "number"),
             of=_LIMITS,
         ),
     )
@@ -170,41 +174,41 @@ class StartOptions:
         default=None,
         metadata=_option(
             v.budget,
-            Flag("--max-failed", "N|N%", "Go on until more jobs than so many have failed, whatever the policy."),
+            Flag("--max-failed", "N|N%", "Tolerate up to N failed jobs, whatever the policy."),
             of=_LIMITS,
         ),
     )
     where: Mapping[str, str] | None = field(
         default=None,
         metadata=_option(
-            v.selector, Flag("--where", "K=V", "Only on executors with this label (repeatable).", "texts")
+            v.selector, Flag("--where", "K=V", "Run only on executors with this label (repeatable).", "texts")
         ),
     )
     every: Every | float | None = field(
         default=None,
         metadata=_option(
             v.every,
-            Flag("--every", "S", "Come again so many seconds after its end.", "seconds"),
-            Flag("--grid", "", "With --every: from one begin to the next.", "switch"),
-            Flag("--jitter", "S", "With --every: up to so many seconds later.", "seconds", 0.0),
-            Flag("--times", "N", "With --every: so often in all.", "count"),
-            Flag("--until", "TIME", "With --every: not after this time."),
-            Flag("--on", "END", "With --every: after success, failure or any end.", default="any"),
+            Flag("--every", "S", "Repeat this many seconds after each end.", "seconds"),
+            Flag("--grid", "", "With --every: count from start to start.", "switch"),
+            Flag("--jitter", "S", "With --every: random delay of at most S seconds.", "seconds", 0.0),
+            Flag("--times", "N", "With --every: number of runs in all.", "count"),
+            Flag("--until", "TIME", "With --every: start no run after this time."),
+            Flag("--on", "END", "With --every: repeat after success, failure or any.", default="any"),
             of=("start", "graph"),
         ),
     )
     id: str | None = field(
         default=None,
-        metadata=_option(v.own_id, Flag("--id", "ID", "Of one id, at most one goes on (default: the type's).")),
+        metadata=_option(v.own_id, Flag("--id", "ID", "Only one operation of an id is active (default: computed).")),
     )
     one_off: bool = field(
-        default=False, metadata=_option(v.switch("one_off"), Flag("--one-off", "", "Without an id.", "switch"))
+        default=False, metadata=_option(v.switch("one_off"), Flag("--one-off", "", "Start without an id.", "switch"))
     )
     on_duplicate: str | None = field(
         default=None,
         metadata=_option(
-            v.one_of("what becomes of a duplicate", v.DUPLICATE_POLICIES),
-            Flag("--on-duplicate", "POLICY", "join (default), refuse, replace or combine, where one goes on."),
+            v.one_of("the duplicate policy", v.DUPLICATE_POLICIES),
+            Flag("--on-duplicate", "POLICY", "If the id is active: join (default), refuse, replace, combine."),
         ),
     )
 
@@ -214,7 +218,9 @@ class StartOptions:
         known = options(verb)
         for name in given:
             if name not in known:
-                raise InvalidArgument(f"{name!r} is no option of {_OF[verb]}{did_you_mean(name, known, 'its options')}")
+                raise InvalidArgument(
+                    f"{name!r} is not an option of {_OF[verb]}{did_you_mean(name, known, 'its options')}"
+                )
         return cls(**given)
 
     def given(self) -> dict[str, Any]:
@@ -237,7 +243,7 @@ _values = attrgetter(*_FIELDS)
 _OF: Mapping[Verb, str] = MappingProxyType(
     {
         "start": "a start",
-        "prepare": "an operation that is prepared",
+        "prepare": "a prepared operation",
         "graph": "an operation of a graph",
         "rerun": "a rerun",
         "apply": "apply",

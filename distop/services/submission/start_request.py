@@ -1,4 +1,4 @@
-"""What a caller asks a start for, checked as far as it can be without etcd."""
+"""The request for a start, checked as far as possible without etcd."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 FOLLOW = "follow"
-"""What the next operation of a series does: it runs after one of its id that runs, and leaves the id to another series.
+"""The duplicate policy of the next operation of a series: it runs after a running one of its id, and yields to another
+series.
 """
 
 PREPARED = "prepared:"
-"""Before the external id of a prepared operation, in its request id."""
+"""Prefix of a prepared operation's request id; the external id follows."""
 
 
 @frozen
 class Request:
-    """What the caller asks for, checked as far as it can be without etcd."""
+    """The request for a start, checked as far as possible without etcd."""
 
     type: str
     table: str
@@ -51,11 +52,11 @@ class Request:
     failure_policy: str | None = None
     retry_attempts: int | None = None
     by: str = ""
-    """Who starts it, where that is another one than the submitter."""
+    """The user who starts it, if not the submitter."""
     rerun_of: str = ""
-    """The operation of whose partitions these are some."""
+    """The operation that it reruns."""
     not_before: str = ""
-    """RFC 3339: it begins then, or later."""
+    """The earliest start time (RFC 3339)."""
     after: tuple[After, ...] = ()
     options: Options = DEFAULT
     where: Mapping[str, str] = field(default_factory=dict)
@@ -63,13 +64,13 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
     id: str = ""
-    """The caller's own id; "": as the behavior computes it."""
+    """The caller's id; "": computed by the behavior."""
     one_off: bool = False
-    """It has no id."""
+    """Whether it starts without an id."""
     on_duplicate: str = ""
-    """What is done where an operation of its id goes on; "": it is joined."""
+    """The duplicate policy for an active id; "": join."""
     time_limit: float | None = None
-    """Seconds for one attempt of a job at most; None: what behavior and executor allow."""
+    """Maximum seconds for one attempt of a job; None: the limits of the behavior and the executor."""
 
     @property
     def keyed(self) -> bool:
@@ -78,13 +79,14 @@ class Request:
 
     @property
     def waits(self) -> bool:
-        """It may have to wait before it begins."""
+        """Whether it may have to wait before it starts."""
         return bool(self.not_before or self.after)
 
 
 def acting(etcd: EtcdClient) -> str:
-    """Who acts through this client, as far as it knows: its etcd user, where it has one, else :func:`whoami`. etcd does
-    not tell who wrote a key: a record says what its writer says.
+    """The user who acts through this client: its etcd user, or else :func:`whoami`.
+
+    etcd does not record who wrote a key, so a record has what its writer says.
     """
     user = etcd.config.username
     return _told(user) if user else whoami()
@@ -99,7 +101,7 @@ _NAMED_BY = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 def whoami() -> str:
-    """Who submits, where the caller does not say: ``user@host``."""
+    """The default submitter: ``user@host``."""
     return _who(os.getuid(), *map(os.environ.get, _NAMED_BY))
 
 
@@ -116,16 +118,16 @@ _LIMITS = tuple(one.name for one in fields(Options))
 
 
 def request(type_name: str, table: str, arg: bytes, options: StartOptions, who: str) -> Request:
-    """What is asked for. ``who``: the one that acts; it is told beside the submitter, where that is another one.
+    """The checked request for a start.
 
-    Raises InvalidArgument.
+    ``who``: the acting user, recorded besides the submitter if they differ. Raises InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
     check_encoded(arg, "the argument")
     given = options.checked()
     if "partitions" in given and table == CLUSTER_TABLE:
-        raise InvalidArgument(f"an operation on {CLUSTER_TABLE} has one job for everything: name no partitions")
+        raise InvalidArgument(f"an operation on {CLUSTER_TABLE} has a single job: leave out the partitions")
     if options.request_id is not None:
         check_not_derived(options.request_id)
     submitter = given.pop("submitter", who)
@@ -146,7 +148,7 @@ def request(type_name: str, table: str, arg: bytes, options: StartOptions, who: 
 
 
 def derived(wanted: Request, request_id: str) -> Request:
-    """The request with a request id of distop's own. Callers cannot choose ids of this form."""
+    """The request with a reserved request id, which callers cannot choose."""
     return replace(wanted, request_id=request_id, own_id=True)
 
 
@@ -163,6 +165,6 @@ def check_not_derived(request_id: str, what: str = "the request id") -> None:
             taken = True
     if taken:
         raise InvalidArgument(
-            f"{what} {shown(request_id)} is of a form that distop keeps for itself (prepared:…, OPERATION#next, "
-            "OPERATION#1): choose another one"
+            f"{what} {shown(request_id)} has a form reserved for distop (prepared:…, OPERATION#next, OPERATION#1): "
+            "choose another one"
         )

@@ -1,4 +1,4 @@
-"""Starting operations, each by itself: those of one type on one table share a transaction (I39)."""
+"""Starts independent operations; those of one type and table share a transaction (I39)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.client")
 
 READS = 60
-"""Keys that are read at once."""
+"""Number of keys that are read at once."""
 HEARD_FOR = 0.25
-"""Seconds for which the counters, and what a type declares, are good for another try as they were told."""
+"""Maximum age in seconds of the counters and the declaration from the previous attempt."""
 _CUT_OFF = "distop_request_id"
 
 
@@ -52,11 +52,11 @@ def cut_off(error: asyncio.CancelledError) -> str | None:
 
 
 class NotSent(Lost):
-    """It was not in the transaction, for which it was not fit: nothing is lost."""
+    """The operation did not fit into the transaction: it was not tried."""
 
 
 class Apart(Exception):
-    """etcd took none of several starts in one transaction; each may be taken alone."""
+    """etcd rejected several starts in one transaction; each alone may be accepted."""
 
 
 async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
@@ -84,7 +84,7 @@ class Heard:
         self._at = 0.0
 
     def latest(self) -> OfType | None:
-        """As it was a moment ago."""
+        """The data of the latest attempt; None if it is too old."""
         return self._latest if time.monotonic() - self._at < HEARD_FOR else None
 
     def note(self, latest: OfType | None) -> None:
@@ -133,7 +133,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
     looks = of_type.declaration.instances == "one" or any(one.wanted.own_id for one in chosen)
     txn = t.starts(keys, of_type.counters, new, begun=begun, looks=looks)
     if operations(txn) > MAX_OPERATIONS:
-        chosen[0].verdict = _waits_for_too_many(new[0])
+        chosen[0].verdict = _too_many_predecessors(new[0])
         return
     if (result := await _commit(etcd, txn, chosen, tries[0])) is None:
         return
@@ -145,7 +145,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         one.verdict = _judge(one.wanted, each, there)
     for one, first in behind.items():
         if first in chosen:
-            _told_by_the_first(one, first)
+            _verdict_from_first(one, first)
 
 
 async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try], first: Try) -> TxnResult | None:
@@ -164,7 +164,7 @@ async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try], first: Try)
 
 
 def _asked(tries: Iterable[Try]) -> dict[Try, Asked]:
-    """What is to be started."""
+    """The operations to start."""
     return {one: one.asked for one in tries if one.asked is not None and one.open}
 
 
@@ -218,18 +218,21 @@ def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | Non
     return Lost()
 
 
-def _waits_for_too_many(new: t.NewOperation) -> InvalidArgument:
-    """Where it takes the place of another one; else the edges are written apart (``services.submission.insertion``)."""
+def _too_many_predecessors(new: t.NewOperation) -> InvalidArgument:
+    """The error of a replacing operation with too many predecessors.
+
+    Others write such edges separately (``services.submission.insertion``).
+    """
     return InvalidArgument(
-        f"{new.ref.type} on {new.ref.table} was not started: it would wait for {len(new.after)} operations, more than "
-        "one that takes the place of another can: let it wait for a join of them"
+        f"{new.ref.type} on {new.ref.table} was not started: it would wait for {len(new.after)} operations, which is "
+        "too many for an operation that replaces another: let it wait for a join of them"
     )
 
 
 def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     unknown = OutcomeUnknown(
-        f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
-        f"again with request_id={wanted.request_id!r} (--request-id), which starts it only if it was not"
+        f"cannot tell whether {wanted.type} on {wanted.table} was started, because etcd stopped answering: call again "
+        f"with request_id={wanted.request_id!r} (--request-id), which starts it at most once"
     )
     unknown.__cause__ = error
     return unknown
@@ -260,8 +263,8 @@ def _choose(declaration: Declaration, asked: Mapping[Try, Asked]) -> tuple[list[
     return chosen, behind
 
 
-def _told_by_the_first(one: Try, first: Try) -> None:
-    """What became of the one that excludes it is what it would be told right after it."""
+def _verdict_from_first(one: Try, first: Try) -> None:
+    """Derive the verdict from that of the excluding operation: it would be the same right after."""
     ref = OperationRef(one.wanted.table, one.wanted.type, one.object, 0)
     if isinstance(first.verdict, Started):
         one.verdict = _excluded(ref, first.verdict.ref)

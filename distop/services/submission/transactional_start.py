@@ -1,9 +1,10 @@
-"""Starting operations inside a transaction of the caller's: they exist exactly if it commits (C8, C9, C10).
+"""Starts operations inside a caller's transaction: they exist if it commits (C8-C10).
 
-What starts them is compares and puts. A caller that speaks to etcd through distop has them committed here, beside its
-own (:func:`commit_with`); one that has an ``etcd3`` client adds them to a transaction of that
-(:meth:`Submission.etcd3`). All of them wait first, be it for nobody, as those of a graph do: so they compare the
-counter of instances alone, and nothing that begins or ends on the table makes the caller's transaction fail.
+A start is a set of compares and puts. A caller that uses distop to speak to etcd has them committed here with its own
+(:func:`commit_with`); one with an ``etcd3`` client adds them to its transaction (:meth:`Submission.etcd3`).
+
+All operations are pending first, even without a dependency, as those of a graph are. So they compare only the counter
+of instances, and no start or end on the table makes the caller's transaction fail.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
 from distop.protocol.frozen import frozen
-from distop.protocol.texts import shown
+from distop.protocol.texts import plural, shown
 from distop.protocol.txn import (
     MAX_OPERATIONS,
     TOO_LARGE,
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
 
 
 FORGET_LIMIT = 5.0
-"""Seconds for which a receipt that nobody needs any more is tried to be deleted."""
+"""Seconds for which the deletion of an obsolete receipt is tried."""
 
 
 class Submission:
-    """Operations that a transaction of the caller's may start: add ``compares`` to what it compares, and ``puts`` to
-    what it does then. It is good for one transaction, soon: where others start operations of these types meanwhile, its
-    compares fail.
+    """The compares and puts that start operations in a caller's transaction.
+
+    Add ``compares`` and ``puts`` to that transaction. They are valid for one transaction, soon: when other operations
+    of these types start meanwhile, the compares fail.
     """
 
     def __init__(self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], whole: Whole) -> None:
@@ -121,15 +123,17 @@ def _compare3(kinds: Any, one: Compare) -> Any:
 
 
 async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:
-    """Read and check everything, write nothing. Raises as ``graph_start.start_graph`` does; InvalidArgument for what
-    one transaction does not take; OperationStartError where an earlier call with these request ids has started them.
+    """Read and check everything; write nothing.
+
+    Raises as ``graph_start.start_graph`` does; InvalidArgument if one transaction cannot hold it; OperationStartError
+    if an earlier call with these request ids has started them.
     """
     check(wanted, links)
     whole = await until_won(etcd, keys, wanted[0], lambda: in_one(etcd, keys, wanted, links))
     if whole.earlier:
         raise OperationStartError(
             f"{', '.join(map(str, whole.refs[:3]))} {'was' if len(whole.refs) == 1 else 'were'} started by an earlier "
-            "transaction with this request id: choose a new id for another one"
+            "transaction with this request id: choose a new id for another transaction"
         )
     return Submission(etcd, keys, wanted, whole)
 
@@ -152,7 +156,7 @@ class Committed:
 
 @frozen
 class Own:
-    """What the caller's own transaction compares and does."""
+    """The compares and operations of the caller's transaction."""
 
     compare: tuple[Compare, ...]
     success: tuple[Operation, ...]
@@ -160,16 +164,19 @@ class Own:
 
 
 def own(keys: Keys, compare: Iterable[Any], success: Iterable[Any], failure: Iterable[Any]) -> Own:
-    """Raises InvalidArgument for what is no part of a transaction, or writes keys of distop's."""
+    """Check the parts of a transaction.
+
+    Raises InvalidArgument for invalid parts, and for writes to keys of distop.
+    """
     parts = []
     for given, what in ((compare, "compare"), (success, "success"), (failure, "failure")):
         if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
-            raise InvalidArgument(f"{what} is a list, not {shown(given)}")
+            raise InvalidArgument(f"{what} must be a list, not {shown(given)}")
         parts.append(tuple(given))
     for one in parts[0]:
         if not isinstance(one, Compare):
             raise InvalidArgument(
-                f"{shown(one)} is no compare: take those of distop.protocol.txn, such as unchanged(key, revision)"
+                f"{shown(one)} is not a compare: use those of distop.protocol.txn, such as unchanged(key, revision)"
             )
     for one in (*parts[1], *parts[2]):
         _check_operation(keys, one)
@@ -183,16 +190,14 @@ def _check_operation(keys: Keys, one: Any) -> None:
         return
     if not isinstance(one, Put | Delete | Get):
         raise InvalidArgument(
-            f"{shown(one)} is nothing that a transaction does: take Put, Delete, Get or Txn of distop.protocol.txn"
+            f"{shown(one)} is not an operation of a transaction: use Put, Delete, Get or Txn of distop.protocol.txn"
         )
     if isinstance(one, Get):
         return
     first, after = keys.everything()
     end = (one.range_end if isinstance(one, Delete) else "") or f"{one.key}\0"
     if one.key < after and (end > first or end == "\0"):  # "\0" as an end: all keys from there on
-        raise InvalidArgument(
-            f"the key {shown(one.key)} is distop's own: a transaction of the caller's writes none of these"
-        )
+        raise InvalidArgument(f"the key {shown(one.key)} belongs to distop: a caller's transaction cannot write it")
 
 
 async def commit_with(
@@ -227,8 +232,8 @@ async def commit_with(
         return await until_won(etcd, keys, first, attempt)
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            "whether the transaction was committed, and its operations were started, is not known, because etcd "
-            f"stopped answering: call again with request_id={shown(name)}, which commits it only if it was not"
+            "cannot tell whether the transaction was committed, because etcd stopped answering: call again with "
+            f"request_id={shown(name)}, which commits it at most once"
         ) from error
 
 
@@ -261,8 +266,8 @@ def _joined(keys: Keys, whole: Whole, caller: CallerTransaction) -> Txn:
     txn = combined(keys, whole.txn, caller)
     if operations(txn) > MAX_OPERATIONS:
         raise InvalidArgument(
-            f"the transaction has {operations(txn)} operations with what starts its {len(whole.refs)}, over the "
-            f"{MAX_OPERATIONS} that etcd takes: do less at once"
+            f"the transaction has {operations(txn)} etcd operations, with those that start its "
+            f"{plural(len(whole.refs), 'operation')}; etcd accepts at most {MAX_OPERATIONS}: split the transaction"
         )
     if (found := flaw(txn)) is not None and found.detail != TOO_LARGE:
         raise InvalidArgument(f"etcd would reject the transaction: {found.text}")

@@ -1,8 +1,8 @@
-"""Submission in two phases: prepare an operation, then confirm it (C13), or abandon it.
+"""Two-phase submission: prepare an operation, then confirm (C13) or abandon it.
 
-A sender that changes something of its own prepares the operation first, under an external id of its transaction, makes
-its change, and confirms. An operation that was prepared never begins before. What becomes of one that nobody confirms
-is up to the executors (``daemon.upkeep.prepared_verification``).
+A sender prepares the operation under the external id of its own transaction, makes its change, and confirms. A prepared
+operation does not start before. Executors decide about one that nobody confirms
+(``daemon.upkeep.prepared_verification``).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 LONGEST_ID = 200
-"""Characters of an external id."""
+"""Maximum characters of an external id."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
 def external(value: Any) -> str:
-    """An external id. Raises InvalidArgument."""
+    """The checked external id. Raises InvalidArgument."""
     if not 0 < len(text(value, "the external id")) <= LONGEST_ID:
-        raise InvalidArgument(f"an external id is a text of 1 to {LONGEST_ID} characters")
+        raise InvalidArgument(f"an external id must be a text of 1 to {LONGEST_ID} characters")
     try:
         for id_ in (p.hold_id(value), p.receipt_id(value)):
             K.encode(id_)
@@ -61,16 +61,21 @@ def external(value: Any) -> str:
 def terms(
     wanted: Request, verify: Any, verify_after: Any, verify_attempts: Any, verify_pause: Any, external_id: str
 ) -> p.Terms:
-    """What the hold shall say, but for the operation, which has no number yet. Raises InvalidArgument."""
+    """The hold's record without the operation, which has no number yet.
+
+    Raises InvalidArgument.
+    """
     after, between = seconds(verify_after, "verify_after"), seconds(verify_pause, "verify_pause")
     if not 0 < after <= LONGEST_DELAY:
         raise InvalidArgument(
-            f"verify_after is a number of seconds above 0, and at most a hundred years, not {after:g}"
+            f"verify_after must be a number of seconds above 0 and at most a hundred years, not {after:g}"
         )
     if not 0 <= between <= p.LONGEST_PAUSE:
-        raise InvalidArgument(f"verify_pause is a number of seconds from 0 to {p.LONGEST_PAUSE:g}, not {between:g}")
+        raise InvalidArgument(
+            f"verify_pause must be a number of seconds from 0 to {p.LONGEST_PAUSE:g}, not {between:g}"
+        )
     if not isinstance(verify_attempts, int) or isinstance(verify_attempts, bool) or not 1 <= verify_attempts <= 1_000:
-        raise InvalidArgument(f"verify_attempts is a whole number from 1 to 1000, not {shown(verify_attempts)}")
+        raise InvalidArgument(f"verify_attempts must be a whole number from 1 to 1000, not {shown(verify_attempts)}")
     asked = "" if verify is None else check_verifier(verify)
     digest = p.digest(wanted.type, wanted.table, request_digest(wanted.arg, wanted.partitions), asked, after)
     return p.Terms(external_id, "", digest, asked, after, verify_attempts, between)
@@ -85,8 +90,8 @@ def check_verifier(verify: Any) -> str:
     if "://" not in asked:
         if not _NAME.fullmatch(asked):
             raise InvalidArgument(
-                f"{shown(asked[:100])} is no verifier: give the name of one that executors have installed, or a URL to "
-                "ask (https://host/path)"
+                f"{shown(asked[:100])} is not a verifier: give the name of an installed verifier, or a URL "
+                "(https://host/path)"
             )
         return asked
     verifier_urls.parse(asked)
@@ -123,22 +128,22 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms)
         return await until_won(etcd, keys, wanted, attempt)
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            f"whether {wanted.type} on {wanted.table} was prepared is not known, because etcd stopped answering: "
-            f"prepare it again with the external id {shown(asked.external_id)}, which does so only if it was not"
+            f"cannot tell whether {wanted.type} on {wanted.table} was prepared, because etcd stopped answering: "
+            f"prepare it again with the external id {shown(asked.external_id)}, which prepares it at most once"
         ) from error
 
 
 def _same(there: p.Terms, asked: p.Terms) -> Started:
     if there.digest != asked.digest:
         raise InvalidArgument(
-            f"the external id {shown(asked.external_id)} has prepared {there.op}, by another request: repeat that one "
-            "as it was, or choose a new id"
+            f"the external id {shown(asked.external_id)} has prepared {there.op} by another request: repeat that "
+            "request unchanged, or choose a new external id"
         )
     return Started(OperationRef.parse(there.op), earlier=True)
 
 
 async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.Terms, Hold, int] | None:
-    """What the hold says, or else the receipt, and its mod revision."""
+    """The record of the hold, or else of the receipt, and its mod revision."""
     ids = (p.hold_id(external_id), p.receipt_id(external_id))
     for answer in await etcd.read(*(Get(keys.hold(id_)) for id_ in ids)):
         if answer.kv is not None:
@@ -150,15 +155,15 @@ def _terms(kv: KeyValue) -> tuple[p.Terms, Hold, int]:
     record = read(Hold.decode, kv)
     found = p.Terms.of(record)
     if found is None:
-        raise UnreadableRecord(f"the record at {kv.key} cannot be read: it does not say which operation it holds")
+        raise UnreadableRecord(f"the record at {kv.key} cannot be read: it does not name the operation that it holds")
     return found, record, kv.mod_revision
 
 
 async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: OperationRef | None = None) -> OperationRef:
-    """Let what was prepared begin; again on one that is confirmed changes nothing.
+    """Confirm a prepared operation, so that it may start. Idempotent.
 
-    Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled, or is another operation
-    than the ``expected`` one; OutcomeUnknown (confirm it again).
+    Raises NotFound; NotAllowed, with the reason, if it was given up, abandoned or cancelled, or is not the ``expected``
+    operation; OutcomeUnknown (confirm it again).
     """
     while True:
         found = await _find(etcd, keys, external_id)
@@ -171,7 +176,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
         if record.state is HoldState.CONFIRMED:
             return ref
         if record.state is HoldState.DENIED:
-            raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {record.text}")
+            raise NotAllowed(f"{ref} can no longer be confirmed and will never run: {record.text}")
         waits = await _still_waits(etcd, keys, ref, keys.hold(p.hold_id(external_id)), mod)
         if waits is None:
             continue
@@ -183,8 +188,8 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
                 return ref
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
-                f"whether {shown(external_id)} was confirmed is not known, because etcd stopped answering: confirm it "
-                "again, which changes nothing where it was"
+                f"cannot tell whether {shown(external_id)} was confirmed, because etcd stopped answering: confirm it "
+                "again, which is safe to repeat"
             ) from error
 
 
@@ -203,12 +208,12 @@ async def _still_waits(
         why = f": {record.cancel.text}" if record.cancel is not None and record.cancel.text else ""
         raise NotAllowed(f"{ref} cannot be confirmed: it ended as {record.state}{why}")
     if state.kv is None or read(word(State), state.kv) is not State.PENDING:
-        raise NotAllowed(f"{ref} cannot be confirmed: it does not wait any more")
+        raise NotAllowed(f"{ref} cannot be confirmed: it is no longer waiting")
     return state.kv.mod_revision, read(Actions.decode, done.kv) if done.kv is not None else NO_ACTIONS
 
 
 async def held_by(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str | None:
-    """The external id under which the operation was prepared; None where it was not. Raises NotFound."""
+    """The external id of a prepared operation; None if it was not prepared. Raises NotFound."""
     spec, history = await etcd.read(Get(keys.of(ref, "spec")), Get(keys.history(ref)))
     if spec.kv is not None:
         return p.external_id_of(read(Spec.decode, spec.kv).hold)
@@ -223,7 +228,10 @@ def never_ran(record: History) -> bool:
 
 
 async def confirm_operation(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
-    """As :func:`confirm`, of an operation by its name; also once all but its history is forgotten."""
+    """Confirm an operation by its name, as :func:`confirm` does.
+
+    Works also when only its history is left.
+    """
     external_id = await held_by(etcd, keys, ref)
     if external_id is None:
         raise NotAllowed(f"{ref} was not prepared: there is nothing to confirm")
@@ -234,7 +242,7 @@ async def confirm_operation(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> 
         record = read(History.decode, kv) if kv is not None else None
         if record is not None and never_ran(record):
             why = record.cancel.text if record.cancel is not None else record.state
-            raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {why}") from None
+            raise NotAllowed(f"{ref} can no longer be confirmed and will never run: {why}") from None
 
 
 async def find(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRef:

@@ -433,7 +433,7 @@ def test_a_result_says_why_it_has_no_certificate() -> None:
     for state, report, why in (
         ("success", {"uncertified": "too wide"}, "t/validate/1 has no certificate: too wide"),
         ("failed", {"certificate": None}, "it ended as failed"),
-        ("success", None, "operations of its type give none"),
+        ("success", None, "operations of its type issue none"),
     ):
         with pytest.raises(NotAllowed, match=why):
             result(state, report).certificate()

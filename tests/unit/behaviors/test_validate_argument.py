@@ -182,7 +182,7 @@ def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() ->
         check_argument("validate", SCHEMA, json.dumps({"checks": checks}).encode())
 
     submitted({"not_null": "a"}, {"not_null": "a"}, {"not_null": "a", "name": "n"})
-    with pytest.raises(InvalidArgument, match='at checks: two of them have the name "n"'):
+    with pytest.raises(InvalidArgument, match='at checks: two items have the name "n"'):
         submitted({"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"})
 
 

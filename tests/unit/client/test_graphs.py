@@ -26,7 +26,7 @@ def test_L31_a_chain_waits_step_by_step() -> None:
     assert edges(chord([d, e], f)) == {(0, 2, "success"), (1, 2, "success")}
 
 
-def test_L36_between_wide_steps_stands_a_join() -> None:
+def test_L36_wide_steps_are_connected_by_a_join() -> None:
     first, second = group(*(noop() for _ in range(WIDE))), group(*(noop() for _ in range(WIDE)))
     graph = chain(first, second)
     joins = [one for one in graph if one.type_name == "join"]
@@ -49,17 +49,17 @@ def test_an_end_is_another_edge_than_a_success() -> None:
     ("graph", "sentence"),
     [
         ([], "the list is empty"),
-        ([1], "is no operation to start"),
-        ([Start("noop", "t", after=[noop()])], "which is not started"),
-        ([noop(colour="red")], "'colour' is no option of an operation of a graph .its options: partitions"),
+        ([1], "is not an operation to start"),
+        ([Start("noop", "t", after=[noop()])], "which is not in the graph"),
+        ([noop(colour="red")], "'colour' is not an option of an operation of a graph .its options: partitions"),
         ([noop(prioritty=3)], "did you mean 'priority'"),
-        ([noop(after=[])], "after is a field of its own"),
+        ([noop(after=[])], "after is a field of Start"),
         ([noop(request_id="one"), noop(request_id="one")], "have the request id 'one'"),
-        (7, "a graph is a list"),
+        (7, "a graph must be a list"),
     ],
     ids=str,
 )
-def test_what_is_no_graph_is_refused(graph: object, sentence: str) -> None:
+def test_an_invalid_graph_is_refused(graph: object, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         check(*requests(graph, None))  # type: ignore[arg-type]
 
@@ -68,13 +68,13 @@ def test_a_cycle_is_refused_and_names_one_of_it() -> None:
     a = noop()
     b = Start("noop", "other", after=[a])
     a.waiting_for([b])
-    with pytest.raises(InvalidArgument, match="in a circle, noop on"):
+    with pytest.raises(InvalidArgument, match="form a cycle, which contains noop on"):
         check(*requests([a, b], None))
 
 
-def test_more_than_a_graph_takes_are_refused() -> None:
+def test_a_graph_with_too_many_operations_is_refused() -> None:
     wanted, links = requests([noop() for _ in range(MAX_GRAPH + 1)], None)
-    with pytest.raises(InvalidArgument, match="100001 operations are more than one graph takes"):
+    with pytest.raises(InvalidArgument, match="the graph has 100001 operations"):
         check(wanted, links)
 
 
@@ -94,9 +94,9 @@ def test_a_chord_has_no_join_before_a_single_step() -> None:
     assert len(chord([noop() for _ in range(2 * WIDE)], noop())) == 2 * WIDE + 1
 
 
-def test_what_is_waited_for_may_be_named_in_each_way_and_an_unknown_end_is_refused() -> None:
+def test_predecessors_can_be_given_in_each_form_and_an_unknown_event_is_refused() -> None:
     for name in ("t/noop/8", OperationRef("t", "noop", "", 8)):
         (found,) = requests([Start("noop", "t", after=[After(name, "end")])], None)[0][0].after  # type: ignore[arg-type]
         assert found == After(OperationRef("t", "noop", "", 8), "end")
-    with pytest.raises(InvalidArgument, match="'sucess' is no end to wait for"):
+    with pytest.raises(InvalidArgument, match="'sucess' is not an event to wait for"):
         requests([Start("noop", "t", after=[After("t/noop/8", "sucess")])], None)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ async def test_a_lost_job_is_stopped_and_released() -> None:
     assert jobs.returned == [("a", Release())]
 
 
-async def test_a_job_that_breaks_is_tried_again() -> None:
+async def test_a_job_with_an_unexpected_error_is_retried() -> None:
     jobs = Jobs("a")
 
     def handler(job: Job) -> None:
@@ -153,7 +153,7 @@ async def test_a_job_that_breaks_is_tried_again() -> None:
     assert jobs.returned == [("a", Retry("ValueError: no"))]
 
 
-async def test_etcd_is_asked_again_after_a_short_pause_where_it_does_not_answer(
+async def test_a_worker_retries_after_a_short_pause_while_etcd_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs, slept, sleep = Jobs("a", own=1, **{"return": 1}), list[float](), asyncio.sleep

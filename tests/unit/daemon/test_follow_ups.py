@@ -71,7 +71,7 @@ async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytes
         if number == 1 and refusals:
             raise refusals.pop()
 
-    monkeypatch.setattr(Ending, "_follow", follow)
+    monkeypatch.setattr(Ending, "_start_follow_up", follow)
     ctx: Any = context(keys, LOG)
     reset = source.set(clock)
     try:
@@ -128,7 +128,7 @@ async def test_a_forged_follow_up_on_another_table_is_never_started(
     await ending._follow_all(REF, [{"type": "noop", "arg": {}, **wanted}])
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert record.getMessage().startswith("what should follow cannot be started: ")
+    assert record.getMessage().startswith("Cannot start a follow-up operation; skipping it: ")
 
 
 async def test_a_follow_up_on_the_operation_s_own_table_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

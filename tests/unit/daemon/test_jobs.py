@@ -359,7 +359,7 @@ async def test_an_end_that_cannot_be_written_is_an_error_of_its_job_alone(
     assert sorted(here.op.held) == [2, 3]
     told = here.claim(0)
     error = told.error if told is not None else here.outcome(0).error
-    assert "its end could not be written" in error
+    assert "the end of the job could not be encoded" in error
 
 
 @pytest.mark.parametrize(("least", "share"), [(False, 1.0), (True, 0.5)])

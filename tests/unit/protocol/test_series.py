@@ -78,7 +78,7 @@ def test_a_series_round_trips() -> None:
         (Every(60, on="luck"), "on is 'luck'"),
         (Every(60, times=0), "whole number of at least 1"),
         (Every(60, until="2020-01-01T00:00:00Z"), "over already"),
-        (Every(60, until="2030-01-01T00:00:00"), "has no zone"),
+        (Every(60, until="2030-01-01T00:00:00"), "has no time zone"),
     ],
     ids=str,
 )

@@ -117,11 +117,11 @@ def test_an_expression_with_texts_and_columns_is_accepted(text: str) -> None:
         (
             "a = ANY (l)",
             "the expression has a comparison with ANY (use IN (…) for a list of values, array_contains, exists or "
-            "forall for an array), which is not allowed: it must look at one row by listed functions only",
+            "forall for an array), which is not allowed: it must read one row with listed functions only",
         ),
         (
             "a IN (SELECT 1)",
-            "the expression has a subquery, which is not allowed: it must look at one row by listed functions only",
+            "the expression has a subquery, which is not allowed: it must read one row with listed functions only",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
     with pytest.raises(InvalidArgument) as caught:
         submitted(checks=[{"not_null": "a"}, {"check": "lenght(a) > 0"}])
     assert str(caught.value) == (
-        "the argument of validate does not fit: at checks[1].check: the expression uses 'lenght', which is not on the "
+        "the argument of validate is invalid: at checks[1].check: the expression uses 'lenght', which is not on the "
         "list of allowed functions (did you mean 'length'?): distop behaviors validate --json"
     )
 

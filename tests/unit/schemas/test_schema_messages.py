@@ -72,8 +72,8 @@ SCHEMA = Arg.model_json_schema()
             {"checks": [{"range": {"column": "a", "lo": 1}}]},
             "checks[0].range: unknown field 'lo' (did you mean 'low'? ",
         ),
-        ({"checks": [{"no_null": "a"}]}, 'checks[0]: {"no_null": "a"} fits none'),
-        ({"checks": [7]}, "at checks[0]: 7 fits none of what is allowed there (NotNull, Range)"),
+        ({"checks": [{"no_null": "a"}]}, 'checks[0]: {"no_null": "a"} matches none'),
+        ({"checks": [7]}, "at checks[0]: 7 matches none of the allowed forms (NotNull, Range)"),
         ({"checks": [{"not_null": "a"}], "mode": "on"}, 'at mode: "on" is none of "auto", "never"'),
         ({"checks": [{"not_null": "a"}], "sample": -1}, "at sample: -1 is less than the minimum of 0"),
         ({"checks": [{"not_null": "a"}], "smaple": 1}, "'smaple' (did you mean 'sample'? known: choice, few"),
@@ -85,7 +85,7 @@ def test_the_place_and_what_is_wrong_there(arg: Any, words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_argument("sample", SCHEMA, dumps(arg))
     text = str(caught.value)
-    assert text.startswith("the argument of sample does not fit: ")
+    assert text.startswith("the argument of sample is invalid: ")
     assert words in text
     assert "\n" not in text
 
@@ -142,7 +142,7 @@ def test_no_two_of_an_array_have_the_same_name() -> None:
     twice = dumps({"parts": [{"name": "a"}, {}, {"name": "é"}, {"name": "é"}]})
     with pytest.raises(InvalidArgument) as caught:
         check_argument("t", schema, twice)
-    assert str(caught.value) == 'the argument of t does not fit: at parts: two of them have the name "é"'
+    assert str(caught.value) == 'the argument of t is invalid: at parts: two items have the name "é"'
 
 
 @pytest.mark.parametrize(
@@ -168,5 +168,5 @@ def test_of_two_fields_the_first_is_not_the_greater(between: Any, words: str) ->
         return
     with pytest.raises(InvalidArgument) as caught:
         check_argument("t", schema, dumps({"between": between}))
-    assert str(caught.value).startswith("the argument of t does not fit: at between: ")
+    assert str(caught.value).startswith("the argument of t is invalid: at between: ")
     assert words in str(caught.value)

@@ -45,7 +45,7 @@ def test_a_costly_comparison_leaves_the_event_loop(monkeypatch: pytest.MonkeyPat
 
 def test_a_comparison_of_the_most_steps_is_refused_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_schema, "MAX_STEPS", 20_000)
-    with pytest.raises(InvalidArgument, match="takes too long to compare"):
+    with pytest.raises(InvalidArgument, match="takes too long to check"):
         threads_of(monkeypatch, BOMB, {})
     with pytest.raises(argument_schema.TakesLong):
         argument_schema.check_argument("copy", BOMB, b"{}", steps=argument_schema.QUICK_STEPS)

@@ -668,7 +668,7 @@ def test_what_is_left_in_a_work_directory_is_told(tmp_path: Path) -> None:
 def test_a_write_that_etcd_rejects_as_invalid_is_a_problem(tmp_path: Path) -> None:
     log, logger = tmp_path / "ann.log", logging.Logger("ann")
     logger.addHandler(logging.FileHandler(log))
-    logger.info("etcd answers again")
+    logger.info("Connected to etcd again")
     assert rejected(log) == []
     RejectedWrites(ContextLogger(logger, {}), lambda: None).refused(str(REF), "end", MalformedRequest("a key twice"))
     (problem,) = rejected(log)

@@ -61,7 +61,7 @@ def run(world: World, ref: OperationRef | None = None, *after: Step) -> int:
 
 
 @pytest.mark.parametrize(("number", "name", "spoil"), PLANTS, ids=[f"{n}-{name}" for n, name, _ in PLANTS])
-def test_each_planted_violation_is_found_and_told(
+def test_each_planted_violation_is_reported(
     number: int,
     name: str,
     spoil: Callable[[World, OperationRef], None],
@@ -81,7 +81,7 @@ def test_each_planted_violation_is_found_and_told(
     assert violation["story"] == sorted(violation["story"], key=lambda line: int(line.partition(":")[0]))
 
 
-def test_a_clean_history_is_summed_up(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clean_history_gets_a_summary(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
     world.life(3)
     world.life(2, failing=[1])
@@ -94,7 +94,7 @@ def test_a_clean_history_is_summed_up(as_json: None, capsys: pytest.CaptureFixtu
     assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
-def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
     world.life(2)
     assert run(world) == 0
@@ -103,7 +103,7 @@ def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert out.endswith("1 operation, 2 jobs, 18 invariants; no violation\n")
 
 
-def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_violation_is_reported_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
     world, ref = opened()
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
@@ -119,7 +119,7 @@ def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.Capt
     assert story[-1] == f"  {revision}: distOp.sales%2Eorders.noop.1.000000.state = failed"
 
 
-def test_with_an_operation_only_what_concerns_it_is_told() -> None:
+def test_an_audit_of_one_operation_reports_only_its_violations() -> None:
     world, ref = opened()
     other = world.next_ref()
     world.do(world.start(other))
@@ -144,7 +144,7 @@ def stranger(world: World) -> Revision:
     return Revision(world.store.revision + 1, (Change(KeyValue(world.keys.node("z"), b"{}", 1, 1)),))
 
 
-def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None:
+def test_an_operation_with_only_a_history_record_counts_as_unchecked() -> None:
     world = World()
     ref = world.life(1)
     at = world.store.revision
@@ -152,7 +152,7 @@ def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None
         told_of(ref, world, stranger(world))
 
 
-def test_the_end_of_its_record_does_not_make_it_checked() -> None:
+def test_deleting_the_history_record_does_not_make_an_operation_checked() -> None:
     world = World()
     ref = world.life(1)
     pass_an_hour(world.store, world.keys)
@@ -168,13 +168,13 @@ def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
     return [Change(replace(kv, value=b"", mod_revision=world.store.revision + 1), deleted=True) for kv in kvs]
 
 
-def test_one_that_goes_on_unchanged_was_not_checked_either() -> None:
+def test_an_unchanged_open_operation_counts_as_unchecked() -> None:
     world, ref = opened()
     with pytest.raises(NotFound, match="no later revision has a key of it"):
         told_of(ref, world, stranger(world))
 
 
-def test_one_that_goes_on_unchanged_is_followed(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unchanged_open_operation_is_followed(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world, ref = opened()
     at = world.store.revision
     told_of(ref, world, stranger(world), follow=True)
@@ -185,7 +185,7 @@ def test_one_that_goes_on_unchanged_is_followed(as_json: None, capsys: pytest.Ca
     )
 
 
-def test_nothing_came_since_the_compaction(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_without_revisions_after_the_compaction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     world, _ = opened()
     at = world.store.revision
     listing = HistoryStart(at, 1, tuple(world.store.listing()))
@@ -195,7 +195,7 @@ def test_nothing_came_since_the_compaction(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_of_one_operation_it_is_said_how_much_concerned_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_of_one_operation_counts_its_revisions(capsys: pytest.CaptureFixture[str]) -> None:
     world, _ = opened()
     before = len(world.store.history)
     second = world.next_ref()
@@ -210,7 +210,7 @@ def test_an_unknown_operation_is_not_found() -> None:
         run(world, replace(ref, instance=9))
 
 
-def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compacted_history_is_reported(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world, ref = opened()
     at = world.store.revision
     listing = HistoryStart(at, 1, tuple(world.store.listing()))
@@ -224,7 +224,7 @@ def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[
     assert f"history up to revision {at} is compacted" in printed.err
 
 
-def test_history_lost_in_between_is_told_and_the_audit_goes_on(
+def test_history_that_is_compacted_during_the_audit_is_reported(
     as_json: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world, ref = opened()
@@ -258,7 +258,7 @@ def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[s
     assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
 
 
-def test_following_it_goes_on_after_the_present() -> None:
+def test_a_following_audit_continues_after_the_current_revision() -> None:
     world, ref = opened()
     revision = world.store.revision
     later = Revision(revision + 1, tuple(_deleted(world, world.keys.of(ref, "spec"))))

@@ -126,7 +126,7 @@ def test_jobs_that_another_actor_gave_back_are_found_again(operations: int, jobs
     run(work)
 
 
-def test_an_unreadable_operation_is_left_alone_for_a_while_and_then_read_again() -> None:
+def test_an_unreadable_operation_is_skipped_and_read_again_later() -> None:
     async def work(play: Play) -> None:
         broken = play.open(1)
         repair = play.damage(play.world.keys.of(broken, "spec"))
@@ -139,7 +139,7 @@ def test_an_unreadable_operation_is_left_alone_for_a_while_and_then_read_again()
     run(work)
 
 
-def test_an_operation_with_an_unreadable_claim_is_left_alone_for_a_while_and_then_looked_at_again() -> None:
+def test_an_operation_with_an_unreadable_claim_is_skipped_and_listed_again_later() -> None:
     async def work(play: Play) -> None:
         ref = play.open(1)
         one, other = play.actor(), play.actor()
@@ -162,7 +162,7 @@ async def nothing_for_a_while(actor: Actor) -> None:
         await asyncio.sleep(1.0)
 
 
-def test_a_job_of_an_executor_whose_end_no_watch_told_of_is_taken_over() -> None:
+def test_a_job_of_a_lost_executor_is_taken_over_without_a_watch_event() -> None:
     """All that is watched is listed again and again."""
 
     async def work(play: Play) -> None:

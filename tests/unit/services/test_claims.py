@@ -43,12 +43,12 @@ def test_a_token_is_read_as_it_was_written(table: str, obj: str, instance: int, 
 
 
 @given(st.one_of(st.text(max_size=60), st.none(), st.integers(), st.binary(max_size=20)))
-def test_what_is_no_token_is_refused_in_one_sentence(text: object) -> None:
+def test_an_invalid_token_is_refused_in_one_sentence(text: object) -> None:
     with pytest.raises(InvalidToken, match="is not a job token"):
         Token.parse(text)
 
 
-def test_the_records_of_an_actor_keep_what_they_say() -> None:
+def test_the_records_of_an_actor_survive_encoding() -> None:
     assert Claim.decode(CLAIM.encode()) == CLAIM
     assert (CLAIM.waiting, CLAIM.holder) == (False, CLAIM.grant)
     assert b"incarnation" not in CLAIM.encode()
@@ -58,7 +58,7 @@ def test_the_records_of_an_actor_keep_what_they_say() -> None:
     assert outcome.holder == CLAIM.grant
 
 
-def test_a_declaration_without_code_says_so_and_others_are_as_they_were() -> None:
+def test_only_a_declaration_without_code_has_that_field() -> None:
     plain = types_without_code.declaration("copy", None, None, None, "many", (), True, None, "retry", "fail_fast", "")
     assert Declaration.decode(plain.encode()) == plain
     assert (plain.code, plain.completes, plain.rules().code) == (False, False, False)
@@ -73,7 +73,7 @@ def test_a_claim_is_left_alone_for_its_duration_and_a_margin(duration: float, ma
     assert next_steps.abandoned_in(claim, duration + margin) <= 1e-9
 
 
-def test_what_is_claimable_of_actors_is_what_was_seen_unchanged_for_long_enough() -> None:
+def test_claims_of_actors_are_claimable_after_staying_unchanged_long_enough() -> None:
     claims = {0: Seen(CLAIM, 5), 1: Seen(replace(CLAIM, duration=2.0), 6)}
     found = next_steps.claimable(3, (), claims, {"a"}, "e", False, 100.0, {0: 4.0, 1: 4.0}, 60.0)
     assert (found.free, found.waiting, found.lost) == ((2,), (), (1,))
@@ -131,7 +131,7 @@ def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -
     assert next_steps.only_ends(again, spec.rules)
 
 
-def test_who_ends_a_lost_job_and_is_lost_is_not_told_of_as_an_attempt() -> None:
+def test_a_lost_claim_that_only_ends_a_job_is_not_an_attempt() -> None:
     rules = Rules(retry=Retry(attempts=2), lost="fail")
     lost, _, over = next_steps.claim_for(Seen(Claim("e", "gone", 1, 0), 6), "f", "inc", True, rules)
     assert over
@@ -178,7 +178,7 @@ def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
     assert set(next_steps.actors_of(op, 108.0)) == {3}
 
 
-def test_what_an_executor_left_behind_is_cleaned_up_once_an_actor_has_the_job() -> None:
+def test_an_executors_leftovers_are_cleaned_up_after_an_actor_takes_the_job() -> None:
     assert judge(("a", 1), State.RUNNING, CLAIM, None, {"a"}, "e", "b") is Fate.CLEANED
 
 
@@ -187,7 +187,7 @@ def answer(*found: bytes | None) -> TxnResult:
     return TxnResult(False, 60, tuple(GetResult(kv) for kv in kvs))
 
 
-def test_what_a_refused_return_tells() -> None:
+def test_a_refused_return_has_its_cause() -> None:
     other = replace(CLAIM, grant="f" * 16, executor="v", actor="v")
     outcome = Outcome("p", "w", "", 1, "", "", grant=CLAIM.grant)
     waiting = next_steps.released(CLAIM, "w")
@@ -209,7 +209,7 @@ def test_what_a_refused_return_tells() -> None:
     assert told(JobState.SUCCESS, None, None, None).gone
 
 
-def test_what_a_refused_extension_tells() -> None:
+def test_a_refused_extension_has_its_cause() -> None:
     running = State.RUNNING.encode()
     assert actor_claims.refused_extension(TOKEN, answer(CLAIM.encode(), running)) == (CLAIM, 50)
     assert actor_claims.refused_extension(TOKEN, answer(CLAIM.encode(), State.CANCELLING.encode())) is None
@@ -270,13 +270,13 @@ def test_L28_a_bucket_gives_no_more_than_its_rate() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan"), "fast", True, None])
-def test_a_rate_that_is_none_is_refused(rate: object) -> None:
+def test_an_invalid_rate_is_refused(rate: object) -> None:
     with pytest.raises(InvalidArgument, match="positive number"):
         Bucket(rate) if rate is not None else Bucket(1.0, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["copy", 7, [], {}, ["a b"], {"copy": -1}, {"copy": True}, [None]])
-def test_types_that_are_none_are_refused(wrong: object) -> None:
+def test_invalid_types_are_refused(wrong: object) -> None:
     with pytest.raises(InvalidArgument):
         m.check_types(wrong)
 

@@ -30,7 +30,7 @@ def test_a_late_copy_of_a_request_does_not_come_back_after_it_was_undone() -> No
     assert not Drain.decode(store.get(keys.drain("ann")).value).drain
 
 
-def test_one_range_shows_nodes_drains_gates_and_what_is_pending() -> None:
+def test_one_range_contains_nodes_drains_gates_and_pending_keys() -> None:
     for keys in (Keys(), Keys("prod")):
         first, last = keys.family(K.NODE)[0], keys.family(K.PENDING)[1]
         assert first <= keys.drain("a~z") < keys.family(K.OPEN)[0] < last
@@ -60,7 +60,7 @@ def store_kv(store: ModelStore, key: str, value: bytes):
     return store.get(key)
 
 
-def test_what_a_node_says_of_itself() -> None:
+def test_a_node_reports_its_drain_state() -> None:
     assert node_state(False, True) is NodeState.ACTIVE
     assert node_state(True, True) is NodeState.DRAINING
     assert node_state(True, False) is NodeState.DRAINED
@@ -69,7 +69,7 @@ def test_what_a_node_says_of_itself() -> None:
     assert Node.decode(b'{"executor":"e"}').state is NodeState.ACTIVE
 
 
-async def test_who_waits_for_a_drain_looks_again_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_drain_polls_after_a_short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     world, client, slept, sleep = World(), ModelClient(), list[float](), asyncio.sleep
     client.store = world.store
     world.join("a")

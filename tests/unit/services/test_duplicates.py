@@ -176,7 +176,7 @@ def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
 # ------------------------------------------------------------------------ join
 
 
-def test_P16_a_duplicate_joins_the_one_that_goes_on_in_each_of_its_states() -> None:
+def test_P16_a_duplicate_joins_the_active_operation_in_each_state() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(delay=60)
         assert (first.earlier, etcd.holder()) == (False, str(first.ref))
@@ -237,7 +237,7 @@ def test_L9_an_id_of_the_callers_own_and_a_one_off() -> None:
     run(work)
 
 
-def test_who_joins_gets_what_was_asked_for_or_is_refused() -> None:
+def test_a_request_joins_only_an_operation_with_the_same_argument() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(type_name="plain", id="nightly", depth=1)
         assert (await etcd.start(type_name="plain", id="nightly")).ref == first.ref, "the default is 1"
@@ -255,10 +255,10 @@ def test_who_joins_gets_what_was_asked_for_or_is_refused() -> None:
     run(work)
 
 
-def test_an_argument_that_does_not_fit_joins_nothing() -> None:
+def test_a_request_with_an_invalid_argument_joins_nothing() -> None:
     async def work(etcd: Etcd) -> None:
         await etcd.start()
-        with pytest.raises(InvalidArgument, match="does not fit"):
+        with pytest.raises(InvalidArgument, match="is invalid"):
             await etcd.start(depth="deep")
 
     run(work)
@@ -282,7 +282,7 @@ def test_L19_refuse_names_the_holder() -> None:
     run(work)
 
 
-def test_L20_what_has_not_begun_is_replaced_in_one_transaction() -> None:
+def test_L20_a_pending_operation_is_replaced_in_one_transaction() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(delay=60, files=[1])
         behind = await etcd.start(path="z", type_name="plain", after=[first.ref])
@@ -322,7 +322,7 @@ def test_L20_several_are_replaced_in_one_transaction() -> None:
 
 
 @pytest.mark.parametrize("moved", ["begun", "cancelled", "replaced"])
-def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> None:
+def test_L20_replace_is_refused_after_a_concurrent_change(moved: str) -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(delay=60)
 
@@ -338,7 +338,8 @@ def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> No
         etcd.fates.append(beside)
         if moved == "begun":
             with pytest.raises(
-                Incompatible, match="is running, and is in process: only what has not begun is replaced"
+                Incompatible,
+                match="is running, and it has started: only operations that have not started can be replaced",
             ):
                 await submit(etcd, KEYS, wanted(policy="replace"))  # type: ignore[arg-type]
             assert etcd.state(first.ref) == "running"
@@ -387,7 +388,9 @@ def test_L20_two_racing_replacements_are_both_started(policy: str) -> None:
 
 @pytest.mark.parametrize("on", ["success", "end"])
 @pytest.mark.parametrize("policy", ["replace", "combine"])
-def test_who_takes_the_place_of_an_operation_and_who_waits_for_it_share_no_transaction(policy: str, on: str) -> None:
+def test_a_replacement_and_an_operation_that_waits_for_the_replaced_one_share_no_transaction(
+    policy: str, on: str
+) -> None:
     """Else the second one waits for what the first one ends, and was told that it is started."""
 
     async def work(etcd: Etcd) -> None:
@@ -406,7 +409,7 @@ def test_who_takes_the_place_of_an_operation_and_who_waits_for_it_share_no_trans
     run(work)
 
 
-def test_P9_whom_others_wait_for_is_not_combined_with_in_the_transaction_that_makes_them_wait() -> None:
+def test_P9_an_operation_is_not_combined_in_the_transaction_that_adds_its_successors() -> None:
     async def work(etcd: Etcd) -> None:
         first = (await etcd.start(delay=60, files=[1])).ref
         waits = etcd.start("b", after=[After(first)])
@@ -414,7 +417,7 @@ def test_P9_whom_others_wait_for_is_not_combined_with_in_the_transaction_that_ma
         _, second, third = await asyncio.gather(etcd.start("z"), waits, takes, return_exceptions=True)
         assert isinstance(second, Started)
         assert isinstance(third, Incompatible)
-        assert "others wait for it" in str(third)
+        assert "other operations wait for it" in str(third)
         assert etcd.state(first) == "pending"
 
     run(work)
@@ -447,7 +450,7 @@ def test_a_start_whose_answer_was_lost_is_not_a_duplicate_of_itself() -> None:
 # --------------------------------------------------------------------- combine
 
 
-def test_P16_combine_takes_the_place_of_what_has_not_begun() -> None:
+def test_P16_combine_replaces_a_pending_operation() -> None:
     async def work(etcd: Etcd) -> None:
         before = await etcd.start(path="other", type_name="plain")
         first = await etcd.start(delay=60, files=[1, 2], after=[before.ref])
@@ -463,21 +466,21 @@ def test_P16_combine_takes_the_place_of_what_has_not_begun() -> None:
     run(work)
 
 
-def test_what_cannot_be_combined_is_refused_and_changes_nothing() -> None:
+def test_a_request_that_cannot_be_combined_is_refused_and_changes_nothing() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(delay=60, files=[1])
         before = etcd.store.revision
         with pytest.raises(Incompatible, match="cannot be combined with this: 'depth' differs, and purge has no rule"):
             await etcd.start(policy="combine", depth=7)
-        with pytest.raises(InvalidArgument, match="does not fit"):
+        with pytest.raises(InvalidArgument, match="is invalid"):
             await etcd.start(policy="combine", files=[2, 3, 4, 5, 6])
         with pytest.raises(Incompatible, match="over other partitions"):
             await etcd.start(policy="combine", partitions=["x"])
-        with pytest.raises(InvalidArgument, match="cannot take the place of t/purge/1, and wait for it"):
+        with pytest.raises(InvalidArgument, match="cannot both replace t/purge/1 and wait for it"):
             await etcd.start(policy="combine", files=[2], after=[first.ref])
         assert etcd.store.revision == before
         await etcd.start(path="z", type_name="plain", after=[first.ref])
-        with pytest.raises(Incompatible, match="others wait for it: nothing takes its place"):
+        with pytest.raises(Incompatible, match="other operations wait for it, so it cannot be replaced"):
             await etcd.start(policy="combine", files=[2])
         with pytest.raises(InvalidArgument, match="clean declares no rule"):
             await etcd.start(type_name="clean", policy="combine")
@@ -487,7 +490,7 @@ def test_what_cannot_be_combined_is_refused_and_changes_nothing() -> None:
     run(work)
 
 
-def test_combine_with_what_runs_waits_for_its_end_and_has_the_id() -> None:
+def test_combine_with_a_running_operation_waits_for_its_end_and_takes_the_id() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(files=[1])
         second = await etcd.start(policy="combine", files=[2])
@@ -523,7 +526,7 @@ def test_the_id_goes_back_to_what_runs_where_the_one_behind_it_is_cancelled() ->
 
 
 @pytest.mark.parametrize("followed", ["hr.people/apply/7", "t/other/1", "nobody"])
-def test_a_record_learns_nothing_of_what_goes_on_on_another_table(followed: str) -> None:
+def test_a_record_does_not_reveal_operations_of_another_table(followed: str) -> None:
     """Who may write the specs of one table had a coordinator compare the state of any other operation."""
     ref = OperationRef("t", "purge", "", 2)
     own, other = (
@@ -553,7 +556,7 @@ def test_follow_leaves_the_id_to_another_series() -> None:
         first = await etcd.start()
         second = await follow()
         assert etcd.spec(second.ref).follows == str(first.ref)
-        with pytest.raises(Incompatible, match="is pending, and of no series"):
+        with pytest.raises(Incompatible, match="is pending, and it is not part of a series"):
             await follow()
         etcd.apply(etcd.cancel_waiting_txn(second.ref))
         etcd.end(first.ref)
@@ -611,7 +614,7 @@ def test_P3_between_two_of_a_series_its_id_is_not_free(policy: str) -> None:
     run(work)
 
 
-def test_P3_a_series_that_does_not_go_on_gives_back_its_id_with_its_last_keys() -> None:
+def test_P3_an_ended_series_releases_its_id_with_its_last_keys() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(every=Every(60, times=1), delay=60)
         etcd.succeed(first.ref)
@@ -637,7 +640,7 @@ def test_P3_the_audit_sees_an_id_that_is_kept_beyond_the_last_of_a_series() -> N
     assert asyncio.run(main()) == [18]
 
 
-def test_P3_where_nobody_cleans_up_after_one_of_a_series_its_id_is_left_to_it_for_a_while() -> None:
+def test_P3_the_id_of_a_series_stays_reserved_for_a_while_without_a_cleanup() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(every=60, delay=60)
         etcd.succeed(first.ref, ago=60.0)
@@ -649,7 +652,7 @@ def test_P3_where_nobody_cleans_up_after_one_of_a_series_its_id_is_left_to_it_fo
     run(work)
 
 
-def test_a_key_that_names_what_has_ended_holds_nobody_up() -> None:
+def test_an_id_key_that_names_an_ended_operation_blocks_no_start() -> None:
     """An executor of a release that knows no ids ends an operation, and leaves the key."""
 
     async def work(etcd: Etcd) -> None:
@@ -667,7 +670,7 @@ def test_a_key_that_names_what_has_ended_holds_nobody_up() -> None:
     run(work)
 
 
-def test_one_that_is_inserted_with_its_graph_is_not_joined_before_that_is_there() -> None:
+def test_an_operation_is_not_joined_before_its_graph_is_inserted() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.apply(w.hold(KEYS, "g", Hold("graph"), 0))
         held = await in_one(etcd, KEYS, [wanted()], (), "g")  # type: ignore[arg-type]
@@ -679,7 +682,7 @@ def test_one_that_is_inserted_with_its_graph_is_not_joined_before_that_is_there(
         assert (await joining).ref == held.refs[0]
         etcd.apply(w.hold(KEYS, "p", Hold("prepared"), 0))
         etcd.apply((await in_one(etcd, KEYS, [wanted(path="b")], (), "p")).txn)  # type: ignore[arg-type]
-        with pytest.raises(Incompatible, match="is held until somebody confirms it"):
+        with pytest.raises(Incompatible, match="it is held until it is confirmed"):
             await etcd.start(path="b", policy="combine", files=[1])
 
     run(work)
@@ -692,7 +695,7 @@ async def graph(etcd: Etcd, *requests: Request, links: tuple[tuple[int, int], ..
     return await start_graph(etcd, KEYS, requests, [(a, b, "success") for a, b in links])  # type: ignore[arg-type]
 
 
-def test_L20_a_graph_joins_whoever_has_the_id_in_the_end() -> None:
+def test_L20_a_graph_joins_the_final_holder_of_the_id() -> None:
     """The operation that it was about to join is replaced by somebody else, between any two of its requests."""
 
     async def work(etcd: Etcd, moment: int) -> bool:
@@ -736,7 +739,7 @@ def test_L19_two_of_one_id_in_a_graph_are_refused_and_nothing_is_started() -> No
         before = etcd.store.revision
         with pytest.raises(InvalidArgument, match="both purge on t, have the same id"):
             await graph(etcd, wanted("b"), wanted("a"), wanted("a"))
-        with pytest.raises(InvalidArgument, match="in a graph a duplicate is joined or refused"):
+        with pytest.raises(InvalidArgument, match="an operation of a graph can only join or refuse a duplicate"):
             await graph(etcd, wanted("b"), wanted("a", "replace"))
         assert etcd.store.revision == before
 
@@ -755,7 +758,7 @@ def test_L19_a_duplicate_that_is_refused_refuses_the_graph() -> None:
 
 
 @pytest.mark.parametrize("many", [0, 80])
-def test_L9_in_a_graph_the_one_that_goes_on_stands_for_a_duplicate(many: int) -> None:
+def test_L9_a_duplicate_in_a_graph_joins_the_active_operation(many: int) -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start("a")
         more = [wanted(f"m{n}") for n in range(many)]
@@ -767,7 +770,7 @@ def test_L9_in_a_graph_the_one_that_goes_on_stands_for_a_duplicate(many: int) ->
         assert loads(edge.value)["op"] == str(first.ref)
         assert len(etcd.ids()) == 2 + many
         with pytest.raises(
-            Incompatible, match="would have to wait for others of the graph, and goes on already as t/pu"
+            Incompatible, match="cannot wait for other operations of the graph: it already exists as t/pu"
         ):
             await graph(etcd, wanted("c"), wanted("a"), links=((0, 1),))
         assert await graph(etcd, wanted("a")) == [Started(first.ref, earlier=True)]
@@ -796,7 +799,7 @@ def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole
 
         etcd.fates.extend([etcd.store.apply, beside])
         many = [wanted(f"m{n}", id=f"m{n}") for n in range(80)]
-        with pytest.raises(Incompatible, match="was started by somebody else while it was inserted"):
+        with pytest.raises(Incompatible, match="with an id of the graph during its insertion"):
             await graph(etcd, *many)
         holds = etcd.store.range(*KEYS.family("distOpHold"))
         assert [b"denied" in kv.value for kv in holds] == [True]
@@ -806,7 +809,7 @@ def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"", b"nobody", b"{}", b"t/purge/0", b"t/purge/" + b"9" * 5000])
-def test_a_key_of_an_id_that_names_nothing_is_told_by_its_name(value: bytes) -> None:
+def test_an_error_names_an_invalid_id_key(value: bytes) -> None:
     async def work(etcd: Etcd) -> None:
         key = KEYS.unique(TABLE, "plain", "nightly")
         etcd.store.apply(Txn((), (Put(key, value),)))
@@ -820,15 +823,15 @@ def test_a_key_of_an_id_that_names_nothing_is_told_by_its_name(value: bytes) -> 
     run(work)
 
 
-def test_what_is_wrong_is_said_without_asking_etcd() -> None:
+def test_invalid_duplicate_options_are_refused_without_reading_etcd() -> None:
     for options, words in (
         ({"id": ""}, "1 to 200 characters"),
         ({"id": 7}, "1 to 200 characters"),
-        ({"id": "@x"}, "begins with @"),
+        ({"id": "@x"}, "starts with @"),
         ({"id": "é" * 200}, "at most 255"),
         ({"one_off": True, "id": "x"}, "a one-off has no id"),
         ({"one_off": True, "policy": "join"}, "a one-off has no id"),
-        ({"one_off": "yes"}, "one_off is True or False"),
+        ({"one_off": "yes"}, "one_off must be True or False"),
         ({"policy": "merge"}, "join, refuse, replace, combine, not 'merge'"),
         ({"policy": "follow"}, "combine, not 'follow'"),
     ):

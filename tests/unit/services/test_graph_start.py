@@ -99,7 +99,7 @@ async def end_for_good(etcd: Etcd, ref: OperationRef) -> None:
 # ------------------------------------------------------------ in one transaction
 
 
-def test_a_graph_whose_answer_was_lost_is_not_started_again_where_its_first_has_ended() -> None:
+def test_a_graph_with_a_lost_answer_is_not_started_again_after_its_first_operation_ended() -> None:
     """Only the specs were looked at, and that of the first was gone."""
 
     async def work(etcd: Etcd) -> None:
@@ -112,7 +112,7 @@ def test_a_graph_whose_answer_was_lost_is_not_started_again_where_its_first_has_
     run(work)
 
 
-def test_a_graph_that_lost_its_numbers_to_another_start_is_started_with_the_next() -> None:
+def test_a_graph_that_loses_the_race_for_its_instances_takes_the_next_ones() -> None:
     async def work(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
             etcd.moved()
@@ -223,7 +223,7 @@ async def give_up(etcd: Etcd, pages: int, name: str = "nightly") -> list[str]:
 
 
 @pytest.mark.parametrize("pages", [1, 4])
-def test_the_request_id_of_a_graph_that_was_given_up_starts_it_anew(pages: int) -> None:
+def test_the_request_id_of_an_abandoned_graph_starts_it_again(pages: int) -> None:
     """What was there of it was told to have been started: all of it, or some, for as long as the history is kept."""
 
     async def work(etcd: Etcd) -> None:
@@ -238,7 +238,7 @@ def test_the_request_id_of_a_graph_that_was_given_up_starts_it_anew(pages: int) 
     run(work)
 
 
-def test_an_operation_of_a_graph_that_was_given_up_can_be_cancelled_and_its_request_is_free() -> None:
+def test_an_operation_of_an_abandoned_graph_can_be_cancelled_and_its_request_id_is_free() -> None:
     async def work(etcd: Etcd) -> None:
         for ref in await give_up(etcd, 1):
             await end_for_good(etcd, OperationRef.parse(ref))
@@ -255,7 +255,7 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
     async def work(etcd: Etcd) -> None:
         async def first_page(txn: Txn) -> TxnResult:
             result = etcd.store.apply(txn)
-            with pytest.raises(NotAllowed, match="is being inserted together with others"):
+            with pytest.raises(NotAllowed, match="belongs to a graph that is still being inserted"):
                 await etcd.client.operation("t/noop/1").cancel()
             return result
 
@@ -372,7 +372,7 @@ def test_L19_two_callers_of_one_request_id_start_one_graph() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_who_repeats_a_request_while_it_is_inserted_hears_what_becomes_of_it(alone: bool) -> None:
+def test_a_repeated_request_waits_for_the_insertion_under_way(alone: bool) -> None:
     """All of its operations may be there, and never begin: it was told that they were started."""
 
     async def work(etcd: Etcd) -> None:
@@ -404,7 +404,7 @@ def test_who_repeats_a_request_while_it_is_inserted_hears_what_becomes_of_it(alo
     run(work)
 
 
-def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still() -> None:
+def test_a_graph_of_a_dead_caller_is_reported_as_still_being_inserted() -> None:
     """After a minute or two, in which etcd is asked a few times a second."""
 
     async def main() -> None:
@@ -419,9 +419,9 @@ def test_a_graph_whose_caller_has_died_is_told_to_be_inserted_still() -> None:
             return await former(*gets)
 
         former, etcd.read = etcd.read, read  # type: ignore[method-assign]
-        with pytest.raises(OperationStartError, match="inserts these operations still, or died"):
+        with pytest.raises(OperationStartError, match="is still inserting these operations, or it died"):
             await etcd.client.start_operations([noop() for _ in range(MANY)], request_id="nightly")
-        with pytest.raises(OperationStartError, match="inserts these operations still, or died"):
+        with pytest.raises(OperationStartError, match="is still inserting these operations, or it died"):
             await etcd.client.submission(noop(), request_id="nightly")
         assert etcd.store.revision == before
 
@@ -531,7 +531,7 @@ def test_what_ends_while_very_many_edges_are_written_counts_as_it_ended(ends_wel
             edges = etcd.store.range(*KEYS.edges_range(last.parts, "after"))
             assert sorted(Edge.decode(kv.value).op for kv in edges) == sorted(before[:-1])
         else:
-            with pytest.raises(OperationStartError, match="could never begin"):
+            with pytest.raises(OperationStartError, match="could never start"):
                 await etcd.client.start_operation("noop", TABLE, {}, after=given)
             assert [found.state for found in holds(etcd).values()] == [HoldState.DENIED]
 
@@ -569,12 +569,14 @@ def test_a_dependency_that_ended_before_the_start_gets_no_edge(how: str) -> None
     run(work)
 
 
-def test_one_that_takes_the_place_of_another_and_waits_for_too_many_is_refused_in_words() -> None:
+def test_a_replacement_with_too_many_predecessors_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         before = await some(etcd, 100)
         await etcd.client.start_operation("noop", TABLE, {}, delay=100.0, id="nightly")
         revision = etcd.store.revision
-        with pytest.raises(InvalidArgument, match="would wait for 100 operations, more than one that takes the place"):
+        with pytest.raises(
+            InvalidArgument, match="would wait for 100 operations, which is too many for an operation that replaces"
+        ):
             await etcd.client.start_operation("noop", TABLE, {}, after=before, id="nightly", on_duplicate="replace")
         assert etcd.store.revision == revision
 
@@ -584,7 +586,7 @@ def test_one_that_takes_the_place_of_another_and_waits_for_too_many_is_refused_i
 # ---------------------------------------------------------------------- cancel
 
 
-def test_the_cancel_of_one_that_waits_whose_answer_was_lost_is_told_to_be_done() -> None:
+def test_a_cancel_of_a_pending_operation_with_a_lost_answer_succeeds() -> None:
     """It was told that it could not be cancelled any more: by its own cancel, that had ended it."""
 
     async def work(etcd: Etcd) -> None:
@@ -598,7 +600,7 @@ def test_the_cancel_of_one_that_waits_whose_answer_was_lost_is_told_to_be_done()
     run(work)
 
 
-def test_a_cancel_that_came_behind_another_one_is_told_so() -> None:
+def test_a_cancel_after_another_cancel_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         (ref,) = await some(etcd, 1)
 
@@ -621,14 +623,14 @@ def failing_fast(etcd: Etcd, ref: str) -> None:
     assert etcd.store.apply(Txn((), puts)).succeeded
 
 
-def test_a_cancel_of_what_is_stopped_because_its_jobs_failed_is_refused() -> None:
+def test_a_cancel_of_an_operation_that_stops_after_failed_jobs_is_refused() -> None:
     """Its caller was told that it was cancelled, and it waited for its completion code, which nobody had."""
 
     async def work(etcd: Etcd) -> None:
         etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
         ref = (await etcd.client.start_operation("noop", TABLE, {})).ref
         failing_fast(etcd, ref)
-        with pytest.raises(NotAllowed, match="because its jobs failed, and cannot be cancelled any more"):
+        with pytest.raises(NotAllowed, match="because its jobs failed, and can no longer be cancelled"):
             await etcd.client.operation(ref).cancel()
 
     asyncio.run(work(Etcd()))  # without the invariants, which see that no coordinator wrote this
@@ -637,7 +639,7 @@ def test_a_cancel_of_what_is_stopped_because_its_jobs_failed_is_refused() -> Non
 # ---------------------------------------------------------------------- series
 
 
-def test_P3_a_series_is_ended_by_its_first_also_where_another_took_its_place() -> None:
+def test_P3_a_series_is_ended_through_its_first_operation_even_if_that_was_replaced() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0, id="nightly")
@@ -661,7 +663,7 @@ async def ended_and_followed(etcd: Etcd, first: Operation, state: State) -> None
     await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
 
 
-def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next() -> None:
+def test_P3_ending_a_series_waits_for_an_operation_with_failed_jobs() -> None:
     """Its series went on, although the caller was told that it had ended."""
 
     async def work(etcd: Etcd) -> None:
@@ -678,7 +680,7 @@ def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next()
     asyncio.run(work(Etcd()))
 
 
-def test_P3_one_of_a_series_that_is_ending_is_waited_for_to_cancel_the_next() -> None:
+def test_P3_ending_a_series_waits_for_an_operation_that_is_ending() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)

@@ -103,7 +103,7 @@ def test_an_extension_comes_too_late_for_a_job_that_was_taken() -> None:
     ("outcome", "stage"),
     [(m.Complete(1), "success"), (m.Abort("no"), "failed"), (m.Retry("broken"), "waiting"), (m.Release(), "waiting")],
 )
-def test_a_return_whose_answer_was_lost_knows_itself(outcome: m.Outcome, stage: str) -> None:
+def test_a_return_with_a_lost_answer_recognizes_its_own_write(outcome: m.Outcome, stage: str) -> None:
     play = Play()
     play.lost()
     play.run(play.owner.give(str(play.token), outcome))
@@ -150,7 +150,7 @@ def test_a_return_that_is_made_again_changes_nothing(outcome: m.Outcome) -> None
         play.run(play.owner.give(str(play.token), other))
 
 
-def test_a_return_whose_answer_was_lost_and_whose_operation_is_gone_says_that_it_is_not_known() -> None:
+def test_a_return_with_a_lost_answer_and_a_deleted_operation_has_an_unknown_outcome() -> None:
     play = Play()
     play.world.do(play.world.own(play.ref, "w", 1))
 
@@ -160,7 +160,7 @@ def test_a_return_whose_answer_was_lost_and_whose_operation_is_gone_says_that_it
         play.world.do(play.world.end(play.ref))
 
     play.lost(end)
-    with pytest.raises(OutcomeUnknown, match="by now its operation has ended"):
+    with pytest.raises(OutcomeUnknown, match="the operation has ended since"):
         play.run(play.owner.give(str(play.token), m.Complete()))
 
 
@@ -191,7 +191,7 @@ def test_a_return_follows_the_extensions_of_another_client() -> None:
     assert play.world.job_stage(play.ref, 0) == "success"
 
 
-def test_jobs_that_are_extended_all_the_time_are_told_so() -> None:
+def test_a_return_gives_up_on_a_job_that_is_always_extended() -> None:
     play = Play()
 
     def fate(txn: Txn) -> TxnResult:
@@ -199,5 +199,5 @@ def test_jobs_that_are_extended_all_the_time_are_told_so() -> None:
         return play.client.store.apply(txn)
 
     play.client.fates.extend([fate] * 10)
-    with pytest.raises(OutcomeUnknown, match="extends .* all the time"):
+    with pytest.raises(OutcomeUnknown, match="another process keeps extending its claim"):
         play.run(play.owner.give(str(play.token), m.Complete()))

@@ -81,7 +81,7 @@ def test_C13_the_same_request_is_the_same_operation_and_another_one_is_refused()
             {"arg": {"a": 1, "b": 2}, "verify": "x"},
             {"arg": {"a": 1, "b": 2}, "verify_after": 5},
         ):
-            with pytest.raises(InvalidArgument, match="has prepared t/noop/1, by another request"):
+            with pytest.raises(InvalidArgument, match="has prepared t/noop/1 by another request"):
                 await prepare(etcd, **other)
         await etcd.client.confirm(ID)
         assert (await prepare(etcd, arg={"a": 1, "b": 2})).ref == op.ref
@@ -153,7 +153,7 @@ def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() ->
         op = await prepare(etcd, id="nightly")
         assert (len(etcd.committed), etcd.value(NIGHTLY)) == (1, b"t/noop/1")
         assert (await prepare(etcd, id="nightly")).ref == op.ref, "the same preparation"
-        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and what is prepared or"):
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and a prepared or"):
             await prepare(etcd, "tx-18", id="nightly")
         assert etcd.value(KEYS.hold(p.hold_id("tx-18"))) is None
         joined = await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
@@ -202,7 +202,7 @@ def test_L9_nothing_is_prepared_where_another_one_has_the_id(policy: str | None)
             await prepare(etcd, id="nightly", on_duplicate=policy)
         assert etcd.store.revision == revision
         for unfit in ("replace", "combine"):
-            with pytest.raises(InvalidArgument, match=f"by itself, to {unfit} another one"):
+            with pytest.raises(InvalidArgument, match=f"cannot {unfit} a duplicate: start noop on t by itself"):
                 await prepare(etcd, id="nightly", on_duplicate=unfit)
 
     run(work)
@@ -220,10 +220,10 @@ def test_L9_of_two_preparations_of_one_id_at_once_one_is_refused_and_the_same_on
     run(work)
 
 
-def test_L20_what_is_held_for_its_sender_is_not_replaced() -> None:
+def test_L20_a_prepared_operation_is_not_replaced() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd, id="nightly")
-        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and is held until"):
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and it is held until"):
             await etcd.client.start_operation("noop", TABLE, {"a": 2}, id="nightly", on_duplicate="replace")
         assert (await etcd.client.confirm(ID)).ref == op.ref
         after = await etcd.client.start_operation("noop", TABLE, {}, id="nightly", on_duplicate="replace")
@@ -233,7 +233,7 @@ def test_L20_what_is_held_for_its_sender_is_not_replaced() -> None:
     run(work)
 
 
-def test_C13_to_confirm_twice_is_to_confirm_once() -> None:
+def test_C13_confirming_is_idempotent() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
         assert (await etcd.client.confirm(ID)).ref == op.ref
@@ -242,7 +242,7 @@ def test_C13_to_confirm_twice_is_to_confirm_once() -> None:
         await etcd.client.confirm(ID)
         await op.confirm()
         assert etcd.store.revision == revision
-        with pytest.raises(NotAllowed, match="was confirmed: cancel it"):
+        with pytest.raises(NotAllowed, match="was confirmed: to stop it, cancel it"):
             await op.abandon()
         with pytest.raises(NotFound, match="no operation is prepared under the external id 'tx-18'"):
             await etcd.client.confirm("tx-18")
@@ -250,21 +250,21 @@ def test_C13_to_confirm_twice_is_to_confirm_once() -> None:
     run(work)
 
 
-def test_C13_what_was_abandoned_or_cancelled_cannot_be_confirmed() -> None:
+def test_C13_an_abandoned_or_cancelled_operation_cannot_be_confirmed() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
         await op.abandon("the order was withdrawn")
         await op.abandon()
         for _ in range(2):
-            with pytest.raises(NotAllowed, match="never runs: the order was withdrawn"):
+            with pytest.raises(NotAllowed, match="will never run: the order was withdrawn"):
                 await etcd.client.confirm(ID)
-        with pytest.raises(NotAllowed, match="never runs: the order was withdrawn"):
+        with pytest.raises(NotAllowed, match="will never run: the order was withdrawn"):
             await op.confirm()
         history = History.decode(etcd.value(KEYS.history(REF)) or b"")
         assert (history.state, history.alarm) == (State.CANCELLED, "")
         other = await prepare(etcd, "tx-18")
         await other.cancel()
-        with pytest.raises(NotAllowed, match="never runs: it was cancelled"):
+        with pytest.raises(NotAllowed, match="will never run: it was cancelled"):
             await other.confirm()
         plain = etcd.client.operation("t/noop/3")
         with pytest.raises(NotFound):
@@ -329,7 +329,7 @@ def test_a_cancel_of_one_that_ends_while_it_is_looked_at_says_how_it_ended(monke
     asyncio.run(main())
 
 
-def test_C13_what_was_not_prepared_is_neither_confirmed_nor_abandoned() -> None:
+def test_C13_an_operation_without_preparation_cannot_be_confirmed_or_abandoned() -> None:
     async def work(etcd: Etcd) -> None:
         (op,) = (await etcd.client.transaction(start=noop())).operations
         for call in (op.confirm, op.abandon):
@@ -374,7 +374,7 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
         assert etcd.store.apply(deny).succeeded
         assert not etcd.store.apply(confirm).succeeded
         assert not etcd.store.apply(deny).succeeded
-        with pytest.raises(NotAllowed, match="never runs: no"):
+        with pytest.raises(NotAllowed, match="will never run: no"):
             await etcd.client.confirm(ID)
         await prepare(etcd, "tx-18")
 
@@ -398,7 +398,7 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
         ({"verify": "http://[::1/"}, "cannot be read"),
         ({"verify": "http://host/a b"}, "printable ASCII"),
         ({"verify": "http://host/" + "a" * 1000}, "at most 1000"),
-        ({"verify": "no such name"}, "is no verifier"),
+        ({"verify": "no such name"}, "is not a verifier"),
         ({"verify": 7}, "must be a text"),
         ({"verify_after": 0}, "above 0"),
         ({"verify_after": float("inf")}, "a hundred years"),
@@ -407,15 +407,15 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
         ({"verify_attempts": True}, "1 to 1000"),
         ({"verify_pause": -1}, "0 or more"),
         ({"verify_pause": 301}, "from 0 to 300"),
-        ({"every": 5}, "'every' is no option"),
-        ({"request_id": "x"}, "'request_id' is no option"),
-        ({"colour": "red"}, "'colour' is no option"),
-        ({"after": "t/noop/7"}, "after is a list"),
-        ({"after": 7}, "after is a list"),
+        ({"every": 5}, "'every' is not an option"),
+        ({"request_id": "x"}, "'request_id' is not an option"),
+        ({"colour": "red"}, "'colour' is not an option"),
+        ({"after": "t/noop/7"}, "after must be a list"),
+        ({"after": 7}, "after must be a list"),
     ],
     ids=str,
 )
-def test_C13_what_cannot_be_prepared_is_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_C13_an_invalid_preparation_is_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
     async def work(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument, match=sentence) as caught:
             await prepare(etcd, **given)
@@ -439,7 +439,7 @@ def test_what_a_hold_says_is_read_as_it_was_written() -> None:
     "options", [None, {}, {"op": 7, "external_id": "x"}, {"op": "x", "external_id": "y", "verify_after": "soon"},
                 {"op": "x", "external_id": "y", "verify_after": "nan"}, {"op": "x", "external_id": "y", "asked": []}]
 )  # fmt: skip
-def test_a_hold_that_says_something_else_is_left_alone(options: dict[str, Any] | None) -> None:
+def test_a_hold_with_other_content_is_ignored(options: dict[str, Any] | None) -> None:
     assert p.Terms.of(Hold(p.KIND, options=options)) is None
 
 
@@ -540,7 +540,7 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
     assert [one.levelname for one in caplog.records] == ["ERROR"]
 
 
-def test_C14_nobody_can_tell() -> None:
+def test_C14_no_verifier_has_an_answer() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders", verify_attempts=3)
         died = WorkerError("crash", "the child died")
@@ -597,7 +597,7 @@ def test_C14_of_two_that_are_due_at_once_one_asks() -> None:
     run(work)
 
 
-def test_C14_what_has_ended_is_asked_for_no_more() -> None:
+def test_C14_no_verifier_is_asked_about_an_ended_operation() -> None:
     """By a client that knows nothing of two phases, and so did not deny the hold."""
 
     async def work(etcd: Etcd) -> None:
@@ -670,9 +670,9 @@ def test_no_caller_has_a_request_id_that_distop_derives(request_id: str) -> None
     """It was handed out as what was prepared, or ended a series."""
 
     async def work(etcd: Etcd) -> None:
-        with pytest.raises(InvalidArgument, match="is of a form that distop keeps for itself"):
+        with pytest.raises(InvalidArgument, match="has a form reserved for distop"):
             await etcd.client.start_operation("noop", TABLE, {}, request_id=request_id)
-        with pytest.raises(InvalidArgument, match="is of a form that distop keeps for itself"):
+        with pytest.raises(InvalidArgument, match="has a form reserved for distop"):
             await etcd.client.start_operations([noop(request_id=request_id)])
         for fine in ("PR#17", "#1", "prepare:1", "2024/05/17#retry-1"):
             await etcd.client.start_operation("noop", TABLE, {}, request_id=fine, delay=60.0)

@@ -160,7 +160,7 @@ def test_other_types_and_tables_do_not_wait() -> None:
     run(others)
 
 
-def test_what_is_refused_is_refused_alone_and_in_the_same_words() -> None:
+def test_a_refusal_concerns_one_start_and_has_the_same_message() -> None:
     async def one_bad(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument) as alone:
             await etcd.start(7, column=5)
@@ -174,7 +174,7 @@ def test_what_is_refused_is_refused_alone_and_in_the_same_words() -> None:
     run(one_bad)
 
 
-def test_what_holds_for_all_is_told_to_each_by_an_exception_of_its_own() -> None:
+def test_each_start_of_a_failed_group_gets_its_own_exception() -> None:
     async def no_table(etcd: Etcd) -> None:
         calls = [etcd.starts.start(wanted(n, table="elsewhere")) for n in range(4)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -198,7 +198,7 @@ def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
         assert answers[:2] == [ref(5), ref(6)]
         assert answers[3] == ref(2), "which was started long before"
         assert type(answers[2]) is InvalidArgument
-        assert f"the request id 'z' has started {ref(6)}, with another argument" in str(answers[2])
+        assert f"the request id 'z' has started {ref(6)} with another argument" in str(answers[2])
 
     run(twins)
 
@@ -447,7 +447,7 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
         assert answers[0] == ref(1)
         for n in (1, 2):
             assert type(answers[n]) is OutcomeUnknown
-            again = f"call again with request_id='r{n}' (--request-id), which starts it only if it was not"
+            again = f"call again with request_id='r{n}' (--request-id), which starts it at most once"
             assert again in str(answers[n])
             assert isinstance(answers[n].__cause__, OutcomeUnknown)
         assert await late == ref(2)
@@ -588,7 +588,7 @@ def test_what_etcd_refuses_together_is_tried_apart() -> None:
     run(small_server)
 
 
-def test_where_etcd_does_not_answer_nobody_waits_for_those_before() -> None:
+def test_an_outage_of_etcd_dissolves_the_queue() -> None:
     async def silent(etcd: Etcd) -> None:
         def down(txn: Txn) -> TxnResult:
             raise EtcdUnavailable("etcd did not accept the start in time")
@@ -611,7 +611,9 @@ def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
         etcd.fates += [moved] * 6
         answers = await asyncio.gather(etcd.start(0), etcd.start(1), return_exceptions=True)
         assert [type(one) for one in answers] == [OperationStartError] * 2
-        assert str(answers[1]).startswith("noop on t could not be started within 0 s, because others start")
+        assert str(answers[1]).startswith(
+            "noop on t could not be started within 0 s, because other operations on it keep"
+        )
 
     monkeypatch.setattr("distop.services.submission.contention.CONTENTION_LIMIT", 0.0)
     run(contended)

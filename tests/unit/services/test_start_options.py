@@ -110,8 +110,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(verb: Any) -> None:
         StartOptions.of({"colour": "red"}, verb)
 
 
-def test_what_a_verb_does_not_take_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'every' is no option of an operation that is prepared"):
+def test_an_option_of_another_verb_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'every' is not an option of a prepared operation"):
         StartOptions.of({"every": 5}, "prepare")
 
 
@@ -125,7 +125,7 @@ def test_a_bad_value_is_refused_in_one_sentence_with_the_value(name: str) -> Non
     assert shown(wrong)[:10] in text or name in ("request_id", "id")
 
 
-def test_values_that_were_not_given_are_not_told() -> None:
+def test_options_that_were_not_given_are_left_out() -> None:
     assert StartOptions().given() == {}
     assert StartOptions.of(VALUES).given() == VALUES
     assert StartOptions(one_off=False, max_jobs=0).given() == {"max_jobs": 0}

@@ -136,7 +136,7 @@ def test_concurrent_declarations_of_a_type_see_each_other(replaces: bool) -> Non
         if replaces:
             await etcd.client.register_type("copy", description="the second", replace=True)
         else:
-            with pytest.raises(NotAllowed, match="is registered already"):
+            with pytest.raises(NotAllowed, match="is already registered"):
                 await etcd.client.register_type("copy", description="the second")
         found = Declaration.decode(etcd.value(KEYS.behavior("copy")) or b"")
         assert found.description == ("the second" if replaces else "the first")

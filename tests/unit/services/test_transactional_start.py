@@ -451,9 +451,9 @@ def test_L9_the_same_call_again_is_not_its_own_duplicate() -> None:
 
 
 @pytest.mark.parametrize("policy", ["replace", "combine"])
-def test_L20_a_transaction_takes_nobodys_place(policy: str) -> None:
+def test_L20_a_transaction_cannot_replace_or_combine(policy: str) -> None:
     async def work(etcd: Etcd) -> None:
-        with pytest.raises(InvalidArgument, match=f"start noop on t by itself, to {policy} another one"):
+        with pytest.raises(InvalidArgument, match=f"cannot {policy} a duplicate: start noop on t by itself"):
             await etcd.client.transaction(start=noop(id="nightly", on_duplicate=policy))
         assert etcd.committed == []
 
@@ -482,7 +482,7 @@ def test_L9_a_key_that_names_what_has_ended_is_taken_over_also_in_the_classes_of
     run(work)
 
 
-def test_C8_what_is_more_than_a_transaction_takes_is_refused() -> None:
+def test_C8_more_than_one_transaction_can_hold_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission([noop() for _ in range(31)])
         assert operations(Txn(found.compares, found.puts)) <= 128
@@ -490,12 +490,12 @@ def test_C8_what_is_more_than_a_transaction_takes_is_refused() -> None:
             most = [noop(id=f"id-{n}") if ids else noop() for n in range(count + 1)]
             found = await etcd.client.submission(most[1:], request_id=name)
             assert operations(Txn(found.compares, found.puts)) <= 128
-            with pytest.raises(InvalidArgument, match="31, 25 with request ids or with ids, 21 with both"):
+            with pytest.raises(InvalidArgument, match="31, 25 with request ids or ids, 21 with both"):
                 await etcd.client.submission(most, request_id=name)
         for much in ([noop() for _ in range(32)], [Start("noop", TABLE, {"x": "y" * 200_000}) for _ in range(6)]):
-            with pytest.raises(InvalidArgument, match="more than one transaction takes"):
+            with pytest.raises(InvalidArgument, match="do not fit into one transaction"):
                 await etcd.client.submission(much)
-        with pytest.raises(InvalidArgument, match="over the 128 that etcd takes"):
+        with pytest.raises(InvalidArgument, match="etcd accepts at most 128"):
             await etcd.client.transaction(
                 success=[Put(f"k{n}", b"") for n in range(10)], start=[noop() for _ in range(31)]
             )
@@ -507,19 +507,19 @@ def test_C8_what_is_more_than_a_transaction_takes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"compare": [("k", 1)]}, "is no compare"),
-        ({"compare": "k"}, "compare is a list"),
-        ({"success": [object()]}, "nothing that a transaction does"),
-        ({"success": [Put("distOp.t.runOps", b"")]}, "is distop's own"),
-        ({"failure": [Delete("a", "\0")]}, "is distop's own"),
-        ({"success": [Txn((), (Delete("dist", "dz"),))]}, "is distop's own"),
+        ({"compare": [("k", 1)]}, "is not a compare"),
+        ({"compare": "k"}, "compare must be a list"),
+        ({"success": [object()]}, "is not an operation of a transaction"),
+        ({"success": [Put("distOp.t.runOps", b"")]}, "belongs to distop"),
+        ({"failure": [Delete("a", "\0")]}, "belongs to distop"),
+        ({"success": [Txn((), (Delete("dist", "dz"),))]}, "belongs to distop"),
         ({"start": []}, "the list is empty"),
-        ({"start": 7}, "a graph is a list"),
+        ({"start": 7}, "a graph must be a list"),
         ({"start": [Start("noop", TABLE, {"x": object()})]}, "JSON"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_C9_what_is_no_transaction_is_refused(given: dict[str, Any], sentence: str) -> None:
+def test_C9_an_invalid_transaction_is_refused(given: dict[str, Any], sentence: str) -> None:
     async def work(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument, match=sentence):
             await etcd.client.transaction(**{"start": noop(), **given})
