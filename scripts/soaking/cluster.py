@@ -61,11 +61,11 @@ REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn re
 _PLAIN = """\
 writing = tests.support.writing:Writing
 rough = tests.support.rough:Rough
-limited = tests.support.limited:Limited
+limited = scripts.soaking.limited:Limited
 purge = tests.support.purging:Purge
-stepwriting = tests.support.stepwriting:StepWriting
-lone = tests.support.stepwriting:Lone
-following = tests.support.stepwriting:Following
+stepwriting = scripts.soaking.stepwriting:StepWriting
+lone = scripts.soaking.stepwriting:Lone
+following = scripts.soaking.stepwriting:Following
 tripping = tests.support.stumbling:Tripping
 """
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"

@@ -16,6 +16,7 @@ from distop.store import embedded
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from distop.worker.guardian import boottime
+from tests.faults.recording import Recorder
 from tests.integration.test_daemons import holders
 from tests.support import servers
 from tests.support.command import distop_command
@@ -23,7 +24,6 @@ from tests.support.contract import dump, etcdctl, stand
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
-from tests.support.recording import Recorder
 from tests.support.replay import Written, audited
 from tests.support.users import admin
 from tests.support.writing import assert_data

@@ -17,15 +17,15 @@ large = tests.support.large_behavior:Large
 refusing = tests.support.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
-held-index = tests.support.held_index:HeldBuild
-held-drop = tests.support.held_index:HeldDrop
+held-index = tests.faults.held_index:HeldBuild
+held-drop = tests.faults.held_index:HeldDrop
 clean-up = tests.support.purging:CleanUp
 purge = tests.support.purging:Purge
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
-struck-apply = tests.support.struck:StruckApply
-struck-validate = tests.support.struck_validate:StruckValidate
+struck-apply = tests.faults.struck_apply:StruckApply
+struck-validate = tests.faults.struck_validate:StruckValidate
 absent = tests.support.no_such_module:Absent
 """
 
