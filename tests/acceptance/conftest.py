@@ -8,7 +8,7 @@ import pytest
 
 from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.check_session import session_of
-from tests.support.checked import Table
+from tests.acceptance.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
 from tests.support.localspark import CALL_SITES, FRUGAL, local_spark, remember_classes

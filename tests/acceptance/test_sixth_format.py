@@ -18,8 +18,8 @@ from distop.tables import check_table, plan_table
 from distop.tables.formats import ENTRY_POINTS, names
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
+from tests.acceptance.checked import between
 from tests.support.behaviors import ROOT, python_path
-from tests.support.checked import between
 from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.daemons import SPARK, daemons
 from tests.support.daemons import distop_process as distop

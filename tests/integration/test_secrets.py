@@ -77,7 +77,7 @@ def asked_for_a_block(port: int, block: str = "broadcast_0_piece0") -> bytes:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-UNCAPPED = (sys.executable, "-P", "-m", "tests.support.uncapped")
+UNCAPPED = (sys.executable, "-P", "-m", "tests.integration.uncapped")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
 VARIABLE = "AWS_SECRET_ACCESS_KEY"

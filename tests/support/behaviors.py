@@ -13,8 +13,8 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
-large = tests.support.large_behavior:Large
-refusing = tests.support.large_behavior:Refusing
+large = tests.integration.large_behavior:Large
+refusing = tests.integration.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
 held-index = tests.faults.held_index:HeldBuild

@@ -31,7 +31,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from tests.support.generated import PREFIX, Case
+from scripts.judging.generated import PREFIX, Case
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
