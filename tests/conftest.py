@@ -12,8 +12,8 @@ import pytest
 
 from distop.runtime import gc_tuning
 from scripts import etcd_servers
+from tests.distributing import TURNS, Turned, Units, has_turn, rank, share
 from tests.support.daemons import OPENED
-from tests.support.distributing import TURNS, Turned, Units, has_turn, rank, share
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:

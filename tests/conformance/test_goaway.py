@@ -11,7 +11,8 @@ import pytest
 from distop.protocol.txn import Put, Txn, absent
 from distop.store.session import Session
 from distop.store.watch import Feed
-from tests.support.etcd import Mirror, connected, until
+from tests.conformance.mirror import Mirror
+from tests.support.etcd import connected, until
 from tests.support.proxy import TcpProxy
 
 if TYPE_CHECKING:

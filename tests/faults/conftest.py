@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.aftermath import problems
 from tests.faults.striking import Strikes
 from tests.integration.conftest import etcd, group
 from tests.support import daemons
-from tests.support.aftermath import problems
 from tests.support.behaviors import sample_env
 from tests.support.replay import read_steps
 from tests.support.writing import Journal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distop.behavior import PartitionPlan
-from distop.worker.child_side.job_context import STARTING_SPARK, Context
+from distop.worker.child_side.job_context import STARTING_SPARK, ChildContext
 
 
 class Session:
@@ -29,11 +29,11 @@ class Session:
         return "the session"
 
 
-def job(spark: Session) -> tuple[Context, list[str]]:
+def job(spark: Session) -> tuple[ChildContext, list[str]]:
     sent: list[str] = []
     outbox = SimpleNamespace(send=lambda message: sent.append(message["text"]))
     env: Any = SimpleNamespace(spark=spark, outbox=outbox)
-    return Context(env, "t/validate/1", None, number=1, partition=PartitionPlan(0, "p")), sent
+    return ChildContext(env, "t/validate/1", None, number=1, partition=PartitionPlan(0, "p")), sent
 
 
 def test_the_start_of_spark_is_reported_while_it_lasts() -> None:
@@ -45,7 +45,7 @@ def test_the_start_of_spark_is_reported_while_it_lasts() -> None:
     assert spark.asked.wait(10)
     assert sent == ["reading the footers of 9 files", STARTING_SPARK]
     ctx.status("scanning 9 files")
-    ctx.say_held()
+    ctx.send_held_status()
     assert sent[-1] == STARTING_SPARK, "another thread of the job does not hide the start"
     spark.may_start.set()
     asking.join(10)
