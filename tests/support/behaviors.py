@@ -36,12 +36,17 @@ def python_path(*folders: Path | str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
+def install(site: Path, name: str, entry_points: str) -> None:
+    """Install a package with these entry points for each process that imports from ``site``."""
+    info = site / f"{name.replace('-', '_')}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
 @pytest.fixture(scope="session")
 def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which ``sample`` and ``batches`` are installed, and ``absent`` is but cannot be loaded."""
     folder = tmp_path_factory.mktemp("site")
-    info = folder / "distop_samples-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-samples\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    install(folder, "distop-samples", ENTRY_POINTS)
     return python_path(folder, ROOT)

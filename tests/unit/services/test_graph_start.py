@@ -24,7 +24,6 @@ from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, S
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult
 from distop.services.submission.option_values import After
-from distop.services.submission.start_batches import Starts
 from distop.testing import ModelStore
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 from tests.support.virtualtime import in_virtual_time
@@ -377,7 +376,7 @@ def test_who_repeats_a_request_while_it_is_inserted_hears_what_becomes_of_it(alo
             """All is there, but for the release."""
             assert txn.label == "release_hold"
             if alone:
-                etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+                etcd.renew_starts()
                 again: Any = etcd.client.start_operation("noop", TABLE, {}, request_id="nightly#3")
             else:
                 again = etcd.client.start_operations(graph_of, request_id="nightly")
@@ -435,7 +434,7 @@ def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refu
             assert len(refused) < 50, "it is sent again and again"
             if specs and not refused:
                 refused.append(Spec.decode(specs[place].value).request_id)
-                etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+                etcd.renew_starts()
                 await etcd.client.start_operation("noop", TABLE, {}, request_id=refused[0])
             elif specs:
                 refused.append("")
@@ -452,7 +451,7 @@ def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refu
 
 
 async def some(etcd: Etcd, count: int) -> list[str]:
-    etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+    etcd.renew_starts()
     return [one.ref for one in await etcd.client.start_operations([noop() for _ in range(count)])]
 
 
@@ -619,7 +618,7 @@ def test_a_cancel_of_what_is_stopped_because_its_jobs_failed_is_refused() -> Non
     """Its caller was told that it was cancelled, and it waited for its completion code, which nobody had."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         ref = (await etcd.client.start_operation("noop", TABLE, {})).ref
         failing_fast(etcd, ref)
         with pytest.raises(NotAllowed, match="because its jobs failed, and cannot be cancelled any more"):
@@ -633,7 +632,7 @@ def test_a_cancel_of_what_is_stopped_because_its_jobs_failed_is_refused() -> Non
 
 def test_P3_a_series_is_ended_by_its_first_also_where_another_took_its_place() -> None:
     async def work(etcd: Etcd) -> None:
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0, id="nightly")
         second = await etcd.client.start_operation(
             "noop", TABLE, {}, delay=20.0, every=60.0, id="nightly", on_duplicate="replace"
@@ -659,7 +658,7 @@ def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next()
     """Its series went on, although the caller was told that it had ended."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
         failing_fast(etcd, first.ref)
         ending = asyncio.ensure_future(first.end_series())
@@ -674,7 +673,7 @@ def test_P3_one_of_a_series_whose_jobs_failed_is_waited_for_to_cancel_the_next()
 
 def test_P3_one_of_a_series_that_is_ending_is_waited_for_to_cancel_the_next() -> None:
     async def work(etcd: Etcd) -> None:
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
         ending = asyncio.ensure_future(first.end_series())
 
