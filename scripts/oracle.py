@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from distop.behavior import TableRecord
+from scripts.judging.generated import ODD_NAMES, generate
+from scripts.judging.oracle import mistakes, mistakes_beside, mistakes_of_where
+from scripts.judging.parquet_files import MODES, Judged, judge_all, parquet_files
 from tests.support.context import FakeContext
-from tests.support.generated import ODD_NAMES, generate
 from tests.support.localspark import local_spark
-from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
-from tests.support.parquet_files import MODES, Judged, judge_all, parquet_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -39,7 +39,7 @@ from soaking.memory import LONG, unjudged
 from soaking.operations import KINDS, draw
 from soaking.stream import Stream
 
-from tests.support import servers
+from scripts import etcd_servers
 
 
 def say(text: str) -> None:
@@ -77,7 +77,7 @@ def main() -> int:
                 steps = [f"{what} after {seconds:.1f} s" for seconds, what in one.steps]
                 print(f"  workflow {one.name}: {one.kind} × {one.copies} {[*map(str, one.parts)]}", *steps, sep="; ")
         return 0
-    say(f"seed {given.seed}, {given.minutes:g} minutes, etcd {servers.use().name}, logs in {folder}")
+    say(f"seed {given.seed}, {given.minutes:g} minutes, etcd {etcd_servers.use().name}, logs in {folder}")
     with cluster:
         stream = Stream(cluster, given.seed, say)
         clients = Clients(cluster, given.seed, say)

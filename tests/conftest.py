@@ -11,9 +11,9 @@ import hypothesis
 import pytest
 
 from distop.runtime import gc_tuning
-from tests.support import servers
+from scripts import etcd_servers
+from tests.distributing import TURNS, Turned, Units, has_turn, rank, share
 from tests.support.daemons import OPENED
-from tests.support.distributing import TURNS, Turned, Units, has_turn, rank, share
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Put the etcd server of this run first on ``PATH``, and choose how many examples properties are tried with."""
     hypothesis.settings.load_profile("many" if config.getoption("--slow") else "some")
     try:
-        servers.use()
-    except servers.Unavailable as error:
-        if servers.wanted(config.args):
+        etcd_servers.use()
+    except etcd_servers.Unavailable as error:
+        if etcd_servers.wanted(config.args):
             raise pytest.UsageError(str(error)) from None
 
 
@@ -67,9 +67,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Which etcd server this run uses, where it runs tests that need one, and which turn it has."""
     turn = config.getoption("--turn")
     rotating = "" if turn is None else f"rotating tests: turn {turn % TURNS} of {TURNS} (--turn {turn})\n"
-    if not servers.wanted(config.args):
+    if not etcd_servers.wanted(config.args):
         return rotating.rstrip() or None
-    name, wanted = servers.use().name, servers.chosen()
+    name, wanted = etcd_servers.use().name, etcd_servers.chosen()
     instead = "" if name == wanted else f", because {wanted} is not built: scripts/etcd builds it"
     return f"{rotating}etcd: {name}{instead}"
 

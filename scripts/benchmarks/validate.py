@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -218,8 +220,6 @@ def by_distop(bench: Cluster, case: Case) -> tuple[list[int], float]:
 
 def table(scale: float) -> Path:
     """The laid-out table, made once for each scale: written beside and renamed, so that none is left half made."""
-    from tests.support.tables import lay_out_lineitem, lineitem
-
     target = CACHE / f"lineitem-{scale:g}"
     if not target.exists():
         say(f"validate: making lineitem at scale {scale:g} in 84 monthly partitions")
@@ -227,7 +227,32 @@ def table(scale: float) -> Path:
         (CACHE / ".gitignore").write_text("*\n")
         scratch = Path(tempfile.mkdtemp(dir=CACHE))
         try:
-            lay_out_lineitem(lineitem(scratch / "source", scale), scratch / "table").rename(target)
+            _lay_out_lineitem(_generated_lineitem(scratch / "source", scale), scratch / "table").rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _generated_lineitem(directory: Path, scale: float = 1, parts: int = 4) -> Path:
+    """TPC-H lineitem as ``tpchgen-cli`` writes it: ``parts`` files under ``directory``."""
+    tool = Path(sys.executable).with_name("tpchgen-cli")
+    command = [str(tool), "parquet", "-s", str(scale), "--tables=lineitem", f"--parts={parts}"]
+    subprocess.run([*command, f"--output-dir={directory}"], check=True, capture_output=True)
+    return directory
+
+
+def _lay_out_lineitem(source: Path, directory: Path) -> Path:
+    """Lineitem as 84 partitions ``ship_month=1992-01`` … ``ship_month=1998-12`` by l_shipdate, a file in each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    from tests.support.tables import write_partitions
+
+    table = ds.dataset(sorted(str(p) for p in source.rglob("*.parquet")), format="parquet").to_table()
+    plain = [f.with_type(pa.string()) if f.type == pa.string_view() else f for f in table.schema]
+    table = table.cast(pa.schema(plain))
+    table = table.append_column("ship_month", pc.strftime(table["l_shipdate"], format="%Y-%m"))
+    return write_partitions(
+        table, directory, ["ship_month"], store_decimal_as_integer=True, use_dictionary=True, compression="snappy"
+    )

@@ -28,7 +28,7 @@ from soaking.memory import Memory
 from soaking.standstills import Standstills
 from soaking.tables import TABLES, make_table
 from soaking.workflows import BY_HAND, LIMITED
-from tests.support.behaviors import python_path
+from tests.support.behaviors import install, python_path
 from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
 from tests.support.etcd import EtcdCluster
@@ -61,11 +61,11 @@ REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn re
 _PLAIN = """\
 writing = tests.support.writing:Writing
 rough = tests.support.rough:Rough
-limited = tests.support.limited:Limited
+limited = scripts.soaking.limited:Limited
 purge = tests.support.purging:Purge
-stepwriting = tests.support.stepwriting:StepWriting
-lone = tests.support.stepwriting:Lone
-following = tests.support.stepwriting:Following
+stepwriting = scripts.soaking.stepwriting:StepWriting
+lone = scripts.soaking.stepwriting:Lone
+following = scripts.soaking.stepwriting:Following
 tripping = tests.support.stumbling:Tripping
 """
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
@@ -171,10 +171,7 @@ class SoakCluster:
         endpoints = ",".join(self._proxied) if name in PROXIED else direct
         has_spark = self.spark and name == SPARK
         site = self.folder / f"site-{name}"
-        info = site / "distop_soak-1.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-soak\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_PLAIN}{_SPARK if has_spark else ''}")
+        install(site, "distop-soak", f"[distop.behaviors]\n{_PLAIN}{_SPARK if has_spark else ''}")
         options = ["--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m"]
         options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
         env = python_path(site, PROJECT) | {"DISTOP_ACCEPT_ETCD_DEFECTS": "1"}

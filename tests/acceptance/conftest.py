@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.check_session import session_of
-from tests.support.checked import Table
+from tests.acceptance.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
-from tests.support.localspark import CALL_SITES, FRUGAL, local_spark, remember_classes
+from tests.support.localspark import FRUGAL, local_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,34 @@ INTERPRETED = {
 compiles Java for each query and plans it again after each stage: a third of all processor time where each query meets a
 few rows.
 """
+
+
+CALL_SITES = "spark.python.sql.dataFrameDebugging.enabled"
+"""Whether PySpark looks up and sends the line of Python for each part of an expression: four calls of the JVM more."""
+LOOKED_UP = (
+    "PythonUtils",
+    "functions",
+    "org.apache.spark.sql.functions",
+    "org.apache.spark.sql.classic.SparkSession",
+)
+"""The Java classes that PySpark looks up for nearly every part of an expression."""
+
+
+def remember_classes(session: SparkSession) -> None:
+    """Look up often used Java classes once: py4j remembers none, and searches all jars for a name without a package."""
+    from py4j.java_gateway import JavaClass, JavaMember
+
+    class Remembered(JavaClass):
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            if isinstance(found, JavaMember):
+                self.__dict__[name] = found
+            return found
+
+    jvm: Any = session.sparkContext._jvm
+    for name in LOOKED_UP:
+        found = getattr(jvm, name)
+        setattr(jvm, name, Remembered(found._fqn, found._gateway_client))
 
 
 @pytest.fixture(scope="session")

@@ -20,12 +20,12 @@ from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
-from tests.support.applying import At, after_the_change, before_the_change, crashes
+from tests.acceptance.applying import At, after_the_change, before_the_change, crashes
+from tests.acceptance.sparklake import DELETING, Lake
 from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.further import with_further
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,12 +20,12 @@ from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget, first_missing
 from distop_behaviors.validate import Validate
-from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
+from tests.acceptance.applying import At, Staging, after_the_change, before_the_change, crashes
+from tests.acceptance.sparklake import DELETING
 from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
-from tests.support.sparklake import DELETING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,13 +21,13 @@ from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
-from tests.support.applying import At
-from tests.support.applying import Staging as Context
+from tests.acceptance.applying import At
+from tests.acceptance.applying import Staging as Context
+from tests.acceptance.sparklake import DELETING, Lake
 from tests.support.context import Ran, presented, run_operation
 from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import DELETING, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

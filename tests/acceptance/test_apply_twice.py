@@ -19,7 +19,7 @@ from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
-from tests.support.applying import Staging
+from tests.acceptance.applying import Staging
 from tests.support.context import run_operation
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, jar

@@ -15,10 +15,10 @@ from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop.tables.reading.file_facts import Unreadable
 from distop.testing import run_operation
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 from tests.support.tables import write_partitions
 
 if TYPE_CHECKING:

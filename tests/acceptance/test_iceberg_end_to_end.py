@@ -25,10 +25,10 @@ from distop.protocol.records import TableRecord
 from distop.storage.location import Location
 from distop.store.embedded import EmbeddedEtcd
 from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from tests.acceptance.sparklake import Lake
 from tests.support.daemons import SPARK, Daemons, daemons, distop_process
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,11 @@ from distop.tables.iceberg import iceberg_rows, manifest_facts
 from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
+from tests.acceptance.sparklake import Lake
 from tests.support.context import run_operation
 from tests.support.evolving import evolve
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

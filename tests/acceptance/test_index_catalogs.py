@@ -16,11 +16,11 @@ from distop.tables import place_of
 from distop_behaviors.index import lookup
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
+from tests.acceptance.sparklake import Lake
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from pathlib import Path

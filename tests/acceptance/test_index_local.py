@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from distop.behavior import TableRecord
 from distop.tables.reading import arrow_rows
 from distop_behaviors.index import lookup, row_lookup
+from tests.acceptance.sparklake import Lake
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,11 @@ import pytest
 from distop.behavior import TableRecord
 from distop_behaviors.index import lookup
 from distop_behaviors.index.key_lookup import find
-from tests.support.generated import VALUES, generate
+from scripts.judging.generated import VALUES, generate
+from tests.acceptance.sparklake import Lake
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.checked import Table
+    from tests.acceptance.checked import Table
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,8 @@ from distop.tables import check_table, plan_table
 from distop.tables.formats import ENTRY_POINTS, names
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
-from tests.support.behaviors import ROOT, python_path
-from tests.support.checked import between
+from tests.acceptance.checked import between
+from tests.support.behaviors import ROOT, install, python_path
 from tests.support.context import FakeContext, Ran, presented, run_operation
 from tests.support.daemons import SPARK, daemons
 from tests.support.daemons import distop_process as distop
@@ -40,10 +40,7 @@ TYPES = {"id": "int", "price": "decimal(9,2)"}
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the format is installed: for this process, and (as a path) for others."""
     folder = tmp_path / "site"
-    info = folder / "csv_format-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: csv-format\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ncsv = tests.support.csv_format:FORMAT\n")
+    install(folder, "csv-format", f"[{ENTRY_POINTS}]\ncsv = tests.acceptance.csv_format:FORMAT\n")
     monkeypatch.syspath_prepend(str(folder))
     return str(folder)
 

@@ -16,10 +16,10 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate, key_queries
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

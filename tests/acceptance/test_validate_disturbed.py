@@ -19,8 +19,8 @@ from distop.behavior import TableUnavailable
 from distop.tables import plan_table
 from distop.tables.reading import parquet_footers
 from distop_behaviors.validate import Validate, batch, certification, key_queries, scan
-from tests.support.applying import At
-from tests.support.checked import between
+from tests.acceptance.applying import At
+from tests.acceptance.checked import between
 from tests.support.context import run_operation
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.behavior import PartitionPlan
-    from tests.support.checked import Table
+    from tests.acceptance.checked import Table
     from tests.support.context import Ran
 
 pytestmark = pytest.mark.spark

@@ -15,13 +15,13 @@ from distop.behavior import PartitionPlan
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.spark_errors import MAX_SENTENCE, is_unexpected
-from tests.support.checked import between
+from tests.acceptance.checked import between
 from tests.support.context import run_operation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.checked import Table
+    from tests.acceptance.checked import Table
 
 pytestmark = pytest.mark.spark
 

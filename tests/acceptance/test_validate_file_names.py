@@ -11,13 +11,13 @@ from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop.tables.parquet import parquet_rows
 from distop_behaviors.validate import Validate
-from tests.support.checked import Table, between
+from scripts.judging.generated import ODD_NAMES
+from tests.acceptance.checked import Table, between
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import left_out
-from tests.support.generated import ODD_NAMES
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

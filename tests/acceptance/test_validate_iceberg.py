@@ -16,12 +16,12 @@ from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
 from distop.tables.iceberg import iceberg_rows, manifest_facts
 from distop_behaviors.validate import Validate, scan
-from tests.support.applying import At
+from tests.acceptance.applying import At
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

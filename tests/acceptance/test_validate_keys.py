@@ -18,10 +18,10 @@ from distop.behavior import JobCancelled, TableRecord
 from distop.errors import InvalidArgument
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate, key_queries
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 from tests.support.twice import forget
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import pytest
 from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.support.checked import Table, between
+from tests.acceptance.checked import Table, between
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import with_bounds, with_nulls, with_nulls_alone
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from distop.tables import plan_table, reader_of
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import scan
 from distop_behaviors.validate.scan import Group
-from tests.support.checked import Table, between
+from tests.acceptance.checked import Table, between
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,9 +15,9 @@ import pytest
 from distop.behavior import TableRecord
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate
+from scripts.judging.generated import ODD_NAMES, generate
+from scripts.judging.oracle import mistakes, mistakes_beside, mistakes_of_where
 from tests.support.context import run_operation
-from tests.support.generated import ODD_NAMES, generate
-from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
 from tests.support.tables import FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.support.generated import Generated
+    from scripts.judging.generated import Generated
 
 pytestmark = pytest.mark.spark
 

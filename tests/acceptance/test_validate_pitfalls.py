@@ -14,7 +14,7 @@ import pytest
 from distop.errors import TableUnavailable
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.support.checked import Table, between
+from tests.acceptance.checked import Table, between
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import with_old_statistics
 from tests.support.further import with_further

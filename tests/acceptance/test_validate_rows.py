@@ -1,7 +1,7 @@
 """Row by row: which rows each kind of check says are violated, held against plain Python.
 
 The oracle's tables are random, and of their violations a few are looked at. Here are chosen values, some 140
-checks (:mod:`tests.support.row_cases`), and every violating row. Keys are in ``test_validate_keys.py``.
+checks (:mod:`tests.acceptance.row_cases`), and every violating row. Keys are in ``test_validate_keys.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from distop.behavior import JobFailed, TableRecord
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.support import row_cases
+from tests.acceptance import row_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable

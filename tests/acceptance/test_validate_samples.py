@@ -12,7 +12,7 @@ from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 
 if TYPE_CHECKING:
-    from tests.support.checked import Table
+    from tests.acceptance.checked import Table
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ from pyiceberg.schema import assign_fresh_schema_ids
 
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate
-from tests.support.checked import between
+from tests.acceptance.checked import between
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need

@@ -17,13 +17,13 @@ from distop.tables import check_reachable, folders_of, place_of, plan_table
 from distop.tables.spark.spark_format import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
-from tests.support.applying import At
-from tests.support.checked import between
+from tests.acceptance.applying import At
+from tests.acceptance.checked import between
+from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.icebergrest import RestCatalogServer
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distop.behavior import TableRecord
-    from tests.support.checked import Table
+    from tests.acceptance.checked import Table
     from tests.support.context import FakeContext
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]

@@ -18,7 +18,7 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate
-from tests.support.checked import between
+from tests.acceptance.checked import between
 from tests.support.context import FakeContext, run_operation
 from tests.support.needs import need
 

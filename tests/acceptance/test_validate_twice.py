@@ -9,9 +9,9 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate
+from scripts.judging.generated import generate
+from scripts.judging.oracle import WHERE, expected
 from tests.support.context import FakeContext, run_operation
-from tests.support.generated import generate
-from tests.support.oracle import WHERE, expected
 from tests.support.twice import bytes_below, run_repeated
 
 if TYPE_CHECKING:

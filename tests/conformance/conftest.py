@@ -1,6 +1,6 @@
 """The store against real etcd servers; each test runs on each version.
 
-The versions are in :mod:`tests.support.servers`.
+The versions are in :mod:`scripts.etcd_servers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
-from tests.support import servers
+from scripts import etcd_servers
 from tests.support.etcd import own_etcd, small_etcd
 from tests.support.needs import need
 
@@ -28,14 +28,14 @@ _numbers = itertools.count()
 
 def _turned(name: str) -> Any:
     """On the default server each test runs in each turn."""
-    rotates = name != servers.DEFAULT and len(servers.each()) > 1
+    rotates = name != etcd_servers.DEFAULT and len(etcd_servers.each()) > 1
     return pytest.param(name, marks=pytest.mark.rotating) if rotates else name
 
 
-@pytest.fixture(scope="session", autouse=True, params=[_turned(name) for name in servers.each()])
-def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
+@pytest.fixture(scope="session", autouse=True, params=[_turned(name) for name in etcd_servers.each()])
+def server(request: pytest.FixtureRequest) -> Iterator[etcd_servers.Server]:
     """The etcd server that the test's members run, first on ``PATH``."""
-    found = servers.find(request.param)
+    found = etcd_servers.find(request.param)
     need(found, f"etcd {request.param}, which scripts/etcd builds with Go")
     assert found is not None
     path = os.environ["PATH"]
@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="session")
-def shared_etcd(server: servers.Server) -> Iterator[EmbeddedEtcd]:
+def shared_etcd(server: etcd_servers.Server) -> Iterator[EmbeddedEtcd]:
     """One etcd for all tests that neither stop nor compact it.
 
     Each test writes below keys of its own.

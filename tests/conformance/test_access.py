@@ -21,8 +21,9 @@ from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.session import Session
 from distop.store.watch import Feed
+from tests.conformance.mirror import Mirror
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.etcd import Mirror, connected, until
+from tests.support.etcd import connected, until
 from tests.support.proxy import TcpProxy
 from tests.support.users import ROOT, WORKER, admin, enable_users
 

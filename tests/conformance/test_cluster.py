@@ -21,7 +21,8 @@ from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed, WatchStream, decode_response
-from tests.support.etcd import EtcdCluster, Mirror, connected, until
+from tests.conformance.mirror import Mirror
+from tests.support.etcd import EtcdCluster, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from distop.errors import PermissionDenied, SessionLost
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, exists
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed
-from tests.support.etcd import Mirror, connected, until
+from tests.conformance.mirror import Mirror
+from tests.support.etcd import connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:

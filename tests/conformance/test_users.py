@@ -12,9 +12,10 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session, new_lease_id
 from distop.store.watch import Feed
+from tests.conformance.mirror import Mirror
 from tests.simulator.etcd_users import checks_renewals
-from tests.support.etcd import Mirror, connected, until
-from tests.support.users import WORKER, ServerUsers
+from tests.support.etcd import connected, until
+from tests.support.users import ROOT, WORKER, admin, enable_users
 
 if TYPE_CHECKING:
     from distop.store.embedded import EmbeddedEtcd
@@ -22,6 +23,37 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 WRITE = Txn((), (Put("ours.a", b"1"),))
 REFUSED_RENEWAL = "failed; retrying: etcdserver: permission denied (PERMISSION_DENIED)"
+
+
+class ServerUsers:
+    """The users of an etcd that has none yet: the worker's role and tokens come and go."""
+
+    def __init__(self, server: EmbeddedEtcd) -> None:
+        self._server = server
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    async def enable(self) -> None:
+        await enable_users(self.endpoint)
+
+    async def take_role(self) -> None:
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="ours"))
+
+    async def give_role(self) -> None:
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
+
+    async def end_tokens(self) -> None:
+        """They are forgotten where authentication is turned off (and not by a restart: they stand in the server's log,
+        which it reads again).
+        """
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "AuthDisable", rpc.AuthDisableRequest())
+        async with connected(self.endpoint) as anybody:
+            await admin(anybody, "AuthEnable", rpc.AuthEnableRequest())
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from distop.errors import Compacted, EtcdUnavailable
 from distop.protocol.supported_versions import orders_requested_progress
 from distop.protocol.txn import Delete, Put, Txn
 from distop.store.watch import Batch, Feed, WatchStream, decode_response
-from tests.support.etcd import Mirror, compacted, connected, until
+from tests.conformance.mirror import Mirror
+from tests.support.etcd import compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:

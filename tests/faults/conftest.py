@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.aftermath import problems
+from tests.faults.striking import Strikes
 from tests.integration.conftest import etcd, group
 from tests.support import daemons
-from tests.support.aftermath import problems
 from tests.support.behaviors import sample_env
 from tests.support.replay import read_steps
-from tests.support.striking import Strikes
 from tests.support.writing import Journal
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def strikes(tmp_path: Path) -> Strikes:
-    """What strikes the behaviors of ``tests.support.struck`` and ``struck_validate``."""
+    """What strikes the behaviors of ``tests.faults.struck_apply`` and ``struck_validate``."""
     return Strikes(tmp_path / "strikes")
 
 

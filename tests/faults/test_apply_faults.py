@@ -21,12 +21,12 @@ from distop.storage.location import Location
 from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
 from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
+from tests.faults.striking import Strikes
 from tests.support.context import FakeContext, run_operation
 from tests.support.daemons import SPARK
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
-from tests.support.striking import Strikes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,14 +16,14 @@ from distop.store import embedded
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from distop.worker.guardian import boottime
+from scripts import etcd_servers
+from tests.faults.recording import Recorder
 from tests.integration.test_daemons import holders
-from tests.support import servers
 from tests.support.command import distop_command
 from tests.support.contract import dump, etcdctl, stand
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
-from tests.support.recording import Recorder
 from tests.support.replay import Written, audited
 from tests.support.users import admin
 from tests.support.writing import assert_data
@@ -288,7 +288,7 @@ def test_a_role_that_is_revoked_for_longer_than_the_session(
     operation to its end.
     """
     server, group = guarded
-    if servers.use().name == servers.PACKAGED:
+    if etcd_servers.use().name == etcd_servers.PACKAGED:
         pytest.skip("needs an etcd that refuses such renewals: install Go, and run scripts/etcd")
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=("--poll", "2"))
     before = incarnations(group)

@@ -24,10 +24,10 @@ from distop.worker.guardian import session_members
 from distop_behaviors.index import row_lookup
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import _read_here, find
+from tests.faults.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.faults.test_self_fencing import child_of, command
 from tests.support import lake
 from tests.support.daemons import SPARK
-from tests.support.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.support.needs import need
 from tests.support.processes import machine
 

@@ -9,10 +9,10 @@ import pytest
 
 from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
+from tests.faults.recording import Recorder
 from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of
 from tests.integration.test_daemons import holders
 from tests.support.processes import children, machine, signal_all
-from tests.support.recording import Recorder
 from tests.support.replay import Written, read_history
 from tests.support.steps import ALL, Steps
 from tests.support.writing import assert_data

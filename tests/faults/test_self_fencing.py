@@ -19,11 +19,11 @@ import pytest
 from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
+from tests.faults.recording import Recorder, told
 from tests.integration.test_daemons import holders
 from tests.support.daemons import SPARK, eventually
 from tests.support.needs import need
 from tests.support.processes import children, children_of_guardian
-from tests.support.recording import Recorder, told
 from tests.support.replay import Written, read_history
 from tests.support.writing import Journal, assert_data
 

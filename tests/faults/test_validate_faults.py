@@ -20,13 +20,13 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.protocol.records import OperationRef, TableRecord
+from tests.faults.striking import Strikes
 from tests.faults.test_index_faults import holder
 from tests.support.daemons import SPARK
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.metastore import Metastore
 from tests.support.needs import need
 from tests.support.replay import Written
-from tests.support.striking import Strikes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

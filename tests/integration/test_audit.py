@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.protocol.jobs import JobState
+from distop.protocol.txn import Delete, Put, Txn
+from distop.store.client import EtcdClient
 from tests.support.certificates import make_certificates
 from tests.support.command import distop_command
 from tests.support.contract import etcdctl
 from tests.support.daemons import eventually
 from tests.support.etcd import compacted, connected, own_etcd, shared_etcd
-from tests.support.plants import opened
-from tests.support.pour import pour
 from tests.support.users import admin
 from tests.support.world import World
+from tests.unit.invariants.plants import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +32,21 @@ if TYPE_CHECKING:
     from tests.support.command import Ran
     from tests.support.daemons import Daemons
 
+
 __all__ = ["distop_command", "own_etcd", "shared_etcd"]
 
 pytestmark = pytest.mark.etcd
+
+
+async def pour(world: World, client: EtcdClient, after: int = 0) -> int:
+    """Write what the world's history has after its revision ``after``; etcd's revision then."""
+    revision = 0
+    for number, changes in world.store.history:
+        if number > after:
+            ops = [Delete(c.kv.key) if c.deleted else Put(c.kv.key, c.kv.value) for c in changes]
+            revision = (await client.commit(Txn((), tuple(ops)))).revision
+    return revision
+
 
 Command = "Callable[..., Ran]"
 ROOT = "distOp.sales%2Eorders.noop.1"

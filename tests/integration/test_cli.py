@@ -14,11 +14,11 @@ import pytest
 
 from distop.clock import System, source
 from distop.protocol.records import State
-from tests.support.by_hand import TABLE, end, ref, world
+from tests.integration.by_hand import TABLE, end, ref, world
+from tests.integration.hand import Hand
 from tests.support.command import distop_command
 from tests.support.daemons import eventually
 from tests.support.etcd import shared_etcd
-from tests.support.hand import Hand
 from tests.support.proxy import Mode, ThreadedProxy
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.store.embedded import EmbeddedEtcd
-    from tests.support.by_hand import World
+    from tests.integration.by_hand import World
     from tests.support.command import Ran
 
 __all__ = ["distop_command", "shared_etcd", "world"]

@@ -21,8 +21,8 @@ from distop.services.submission.idempotency import find_earlier
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
 from distop.services.submission.submit import submit
+from tests.integration.hand import Hand
 from tests.support.etcd import own_etcd, shared_etcd, until
-from tests.support.hand import Hand
 from tests.support.hours import pass_hour
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import stumbling
-from tests.support.behaviors import ROOT, python_path
+from tests.support.behaviors import ROOT, install, python_path
 from tests.support.contract import dump
 from tests.support.replay import read_history
+from tests.support.stumbling import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons
@@ -23,7 +23,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operation types ``stumbling``, ``reporting`` and ``alone``, for the daemons of the test."""
     site = tmp_path / "site"
     site.mkdir()
-    stumbling.install(site)
+    install(site, "distop-stumbling", ENTRY_POINTS)
     monkeypatch.setenv("PYTHONPATH", python_path(site, ROOT)["PYTHONPATH"])
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemons
 
-UNCAPPED = (sys.executable, "-m", "tests.support.uncapped")
+UNCAPPED = (sys.executable, "-m", "tests.integration.uncapped")
 SECRET = "wasp-in-a-jar"
 READ = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read(100_000))"
 

@@ -18,10 +18,10 @@ from distop.protocol.jobs import Claim
 from distop.protocol.json_codec import loads, rfc3339
 from distop.protocol.records import State
 from distop.protocol.txn import Delete, Put, Txn
-from tests.support.by_hand import TABLE, World, end, ref, world
+from tests.integration.by_hand import TABLE, World, end, ref, world
+from tests.integration.hand import Hand
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd
-from tests.support.hand import Hand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,9 +11,9 @@ from distop import aio
 from distop.protocol.records import State
 from distop.services.inspection import partitions
 from distop.services.inspection.partitions import look
-from tests.support.by_hand import TABLE, ref
+from tests.integration.by_hand import TABLE, ref
+from tests.integration.hand import Hand
 from tests.support.etcd import compacted, own_etcd, shared_etcd
-from tests.support.hand import Hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable

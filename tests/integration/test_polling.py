@@ -7,14 +7,34 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from distop.protocol.records import OperationRef
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump
-from tests.support.mute import MuteWatches
+from tests.support.forwarding import Forwarder
 from tests.support.replay import Written
 
 if TYPE_CHECKING:
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
+
+
+class MuteWatches(Forwarder):
+    """Watches are created here, and then nothing comes: no event, and no answer to how far the server is.
+    ``swallowed``: the events that clients were not told of.
+    """
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.swallowed = 0
+
+    def answers(self, method: str, answer: bytes) -> bool:
+        if method != wire.WATCH.path:
+            return True
+        message = rpc.WatchResponse.FromString(answer)
+        self.swallowed += len(message.events)
+        return bool(message.created or message.canceled)
+
 
 TABLE = "t"
 

@@ -21,10 +21,10 @@ from distop import aio
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.protocol.records import TableRecord
 from tests.integration.conftest import TABLE
+from tests.integration.hand import Hand
+from tests.integration.large_behavior import LargeReport, LargeResult
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, connected, until
-from tests.support.hand import Hand
-from tests.support.large_behavior import LargeReport, LargeResult
 
 if TYPE_CHECKING:
     from distop.services.operation_results import OperationResult

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.protocol.records import State
-from tests.support.by_hand import TABLE, World, ref, world
+from tests.integration.by_hand import TABLE, World, ref, world
+from tests.integration.hand import Hand
 from tests.support.command import distop_command
 from tests.support.etcd import compacted, own_etcd, shared_etcd
-from tests.support.hand import Hand
 from tests.support.html import Parsed
 
 if TYPE_CHECKING:

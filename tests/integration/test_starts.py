@@ -18,8 +18,8 @@ import pytest
 import distop
 from distop import aio
 from distop.protocol.txn import Get
+from tests.integration.hand import Hand
 from tests.support.etcd import own_etcd, shared_etcd
-from tests.support.hand import Hand
 from tests.support.replay import violations
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from distop.errors import InvalidArgument, NotAllowed, NotFound
 from distop.services.submission.start_request import whoami
 from tests.support.answering import Server, answering, ok
-from tests.support.behaviors import ROOT, python_path
+from tests.support.behaviors import ROOT, install, python_path
 from tests.support.command import distop_command
 from tests.support.daemons import distop_process
 
@@ -62,10 +62,7 @@ gone = some_verifiers:gone
 def verifiers(tmp_path: Path) -> dict[str, str]:
     """The environment of executors in which they are installed."""
     folder = tmp_path / "site"
-    info = folder / "some_verifiers-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-verifiers\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    install(folder, "some-verifiers", ENTRY_POINTS)
     (folder / "some_verifiers.py").write_text(VERIFIERS)
     return python_path(folder, ROOT) | {"ASKED": str(tmp_path / "asked")}
 

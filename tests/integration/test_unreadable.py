@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.protocol.records import OperationRef
-from tests.support.by_hand import TABLE, World, end
+from tests.integration.by_hand import TABLE, World, end
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.store.embedded import EmbeddedEtcd
+    from tests.integration.hand import Hand
     from tests.support.command import Ran
-    from tests.support.hand import Hand
 
 __all__ = ["distop_command", "shared_etcd"]
 

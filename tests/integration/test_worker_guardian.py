@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sample_env"]
 
-STAND_IN = Path(__file__).parents[1] / "support" / "guarded.py"
+STAND_IN = Path(__file__).parent / "guarded_child.py"
 
 # A child with company: one process in a group of its own (as PySpark's workers), one that ignores signals, one that
 # is an orphan of the second generation. It tells their pids once all are there.

@@ -23,8 +23,8 @@ from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, Worker
 from distop.worker.daemon_side.requests import Listener
 from distop.worker.daemon_side.result_handlers import RunSink
 from distop.worker.guardian import boottime, session_members
+from tests.integration import lingering_guardian as lingering
 from tests.integration.test_worker_guardian import second_of
-from tests.support import lingering
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:

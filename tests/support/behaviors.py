@@ -13,19 +13,19 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
-large = tests.support.large_behavior:Large
-refusing = tests.support.large_behavior:Refusing
+large = tests.integration.large_behavior:Large
+refusing = tests.integration.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
-held-index = tests.support.held_index:HeldBuild
-held-drop = tests.support.held_index:HeldDrop
+held-index = tests.faults.held_index:HeldBuild
+held-drop = tests.faults.held_index:HeldDrop
 clean-up = tests.support.purging:CleanUp
 purge = tests.support.purging:Purge
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
-struck-apply = tests.support.struck:StruckApply
-struck-validate = tests.support.struck_validate:StruckValidate
+struck-apply = tests.faults.struck_apply:StruckApply
+struck-validate = tests.faults.struck_validate:StruckValidate
 absent = tests.support.no_such_module:Absent
 """
 
@@ -36,12 +36,17 @@ def python_path(*folders: Path | str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
+def install(site: Path, name: str, entry_points: str) -> None:
+    """Install a package with these entry points for each process that imports from ``site``."""
+    info = site / f"{name.replace('-', '_')}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
 @pytest.fixture(scope="session")
 def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which ``sample`` and ``batches`` are installed, and ``absent`` is but cannot be loaded."""
     folder = tmp_path_factory.mktemp("site")
-    info = folder / "distop_samples-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-samples\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    install(folder, "distop-samples", ENTRY_POINTS)
     return python_path(folder, ROOT)

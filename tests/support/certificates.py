@@ -42,19 +42,6 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _builder(name: str, issuer: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(name))
-        .issuer_name(_name(issuer))
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-    )
-
-
 def make_certificates(folder: Path) -> Certificates:
     """Write them below ``folder``."""
 
@@ -63,23 +50,34 @@ def make_certificates(folder: Path) -> Certificates:
         path.write_bytes(data)
         return str(path)
 
-    def write_key(name: str, key: ec.EllipticCurvePrivateKey) -> str:
-        pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        return write(name, key.private_bytes(*pem))
+    def certify(
+        name: str,
+        key: ec.EllipticCurvePrivateKey,
+        issuer: str,
+        issuer_key: ec.EllipticCurvePrivateKey,
+        *extensions: tuple[x509.ExtensionType, bool],
+    ) -> str:
+        """Write a certificate with these extensions, of which some are critical."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(_name(issuer))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical=critical)
+        pem = builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return write(f"{name}.pem", pem)
 
     def authority(name: str) -> tuple[ec.EllipticCurvePrivateKey, str]:
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        certificate = (
-            _builder(name, name, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(usage, critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        return key, write(f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
-
-    ca_key, ca = authority("distop-test-ca")
-    _, other_ca = authority("distop-other-ca")
+        extensions = (x509.BasicConstraints(ca=True, path_length=None), True), (usage, True)
+        return key, certify(name, key, name, key, *extensions)
 
     def issue(name: str) -> tuple[str, str]:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -87,13 +85,10 @@ def make_certificates(folder: Path) -> Certificates:
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         )
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        certificate = (
-            _builder(name, "distop-test-ca", key.public_key())
-            .add_extension(names, critical=False)
-            .add_extension(both, critical=False)
-            .sign(ca_key, hashes.SHA256())
-        )
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        return write(f"{name}.pem", pem), write_key(f"{name}-key.pem", key)
+        pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        certificate = certify(name, key, "distop-test-ca", ca_key, (names, False), (both, False))
+        return certificate, write(f"{name}-key.pem", key.private_bytes(*pem))
 
+    ca_key, ca = authority("distop-test-ca")
+    _, other_ca = authority("distop-other-ca")
     return Certificates(ca, *issue("server"), *issue("client"), other_ca)

@@ -123,26 +123,59 @@ def run_operation(
         table, version = table.extended(planned.options), planned.version
     rows: list[OutcomeRow] = []
     for n in range(batches):
-        ctx = context(table)
-        for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), ctx):
-            if isinstance(outcome, JobFailed):
-                rows.append(OutcomeRow(plan.partition, plan.name, False, _stored(outcome.result), str(outcome)))
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                stage = stage_of(ctx.shared, Attempt(ctx.operation, plan.partition, ctx.fence, "inc"))
-                rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), "", stage))
+        rows += run_jobs(behavior, argument, list(partitions[n::batches]), context(table))
     rows.sort(key=lambda r: r.partition)
-    failed = sum(not r.success for r in rows)
+    return complete(behavior, argument, table, rows, partitions, context(table), version=version, whole=whole)
+
+
+def run_jobs(behavior: Behavior, argument: Any, plans: Sequence[PartitionPlan], ctx: FakeContext) -> list[OutcomeRow]:
+    """The outcomes of these jobs, which run as one batch where the behavior has batches.
+
+    Raises what a job raises, except JobFailed.
+    """
+    pairs: list[tuple[PartitionPlan, Any]] = []
+    if behavior.run_batch is not None:
+        pairs += behavior.run_batch(argument, plans, ctx) if plans else []
+    else:
+        for plan in plans:
+            ctx.partition = plan
+            try:
+                pairs.append((plan, behavior.start_or_resume_job(argument, plan, ctx)))
+            except JobFailed as e:
+                pairs.append((plan, e))
+    rows = []
+    for plan, ended in pairs:
+        failed = isinstance(ended, JobFailed)
+        if isinstance(ended, Exception) and not failed:
+            raise ended
+        stage = stage_of(ctx.shared, Attempt(ctx.operation, plan.partition, ctx.fence, "inc"))
+        result, error = _stored(ended.result if failed else ended), str(ended) if failed else ""
+        rows.append(OutcomeRow(plan.partition, plan.name, not failed, result, error, stage))
+    return rows
+
+
+def complete(
+    behavior: Behavior,
+    argument: Any,
+    table: TableRecord,
+    rows: list[OutcomeRow],
+    plans: Sequence[PartitionPlan],
+    ctx: FakeContext,
+    *,
+    version: str,
+    whole: bool = True,
+) -> Ran:
+    """The completion of an operation with these outcomes."""
+    failed = sum(not row.success for row in rows)
     counts = (len(rows), len(rows) - failed, failed)
     summary = Summary(
         *("failed" if failed else "success", *counts, lambda: iter(rows)),
         version=version,
         whole=whole,
-        plan=lambda: iter(partitions),
+        plan=lambda: iter(plans),
     )
     try:
-        return Ran(_stored(behavior.complete_operation(argument, table, summary, context(table))), "", rows)
+        return Ran(_stored(behavior.complete_operation(argument, table, summary, ctx)), "", rows)
     except OperationFailed as e:
         return Ran(_stored(e.report), str(e), rows)
 
@@ -152,16 +185,3 @@ def _stored(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     return json.loads(json.dumps(value, allow_nan=False))
-
-
-def _batch(behavior: Behavior, argument: Any, partitions: list[PartitionPlan], ctx: FakeContext) -> Any:
-    if behavior.run_batch is not None:
-        return list(behavior.run_batch(argument, partitions, ctx)) if partitions else []
-    pairs: list[tuple[PartitionPlan, Any]] = []
-    for plan in partitions:
-        ctx.partition = plan
-        try:
-            pairs.append((plan, behavior.start_or_resume_job(argument, plan, ctx)))
-        except JobFailed as e:
-            pairs.append((plan, e))
-    return pairs

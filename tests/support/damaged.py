@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 2_000
-_KEY = b"0123456789abcdef"
 
 
 class _Kms(pe.KmsClient):

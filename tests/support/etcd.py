@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.errors import DistopError, OutcomeUnknown
-from distop.protocol.txn import KeyValue, Put, Txn
+from distop.protocol.txn import Put, Txn
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
-from distop.store.watch_position import Batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -93,40 +92,6 @@ async def until(condition: Callable[[], bool], what: str = "the state waited for
         if time.monotonic() > limit:
             raise AssertionError(f"{what} was not reached within {timeout} s")
         await asyncio.sleep(0.005)
-
-
-class Mirror:
-    """Applies batches as a consumer does, and checks on the way what every consumer relies on."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, KeyValue] = {}
-        self.revision = 0
-        self.batches: list[Batch] = []
-        self.mod_revisions: list[int] = []
-
-    def apply(self, batch: Batch) -> None:
-        assert batch.revision >= self.revision, "the revision went back"
-        self.batches.append(batch)
-        if batch.listing:
-            self.content = {event.kv.key: event.kv for event in batch.events}
-            assert not any(event.deleted for event in batch.events)
-        else:
-            for event in batch.events:
-                assert event.kv.mod_revision > self.revision, "an old or a split revision was applied"
-                self.mod_revisions.append(event.kv.mod_revision)
-                if event.deleted:
-                    self.content.pop(event.kv.key, None)
-                else:
-                    self.content[event.kv.key] = event.kv
-        self.revision = batch.revision
-
-    @property
-    def listings(self) -> int:
-        return sum(batch.listing for batch in self.batches)
-
-    @property
-    def values(self) -> dict[str, bytes]:
-        return {key: pair.value for key, pair in self.content.items()}
 
 
 PORT_TRIES = 5

@@ -31,7 +31,18 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from tests.support.generated import PREFIX, Case
+from scripts.judging.generated import (
+    PREFIX,
+    STRUCT_CASES,
+    TEXTS,
+    Case,
+    Row,
+    range_case,
+    sort_key,
+    struct_value,
+    unless_null,
+    with_sides,
+)
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -39,8 +50,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyiceberg.table import Table
-
-Row = dict[str, Any]
 
 _TYPES: dict[str, Any] = {
     "id": LongType(),
@@ -59,7 +68,6 @@ _TYPES: dict[str, Any] = {
     "long": StringType(),
 }
 _LEAF, _NEED = 201, 202
-_TEXTS = ["", "a", "ab", "é", "😀x", "N1", "N12AB", PREFIX, PREFIX + "a", PREFIX + "z", "zz", "~"]
 _LONG = ["b", "bb", PREFIX, "c" * 5_000, "a" + "z" * 5_000]
 """Parquet has no bounds of texts over 4 KiB."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
@@ -134,7 +142,7 @@ def _value(rng: random.Random, column: str) -> Any:
         return value if column == "ts" else value.replace(tzinfo=UTC)
     if column == "flag":
         return rng.random() < 0.5
-    return rng.choice(_TEXTS if column == "text" else _LONG)
+    return rng.choice(TEXTS if column == "text" else _LONG)
 
 
 def _write(made: Evolved, rng: random.Random, dull: set[str]) -> None:
@@ -146,10 +154,7 @@ def _write(made: Evolved, rng: random.Random, dull: set[str]) -> None:
         row: Row = {"id": len(made.rows) + len(rows)}
         for c in steady:
             row[c] = steady[c] if c in dull else None if rng.random() < nulls else _value(rng, c)
-        whole = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
-        if whole is not None and rng.random() < nulls:
-            whole["leaf"] = None
-        rows.append({**row, "s": whole})
+        rows.append({**row, "s": struct_value(rng, nulls)})
     schema = schema_to_pyarrow(made.table.schema())
     named = [{made.names[c]: value for c, value in row.items()} for row in rows]
     made.table.append(pa.Table.from_pylist(named, schema=schema))
@@ -199,71 +204,41 @@ def _rename_mode(table: Table, name: str) -> None:
 def _cases(made: Evolved, rng: random.Random) -> list[Case]:
     name = made.names
 
-    def of(column: str, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
-        return lambda row: row[column] is not None and test(row[column])
-
     found = [Case({"not_null": name[c]}, lambda r, c=c: r[c] is None) for c in _TYPES]  # type: ignore[misc]
-    found.append(Case({"not_null": "s.leaf"}, lambda r: r["s"] is None or r["s"]["leaf"] is None))
-    found.append(Case({"not_null": "s.need"}, lambda r: r["s"] is None))
-    found.append(
-        Case(
-            {"range": {"column": "s.leaf", "max": 4}},
-            lambda r: r["s"] is not None and r["s"]["leaf"] is not None and r["s"]["leaf"] > 4,
-        )
-    )
+    found += STRUCT_CASES
     for column in [c for c in _TYPES if c not in ("flag", "id")]:
-        low, high, outside = _bounds(rng, column)
-        spec = {
-            "column": name[column],
-            **({} if low is None else {"min": low}),
-            **({} if high is None else {"max": high}),
-        }
-        found.append(Case({"range": spec}, of(column, outside)))
+        found.append(range_case(column, name[column], _bounds(rng, column)))
     for column, kind, least, most in (
         ("i", "tinyint", -128, 127),
         ("n", "int", -(2**31), 2**31 - 1),
         ("n", "smallint", -(2**15), 2**15 - 1),
         ("big", "decimal(4,2)", Decimal("-99.99"), Decimal("99.99")),
     ):
-        test = of(column, lambda v, a=least, b=most: not a <= v <= b)  # type: ignore[misc]
+        test = unless_null(column, lambda v, a=least, b=most: not a <= v <= b)  # type: ignore[misc]
         found.append(Case({"fits": {"column": name[column], "type": kind}}, test))
-    some, texts = [0, 1, 3, 7, 100], _TEXTS[:6]
-    found.append(Case({"in_set": {"column": name["i"], "values": some}}, of("i", lambda v: v not in some)))
-    found.append(Case({"in_set": {"column": name["text"], "values": texts}}, of("text", lambda v: v not in texts)))
-    found.append(Case({"in_set": {"column": name["flag"], "values": [True]}}, of("flag", lambda v: not v)))
-    found.append(Case({"length": {"column": name["text"], "max": 2}}, of("text", lambda v: len(v) > 2)))
+    some, texts, text = [0, 1, 3, 7, 100], TEXTS[:6], name["text"]
+    found.append(Case({"in_set": {"column": name["i"], "values": some}}, unless_null("i", lambda v: v not in some)))
+    found.append(Case({"in_set": {"column": text, "values": texts}}, unless_null("text", lambda v: v not in texts)))
+    found.append(Case({"in_set": {"column": name["flag"], "values": [True]}}, unless_null("flag", lambda v: not v)))
+    found.append(Case({"length": {"column": text, "max": 2}}, unless_null("text", lambda v: len(v) > 2)))
     found.append(
-        Case({"matches": {"column": name["text"], "pattern": "^N"}}, of("text", lambda v: not re.search("^N", v)))
+        Case(
+            {"matches": {"column": text, "pattern": "^N"}},
+            unless_null("text", lambda v: not re.search("^N", v)),
+        )
     )
     return found
 
 
 def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], bool]]:
     """Minimum, maximum as the argument writes them (None: left out), and which values lie outside."""
-    low, high = sorted((_plain(rng, column), _plain(rng, column)), key=_key)
+    low, high = sorted((_plain(rng, column), _plain(rng, column)), key=sort_key)
     if rng.random() < 0.5 and not isinstance(low, str):
         margin: Any = timedelta(days=99) if isinstance(low, date) else 1_000
         low, high = low - margin, high + margin
-    sides = rng.choice(["both", "min", "max"])
-
-    def outside(value: Any) -> bool:
-        nan = isinstance(value, float) and math.isnan(value)
-        below = sides != "max" and not nan and _key(value) < _key(low)
-        return below or (sides != "min" and (nan or _key(value) > _key(high)))
-
-    return (None if sides == "max" else _json(low)), (None if sides == "min" else _json(high)), outside
+    return with_sides(rng, low, high)
 
 
 def _plain(rng: random.Random, column: str) -> Any:
     value = _value(rng, column)
     return 0.5 if isinstance(value, float) and math.isnan(value) else value
-
-
-def _key(value: Any) -> Any:
-    return value.encode() if isinstance(value, str) else value
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return str(value)
-    return value.isoformat() if isinstance(value, date) else value

@@ -28,28 +28,7 @@ Fields = dict[int, tuple[int, Any]]
 """A struct: type and value by field. Numbers stay the bytes that they are."""
 
 
-def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], writer: str) -> None:
-    """Rewrite the footer: each column's minimum and maximum stand in the deprecated fields alone, those of ``bounds``
-    as given; the order of columns is not told.
-    """
-
-    def change(footer: Fields) -> None:
-        del footer[_COLUMN_ORDERS]
-        footer[_CREATED_BY] = (_BINARY, writer.encode())
-        for _, group in footer[_ROW_GROUPS][1][1]:
-            for _, chunk in group[_CHUNKS][1][1]:
-                meta = chunk[_META][1]
-                name = ".".join(part.decode() for _, part in meta[_PATH][1][1])
-                found: Fields = meta[_STATISTICS][1]
-                low, high = bounds.get(name) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
-                for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
-                    found.pop(field, None)
-                found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
-
-    rewrite(path, change)
-
-
-def rewrite(path: Path, change: Callable[[Fields], None], *, padded: bool = False) -> None:
+def rewrite(path: Path, change: Callable[[Fields], object], *, padded: bool = False) -> None:
     """Rewrite the footer's fields by ``change``. ``padded``: keep the file's length."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
@@ -62,152 +41,17 @@ def rewrite(path: Path, change: Callable[[Fields], None], *, padded: bool = Fals
     path.write_bytes(pages + written + len(written).to_bytes(4, "little") + b"PAR1")
 
 
-def with_rows(path: Path, rows: int) -> None:
-    """The footer counts so many rows, whatever its row groups hold."""
-    rewrite(path, lambda footer: footer.update({_ROWS: (_I64, _whole(rows))}))
+def _rewrite_columns(path: Path, change: Callable[[Fields], object]) -> None:
+    """Rewrite the metadata of each column chunk of each row group by ``change``."""
+    rewrite(path, lambda footer: [change(meta) for group in row_groups(footer) for meta in columns_of(group)])
 
 
-def with_rows_of_groups(path: Path, *rows: int) -> None:
-    """Each row group counts so many rows, and the footer the sum of them."""
-
-    def change(footer: Fields) -> None:
-        footer[_ROWS] = (_I64, _whole(sum(rows)))
-        for (_, group), count in zip(footer[_ROW_GROUPS][1][1], rows, strict=True):
-            group[_ROWS] = (_I64, _whole(count))
-
-    rewrite(path, change)
-
-
-def with_codec(path: Path, codec: int) -> None:
-    """By the footer, all pages are compressed with this codec."""
-    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_CODEC: (_I32, _whole(codec))})))
-
-
-def with_values(path: Path, values: int) -> None:
-    """The footer counts so many values of each column in each row group."""
-    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_VALUES: (_I64, _whole(values))})))
-
-
-def with_values_of(path: Path, column: str, values: int) -> None:
-    """The footer counts so many values of a top-level column in each row group, and has no statistics of it."""
-
-    def change(meta: Fields) -> None:
-        if meta[_PATH][1][1][0][1] == column.encode():
-            meta[_VALUES] = (_I64, _whole(values))
-            meta.pop(_STATISTICS, None)
-            meta.pop(_SIZES, None)
-
-    rewrite(path, lambda footer: _each(footer, change))
-
-
-def with_nulls(path: Path, nulls: int) -> None:
-    """The footer counts so many NULLs of each column in each row group."""
-    rewrite(
-        path, lambda footer: _each(footer, lambda meta: meta[_STATISTICS][1].update({_NULLS: (_I64, _whole(nulls))}))
-    )
-
-
-def with_nulls_alone(path: Path, nulls: int) -> None:
-    """The footer counts so many NULLs of each column in each row group, and has no other statistics."""
-    statistics = (_STRUCT, {_NULLS: (_I64, _whole(nulls))})
-    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_STATISTICS: statistics})))
-
-
-def with_bounds(path: Path, group: int, column: str, low: bytes, high: bytes) -> None:
-    """The footer gives a column these bounds in one row group. Bounds of the same length keep the file's length."""
-
-    def change(footer: Fields) -> None:
-        for _, chunk in footer[_ROW_GROUPS][1][1][group][1][_CHUNKS][1][1]:
-            meta = chunk[_META][1]
-            if ".".join(part.decode() for _, part in meta[_PATH][1][1]) == column:
-                found: Fields = meta[_STATISTICS][1]
-                for field, bound in ((_MIN, low), (_MAX, high), (_MIN_VALUE, low), (_MAX_VALUE, high)):
-                    if field in found:
-                        found[field] = (_BINARY, bound)
-
-    rewrite(path, change)
-
-
-def without_statistics(path: Path) -> None:
-    """The footer has no statistics."""
-    rewrite(path, lambda footer: _each(footer, lambda meta: meta.pop(_STATISTICS)))
-
-
-def _each(footer: Fields, change: Callable[[Fields], None]) -> None:
-    """Change the metadata of each column in each row group."""
-    for _, group in footer[_ROW_GROUPS][1][1]:
-        for _, chunk in group[_CHUNKS][1][1]:
-            change(chunk[_META][1])
-
-
-def with_group_rows(path: Path, group: int, rows: int) -> None:
-    """The footer counts so many rows in one row group; the total follows, the column chunks do not."""
-
-    def change(footer: Fields) -> None:
-        groups = row_groups(footer)
-        footer[_ROWS] = (_I64, _whole(_number(footer[_ROWS]) - _number(groups[group][_ROWS]) + rows))
-        groups[group][_ROWS] = (_I64, _whole(rows))
-
-    rewrite(path, change)
-
-
-def with_chunks(path: Path, group: int, order: Sequence[int]) -> None:
-    """One row group lists these of its column chunks, in this order.
-
-    Their sizes by level are dropped: pyarrow aborts on those of texts in the place of numbers.
-    """
-
-    def change(footer: Fields) -> None:
-        _each(footer, lambda meta: meta.pop(_SIZES, None))
-        kind, (inner, chunks) = row_groups(footer)[group][_CHUNKS]
-        row_groups(footer)[group][_CHUNKS] = (kind, (inner, [chunks[n] for n in order]))
-
-    rewrite(path, change)
-
-
-def with_shared_pages(path: Path, *, statistics: bool) -> None:
-    """The second row group has the pages of the first one, and its statistics if ``statistics``."""
-
-    def change(footer: Fields) -> None:
-        first, second = (columns_of(group) for group in row_groups(footer)[:2])
-        for one, other in zip(first, second, strict=True):
-            for field in (*_PLACES, *([_STATISTICS] if statistics else [])):
-                other.pop(field, None)
-                if field in one:
-                    other[field] = one[field]
-
-    rewrite(path, change)
-
-
-def with_required(path: Path, column: str) -> None:
-    """By the schema, the column has a value in each row. Its sizes by level are dropped."""
-
-    def change(footer: Fields) -> None:
-        schema_element(footer, column)[_REPETITION] = (_I32, _whole(0))
-        for group in row_groups(footer):
-            for meta in columns_of(group):
-                meta.pop(_SIZES, None)
-
-    rewrite(path, change)
-
-
-def with_converted_type(path: Path, column: str, kind: int) -> None:
-    """By the schema, the column's numbers are of another of Parquet's old logical types."""
+def _rewrite_schema(path: Path, column: str, field: int, value: int) -> None:
+    """Set one field of a column in the schema, instead of its logical type."""
 
     def change(footer: Fields) -> None:
         element = schema_element(footer, column)
-        element[_CONVERTED] = (_I32, _whole(kind))
-        element.pop(_LOGICAL, None)
-
-    rewrite(path, change)
-
-
-def with_precision(path: Path, column: str, digits: int) -> None:
-    """By the schema, the column's decimals have so many digits."""
-
-    def change(footer: Fields) -> None:
-        element = schema_element(footer, column)
-        element[_PRECISION] = (_I32, _whole(digits))
+        element[field] = _i32(value)
         element.pop(_LOGICAL, None)
 
     rewrite(path, change)
@@ -229,67 +73,208 @@ def schema_element(footer: Fields, name: str) -> Fields:
     return found
 
 
-def _number(field: tuple[int, bytes]) -> int:
-    raw, _ = _varint(field[1], 0)
-    return (raw >> 1) ^ -(raw & 1)
+def _name_of(meta: Fields) -> str:
+    return ".".join(part.decode() for _, part in meta[_PATH][1][1])
+
+
+def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], writer: str) -> None:
+    """Keep each column's minimum and maximum in the deprecated fields only, without an order of columns.
+
+    ``bounds`` replaces the bounds of some columns.
+    """
+
+    def change(footer: Fields) -> None:
+        del footer[_COLUMN_ORDERS]
+        footer[_CREATED_BY] = (_BINARY, writer.encode())
+        for meta in (meta for group in row_groups(footer) for meta in columns_of(group)):
+            found: Fields = meta[_STATISTICS][1]
+            low, high = bounds.get(_name_of(meta)) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
+            for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
+                found.pop(field, None)
+            found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
+
+    rewrite(path, change)
+
+
+def with_rows(path: Path, rows: int) -> None:
+    """Set the number of rows of the footer, whatever its row groups hold."""
+    rewrite(path, lambda footer: footer.update({_ROWS: _i64(rows)}))
+
+
+def with_rows_of_groups(path: Path, *rows: int) -> None:
+    """Set the number of rows of each row group, and of the footer to their sum."""
+
+    def change(footer: Fields) -> None:
+        footer[_ROWS] = _i64(sum(rows))
+        for group, count in zip(row_groups(footer), rows, strict=True):
+            group[_ROWS] = _i64(count)
+
+    rewrite(path, change)
+
+
+def with_group_rows(path: Path, number: int, rows: int) -> None:
+    """Set the number of rows of one row group; the total follows, the column chunks do not."""
+
+    def change(footer: Fields) -> None:
+        group = row_groups(footer)[number]
+        footer[_ROWS] = _i64(_number(footer[_ROWS]) - _number(group[_ROWS]) + rows)
+        group[_ROWS] = _i64(rows)
+
+    rewrite(path, change)
+
+
+def with_codec(path: Path, codec: int) -> None:
+    """Set the compression codec of all pages."""
+    _rewrite_columns(path, lambda meta: meta.update({_CODEC: _i32(codec)}))
+
+
+def with_values(path: Path, values: int) -> None:
+    """Set the number of values of each column in each row group."""
+    _rewrite_columns(path, lambda meta: meta.update({_VALUES: _i64(values)}))
+
+
+def with_values_of(path: Path, column: str, values: int) -> None:
+    """Set the number of values of a top-level column in each row group, without statistics."""
+
+    def change(meta: Fields) -> None:
+        if meta[_PATH][1][1][0][1] == column.encode():
+            meta[_VALUES] = _i64(values)
+            meta.pop(_STATISTICS, None)
+            meta.pop(_SIZES, None)
+
+    _rewrite_columns(path, change)
+
+
+def with_nulls(path: Path, nulls: int) -> None:
+    """Set the number of NULLs of each column in each row group."""
+    _rewrite_columns(path, lambda meta: meta[_STATISTICS][1].update({_NULLS: _i64(nulls)}))
+
+
+def with_nulls_alone(path: Path, nulls: int) -> None:
+    """Keep no statistics but a number of NULLs of each column in each row group."""
+    _rewrite_columns(path, lambda meta: meta.update({_STATISTICS: (_STRUCT, {_NULLS: _i64(nulls)})}))
+
+
+def without_statistics(path: Path) -> None:
+    """Remove all statistics."""
+    _rewrite_columns(path, lambda meta: meta.pop(_STATISTICS))
+
+
+def with_bounds(path: Path, number: int, column: str, low: bytes, high: bytes) -> None:
+    """Set the bounds of a column in one row group. Bounds of the same length keep the file's length."""
+
+    def change(footer: Fields) -> None:
+        for meta in columns_of(row_groups(footer)[number]):
+            if _name_of(meta) == column:
+                found: Fields = meta[_STATISTICS][1]
+                for field, bound in ((_MIN, low), (_MAX, high), (_MIN_VALUE, low), (_MAX_VALUE, high)):
+                    if field in found:
+                        found[field] = (_BINARY, bound)
+
+    rewrite(path, change)
+
+
+def with_chunks(path: Path, number: int, order: Sequence[int]) -> None:
+    """List these column chunks of one row group, in this order.
+
+    Their sizes by level are dropped: pyarrow aborts on those of texts in the place of numbers.
+    """
+
+    def change(footer: Fields) -> None:
+        group = row_groups(footer)[number]
+        kind, (inner, chunks) = group[_CHUNKS]
+        group[_CHUNKS] = (kind, (inner, [chunks[n] for n in order]))
+
+    _rewrite_columns(path, lambda meta: meta.pop(_SIZES, None))
+    rewrite(path, change)
+
+
+def with_shared_pages(path: Path, *, statistics: bool) -> None:
+    """Give the second row group the pages of the first one, and its statistics if ``statistics``."""
+
+    def change(footer: Fields) -> None:
+        first, second = (columns_of(group) for group in row_groups(footer)[:2])
+        for one, other in zip(first, second, strict=True):
+            for field in (*_PLACES, *([_STATISTICS] if statistics else [])):
+                other.pop(field, None)
+                if field in one:
+                    other[field] = one[field]
+
+    rewrite(path, change)
+
+
+def with_required(path: Path, column: str) -> None:
+    """Make the column required in the schema. Sizes by level are dropped."""
+    _rewrite_columns(path, lambda meta: meta.pop(_SIZES, None))
+    rewrite(path, lambda footer: schema_element(footer, column).update({_REPETITION: _i32(0)}))
+
+
+def with_converted_type(path: Path, column: str, kind: int) -> None:
+    """Set one of Parquet's old logical types for a column of numbers."""
+    _rewrite_schema(path, column, _CONVERTED, kind)
+
+
+def with_precision(path: Path, column: str, digits: int) -> None:
+    """Set the number of digits of a column of decimals."""
+    _rewrite_schema(path, column, _PRECISION, digits)
 
 
 def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
-    """The footer gives the last column's pages ``size`` bytes.
+    """Set the size of the last column's pages to ``size`` bytes.
 
     So readers that split a file by the middle of its row groups skip a row group.
     """
 
     def change(footer: Fields) -> None:
-        for _, group in footer[_ROW_GROUPS][1][1]:
+        for group in row_groups(footer):
             # Sums that writers may leave out.
             for field in (_GROUP_OFFSET, _GROUP_COMPRESSED):
                 group.pop(field, None)
-            group[_CHUNKS][1][1][-1][1][_META][1][_COMPRESSED] = (_I64, _whole(size))
+            columns_of(group)[-1][_COMPRESSED] = _i64(size)
 
     rewrite(path, change, padded=padded)
 
 
 def left_out(path: Path) -> None:
-    """The footer gives each row group more bytes than the file has, and its column chunks the right ones.
+    """Set the size of each row group to more bytes than the file has; its column chunks keep the right ones.
 
     So readers that split a file by the middle of its row groups skip them.
     """
-
-    def change(footer: Fields) -> None:
-        for group in row_groups(footer):
-            group[_GROUP_COMPRESSED] = (_I64, _whole(1 << 24))
-
-    rewrite(path, change)
+    rewrite(path, lambda footer: [group.update({_GROUP_COMPRESSED: _i64(1 << 24)}) for group in row_groups(footer)])
 
 
 def of_unknown_type(path: Path) -> None:
-    """The footer gives the first column's pages an unknown type: pyarrow aborts on it."""
-
-    def change(footer: Fields) -> None:
-        footer[_ROW_GROUPS][1][1][0][1][_CHUNKS][1][1][0][1][_META][1][_TYPE] = (_I32, _whole(99))
-
-    rewrite(path, change)
+    """Set an unknown type for the first column's pages: pyarrow aborts on it."""
+    rewrite(path, lambda footer: columns_of(row_groups(footer)[0])[0].update({_TYPE: _i32(99)}))
 
 
 def with_huge_page(path: Path, size: int) -> None:
-    """The header of the first page states ``size`` uncompressed bytes.
-
-    The file has one column.
-    """
+    """State ``size`` uncompressed bytes in the header of the first page of a file with one column."""
     data = path.read_bytes()
     header, end = _read_struct(data, 4)
-    header[_HEADER_UNCOMPRESSED] = (_I32, _whole(size))
+    header[_HEADER_UNCOMPRESSED] = _i32(size)
     written = _struct(header)
     path.write_bytes(data[:4] + written + data[end:])
     more = len(written) - (end - 4)
 
     def change(footer: Fields) -> None:
-        meta = footer[_ROW_GROUPS][1][1][0][1][_CHUNKS][1][1][0][1][_META][1]
-        (found, _) = _varint(meta[_COMPRESSED][1], 0)
-        meta[_COMPRESSED] = (_I64, _whole((found >> 1) + more))
+        meta = columns_of(row_groups(footer)[0])[0]
+        meta[_COMPRESSED] = _i64(_number(meta[_COMPRESSED]) + more)
 
     rewrite(path, change)
+
+
+def _number(field: tuple[int, bytes]) -> int:
+    raw, _ = _varint(field[1], 0)
+    return (raw >> 1) ^ -(raw & 1)
+
+
+def _i32(value: int) -> tuple[int, bytes]:
+    return _I32, _whole(value)
+
+
+def _i64(value: int) -> tuple[int, bytes]:
+    return _I64, _whole(value)
 
 
 def _whole(value: int) -> bytes:

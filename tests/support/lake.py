@@ -16,7 +16,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
 from distop.tables.iceberg.iceberg_rows import VERSION
-from tests.support import jars
+from scripts import iceberg_jars
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -33,7 +33,7 @@ def jar(artifact: str = ARTIFACT) -> Path | None:
 
     ``artifact``: that for another Spark. Raises Unverified.
     """
-    return jars.find(artifact)
+    return iceberg_jars.find(artifact)
 
 
 class Folder(NoopCatalog):

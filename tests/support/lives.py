@@ -13,44 +13,18 @@ from distop.protocol.state_tables import Event, JobStage, Stage
 from tests.support.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import Txn
 
 
+_BUILDERS = {Event.JOIN: "joined"}
+"""Events whose methods of :class:`World` have other names."""
+
+
 def build(world: World, event: Event, ref: OperationRef) -> Txn:
     """The event's transaction, with every revision in it as the store holds it now."""
-    builders: dict[Event, Callable[[OperationRef], Txn]] = {
-        Event.SUBMIT: world.submit,
-        Event.ADD_DEPENDENCIES: world.add_dependencies,
-        Event.BEGIN: world.begin,
-        Event.BEGIN_PLANNED: world.begin_planned,
-        Event.JOIN: world.joined,
-        Event.END_WAITING: world.end_waiting,
-        Event.SIGNAL: world.signal,
-        Event.START: world.start,
-        Event.START_PLANNED: world.start_planned,
-        Event.PLAN: world.plan,
-        Event.PLAN_ATTEMPT: world.plan_attempt,
-        Event.GIVE_UP: world.give_up,
-        Event.PAUSE: world.pause,
-        Event.ALTER: world.alter,
-        Event.PAUSE_NOW: world.pause_now,
-        Event.RESUME: world.resume,
-        Event.CANCEL: world.cancel,
-        Event.FAIL_FAST: world.fail_fast,
-        Event.REVOKE: world.revoke,
-        Event.REAP: world.reap,
-        Event.DECIDE: world.decide,
-        Event.COMPLETE_ATTEMPT: world.complete_attempt,
-        Event.FINISH: world.finish,
-        Event.FINISH_AT_ONCE: world.finish_at_once,
-        Event.FINISH_AND_END: world.finish_and_end,
-        Event.CLEAN: world.clean,
-        Event.END: world.end,
-    }
-    return builders[event](ref)
+    transaction: Txn = getattr(world, _BUILDERS.get(event, event.value))(ref)
+    return transaction
 
 
 _RANDOM_EVENTS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.servers import in_ci
+from scripts.etcd_servers import in_ci
 
 __all__ = ["in_ci", "need"]
 

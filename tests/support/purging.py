@@ -37,7 +37,7 @@ class CleanUp(Behavior):
             time.sleep(0.005)
 
 
-class Purge(Behavior):
+class Purge(CleanUp):
     """Purges what it is told, and reports that."""
 
     type_name = "purge"
@@ -47,11 +47,6 @@ class Purge(Behavior):
 
     def partitions(self, table: TableRecord, arg: PurgeArg, ctx: JobContext) -> Planned:
         return Planned([PartitionPlan(0, "all of it")])
-
-    def start_or_resume_job(self, arg: PurgeArg, partition: PartitionPlan, ctx: JobContext) -> Any:
-        while arg.hold and not Path(arg.hold).exists():
-            ctx.check_cancelled()
-            time.sleep(0.005)
 
     def complete_operation(self, arg: PurgeArg, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         return {"files": arg.files}

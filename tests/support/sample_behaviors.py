@@ -19,7 +19,7 @@ from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan,
 from distop.errors import FatalError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distop.behavior import JobContext, Summary, TableRecord
 
@@ -176,6 +176,19 @@ class Batches(Sample):
                 yield partition, error
 
 
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "fail": lambda: JobFailed("the answer is no", {"why": "told to"}),
+    "fail-unclean": lambda: JobFailed("the answer is no"),
+    "error": lambda: RuntimeError("something went wrong"),
+    "hopeless": lambda: FatalError("no retry mends this"),
+    "known": lambda: ZeroDivisionError("nor this"),
+    "wrong": lambda: InvalidArgument("this cannot work"),
+    "exit": lambda: SystemExit(1),
+    "memory": MemoryError,
+}
+"""Actions that raise an error."""
+
+
 def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     """What a job can do to its surroundings."""
     if action.endswith("-once"):
@@ -185,22 +198,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
             return
         done.touch()
         action = action.removesuffix("-once")
-    if action == "fail":
-        raise JobFailed("the answer is no", {"why": "told to"})
-    if action == "fail-unclean":
-        raise JobFailed("the answer is no")
-    if action == "error":
-        raise RuntimeError("something went wrong")
-    if action == "hopeless":
-        raise FatalError("no retry mends this")
-    if action == "known":
-        raise ZeroDivisionError("nor this")
-    if action == "wrong":
-        raise InvalidArgument("this cannot work")
-    if action == "exit":
-        raise SystemExit(1)
-    if action == "memory":
-        raise MemoryError
+    if action in ERRORS:
+        raise ERRORS[action]()
     if action == "die":
         os._exit(3)
     if action == "last-words":

@@ -31,6 +31,10 @@ class Etcd(ModelClient):
         self.client = Client.__new__(Client)
         self.client.config = ClientConfig()
         self.client._etcd, self.client._keys = self, KEYS  # type: ignore[assignment]
+        self.renew_starts()
+
+    def renew_starts(self) -> None:
+        """Let the client submit as a new one does, which has read nothing yet."""
         self.client._starts = Starts(self, KEYS)  # type: ignore[arg-type]
 
     def put(self, key: str, value: bytes) -> None:

@@ -125,11 +125,3 @@ def wait_for(gate: str, ctx: JobContext) -> None:
 def write(diary: str, line: str) -> None:
     with Path(diary).open("a") as file:
         file.write(f"{line}\n")
-
-
-def install(folder: Path) -> None:
-    """Make the types known to every child that has ``folder`` on its path."""
-    info = folder / "distop_stumbling-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-stumbling\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +21,6 @@ FLIGHTS_NULLS = {
     "tailnum": 2_512,
 }
 """Nulls of the columns that have any; the other thirteen have none."""
-
-LINEITEM_MONTHS = 84
 
 
 def write_partitions(table: pa.Table, directory: Path, columns: list[str], **options: Any) -> Path:
@@ -79,39 +75,3 @@ def flights() -> pa.Table:
 def lay_out_flights(directory: Path) -> Path:
     """The flights as 365 daily partitions ``month=1/day=1`` … ``month=12/day=31`` (``year`` stays a column)."""
     return write_partitions(flights(), directory, ["month", "day"])
-
-
-def lineitem(directory: Path, scale: float = 1, parts: int = 4) -> Path:
-    """TPC-H lineitem as ``tpchgen-cli`` writes it: ``parts`` files under ``directory``."""
-    tool = Path(sys.executable).with_name("tpchgen-cli")
-    command = [str(tool), "parquet", "-s", str(scale), "--tables=lineitem", f"--parts={parts}"]
-    subprocess.run([*command, f"--output-dir={directory}"], check=True, capture_output=True)
-    return directory
-
-
-def lay_out_lineitem(source: Path, directory: Path) -> Path:
-    """Lineitem as 84 partitions ``ship_month=1992-01`` … ``ship_month=1998-12`` by l_shipdate, a file in each."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.dataset as ds
-
-    table = ds.dataset(sorted(str(p) for p in source.rglob("*.parquet")), format="parquet").to_table()
-    plain = [f.with_type(pa.string()) if f.type == pa.string_view() else f for f in table.schema]
-    table = table.cast(pa.schema(plain))
-    table = table.append_column("ship_month", pc.strftime(table["l_shipdate"], format="%Y-%m"))
-    return write_partitions(
-        table, directory, ["ship_month"], store_decimal_as_integer=True, use_dictionary=True, compression="snappy"
-    )
-
-
-__all__: list[str] = [
-    "FLIGHTS_DAYS",
-    "FLIGHTS_NULLS",
-    "FLIGHTS_ROWS",
-    "LINEITEM_MONTHS",
-    "flights",
-    "lay_out_flights",
-    "lay_out_lineitem",
-    "lineitem",
-    "write_partitions",
-]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import gc
-import json
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
+from distop.behavior import OutcomeRow, select
 from distop.runtime.lru_cache import LruCache
-from distop.storage.places import Attempt, stage_of
 from distop.tables.reading import parquet_footers
 from distop_behaviors.validate import certification
-from tests.support.context import Ran, named
+from tests.support.context import Ran, complete, named, run_jobs
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from distop.behavior import Behavior, PartitionPlan, TableRecord
+    from distop.behavior import Behavior, TableRecord
     from tests.support.context import FakeContext
 
 ATTEMPTS = 2
@@ -64,52 +62,14 @@ def run_repeated(
         step = rng.randint(1, len(plans)) if behavior.run_batch is not None else 1
         for n in range(0, len(plans), step):
             batch = sorted(shuffled[n : n + step], key=lambda plan: plan.partition)
-            for row in _run(behavior, argument, batch, context(table, attempt)):
+            for row in run_jobs(behavior, argument, batch, context(table, attempt)):
                 found[row.partition].append(row)
     rows = [rng.choice(found[plan.partition]) for plan in plans]
-    failed = sum(not row.success for row in rows)
     ended = []
     for attempt in range(1, ATTEMPTS + 1):
         forget()
-        summary = Summary(
-            *("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows)),
-            version=planned.version,
-            whole=True,
-            plan=lambda: iter(plans),
-        )
-        try:
-            report = behavior.complete_operation(argument, table, summary, context(table, attempt))
-            ended.append(Ran(stored(report), "", rows))
-        except OperationFailed as e:
-            ended.append(Ran(stored(e.report), str(e), rows))
+        ended.append(complete(behavior, argument, table, rows, plans, context(table, attempt), version=planned.version))
     return Repeated([found[plan.partition] for plan in plans], ended)
-
-
-def _run(behavior: Behavior, argument: Any, plans: list[PartitionPlan], ctx: FakeContext) -> list[OutcomeRow]:
-    if behavior.run_batch is not None:
-        pairs = list(behavior.run_batch(argument, plans, ctx))
-    else:
-        (ctx.partition,) = plans
-        try:
-            pairs = [(plans[0], behavior.start_or_resume_job(argument, plans[0], ctx))]
-        except JobFailed as e:
-            pairs = [(plans[0], e)]
-    rows = []
-    for plan, told in pairs:
-        if isinstance(told, Exception) and not isinstance(told, JobFailed):
-            raise told
-        no = isinstance(told, JobFailed)
-        result = stored(told.result if isinstance(told, JobFailed) else told)
-        stage = stage_of(ctx.shared, Attempt(ctx.operation, plan.partition, ctx.fence, "inc"))
-        rows.append(OutcomeRow(plan.partition, plan.name, not no, result, str(told) if no else "", stage))
-    return rows
-
-
-def stored(value: Any) -> Any:
-    """A result as it comes back from etcd."""
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json")
-    return json.loads(json.dumps(value, allow_nan=False))
 
 
 def bytes_below(folder: Any) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from distop.store.transport import Method
 from tests.support.etcd import connected
 
 if TYPE_CHECKING:
-    from distop.store.embedded import EmbeddedEtcd
+    pass
 
 ROOT = {"username": "root", "password": "of all evil"}
 WORKER = {"username": "worker", "password": "bee"}
@@ -48,34 +48,3 @@ async def enable_users(endpoint: str, first: str = "ours.", after: str = "ours/"
         await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
         await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
         await admin(client, "AuthEnable", rpc.AuthEnableRequest())
-
-
-class ServerUsers:
-    """The users of an etcd that has none yet: the worker's role and tokens come and go."""
-
-    def __init__(self, server: EmbeddedEtcd) -> None:
-        self._server = server
-
-    @property
-    def endpoint(self) -> str:
-        return self._server.endpoint
-
-    async def enable(self) -> None:
-        await enable_users(self.endpoint)
-
-    async def take_role(self) -> None:
-        async with connected(self.endpoint, **ROOT) as root:
-            await admin(root, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="ours"))
-
-    async def give_role(self) -> None:
-        async with connected(self.endpoint, **ROOT) as root:
-            await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
-
-    async def end_tokens(self) -> None:
-        """They are forgotten where authentication is turned off (and not by a restart: they stand in the server's log,
-        which it reads again).
-        """
-        async with connected(self.endpoint, **ROOT) as root:
-            await admin(root, "AuthDisable", rpc.AuthDisableRequest())
-        async with connected(self.endpoint) as anybody:
-            await admin(anybody, "AuthEnable", rpc.AuthEnableRequest())

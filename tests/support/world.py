@@ -331,36 +331,33 @@ class World:
             id=spec.id, follows=spec.follows,
         )  # fmt: skip
 
-    def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
+    def _finish(self, *finals: f.Final) -> Txn:
         seen = self.counters()
-        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [self._final(ref, decision_mod)])
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, finals)
 
     def _final(self, ref: OperationRef, decision_mod: int) -> f.Final:
         history, state_mod = self.history(ref), self.mod(ref, "state")
         return f.Final(ref, state_mod, decision_mod, history, self.one_at_a_time, self.kept)
 
     def finish(self, ref: OperationRef) -> Txn:
-        return self._finish(ref, self.mod(ref, "decision") or 1)
+        return self._finish(self._final(ref, self.mod(ref, "decision") or 1))
 
     def finish_all(self, refs: Sequence[OperationRef]) -> Txn:
         """Of each that is decided, with its decision; of the others at once."""
-        seen = self.counters()
-        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, self.finals(refs))
+        return self._finish(*self.finals(refs))
 
     def finals(self, refs: Sequence[OperationRef]) -> list[f.Final]:
         return [self._final(ref, self.mod(ref, "decision")) for ref in refs]
 
     def finish_at_once(self, ref: OperationRef) -> Txn:
-        return self._finish(ref, 0)
+        return self._finish(self._final(ref, 0))
 
     def final_and_end(self, ref: OperationRef) -> f.Final:
         # 1, which no gate has, where the operation is not there: it is to be refused as one that ends and goes.
         return replace(self._final(ref, 0), gate_mod=self.op(ref).opened or 1)
 
     def finish_and_end(self, ref: OperationRef) -> Txn:
-        seen = self.counters()
-        final = self.final_and_end(ref)
-        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [final])
+        return self._finish(self.final_and_end(ref))
 
     def clean(self, ref: OperationRef, first: int = 0) -> Txn:
         return f.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)

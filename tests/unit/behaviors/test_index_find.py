@@ -16,8 +16,8 @@ import pytest
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import file_summaries, key_lookup, key_values, postings
 from distop_behaviors.index.key_lookup import find
+from scripts.judging.generated import generate
 from tests.support.further import with_further
-from tests.support.generated import generate
 from tests.support.indexed import Indexes
 
 if TYPE_CHECKING:

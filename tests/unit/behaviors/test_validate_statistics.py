@@ -38,9 +38,9 @@ from distop_behaviors.validate.typed_bounds import (
     set_member,
 )
 from distop_behaviors.validate.validate_argument import Argument, Check
+from scripts.judging.generated import generate
+from scripts.judging.oracle import mistakes
 from tests.support.context import FakeContext
-from tests.support.generated import generate
-from tests.support.oracle import mistakes
 
 if TYPE_CHECKING:
     from pathlib import Path

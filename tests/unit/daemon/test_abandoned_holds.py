@@ -24,7 +24,6 @@ from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import ENVELOPE_BYTES, MAX_REQUEST_BYTES, Put, Txn, request_bytes
 from distop.runtime import logs
 from distop.services.submission.graph_start import in_one
-from distop.services.submission.start_batches import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop
 
 TERMS = p.Terms("x", "t/noop/1", "", "orders", 60.0)
@@ -162,7 +161,7 @@ def test_old_denied_holds_cost_one_read_of_pending_operations_per_hour(monkeypat
         etcd, daemon = Keeping(), Daemon(monkeypatch)
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
         denied = Hold("graph", HoldState.DENIED, "given up")
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         held = await in_one(etcd, KEYS, requests([noop()], None)[0], (), "used")  # type: ignore[arg-type]
         await etcd.commit(held.txn)
         for _ in range(20):

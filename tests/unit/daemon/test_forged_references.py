@@ -12,7 +12,6 @@ from distop.errors import NotAllowed, UnreadableRecord
 from distop.protocol.keys import Keys
 from distop.protocol.prepared_operations import hold_id
 from distop.protocol.records import OperationRef, TableRecord
-from distop.services.submission.start_batches import Starts
 from tests.support.starting import TABLE, Etcd
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def run(work: Callable[[Etcd], Awaitable[Any]]) -> None:
 
     async def main() -> None:
         etcd = Etcd()
-        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        etcd.renew_starts()
         etcd.put(KEYS.table(OTHER), TableRecord(OTHER, "parquet", "/theirs").encode())
         await work(etcd)
 

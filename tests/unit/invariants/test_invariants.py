@@ -18,11 +18,11 @@ from distop.protocol.operation_options import Options
 from distop.protocol.records import Cancel, OperationRef, State, TableRecord
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put
-from tests.support.clause_plants import PLANTS
 from tests.support.hours import pass_an_hour
-from tests.support.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
 from tests.support.starting import Etcd, run
 from tests.support.world import TABLE, TIME, World
+from tests.unit.invariants.clause_plants import PLANTS
+from tests.unit.invariants.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

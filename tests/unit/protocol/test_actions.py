@@ -160,16 +160,12 @@ async def test_changes_of_a_table_are_recorded_with_it_and_survive_its_removal(w
     assert all(flaw(txn) is None for txn in etcd.committed)
 
 
-async def test_drains_and_their_end_are_recorded_in_the_drain(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drains_and_their_end_are_recorded_in_the_drain(world: World) -> None:
     etcd: Any = Client("ann")
-
-    async def known(*_: Any) -> dict[str, Any]:
-        return {"ex": "active"}
-
-    monkeypatch.setattr(draining, "_known", known)
-    await draining.drain(etcd, world.keys, "ex")
-    await draining.undo(etcd, world.keys, "ex")
-    kv = etcd.store.get(world.keys.drain("ex"))
+    etcd.store = world.store
+    await draining.drain(etcd, world.keys, "ex-a")
+    await draining.undo(etcd, world.keys, "ex-a")
+    kv = etcd.store.get(world.keys.drain("ex-a"))
     drain = Drain.decode(kv.value)
     assert [(one.action, one.by) for one in drain.actions.kept] == [("drain", "ann"), ("undrain", "ann")]
     assert (drain.drain, drain.by, len(etcd.committed)) == (False, "ann", 2)
@@ -226,11 +222,9 @@ def test_actions_are_in_a_json_log_but_not_in_a_text_log(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("secret", ["wasp-in-a-jar", 'wasp "in" a \\jar', "wasp in a jär", "wasp\tin\x1ba jar"])
 def test_hole_6_neither_a_json_log_nor_the_action_file_contains_a_secret(
-    secret: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    secret: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where JSON spells it otherwise."""
-    monkeypatch.setattr(secret_settings, "_hidden", set())
-    monkeypatch.setattr(secret_settings, "_any_hidden", None)
     secret_settings.hide([secret])
     told = {"time": TIME, "action": "cancel", "by": "ann", "text": f"it is {secret}!"}
     for style in ("json", "text"):

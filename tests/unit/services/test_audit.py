@@ -18,10 +18,10 @@ from distop.protocol.revisioned import Change
 from distop.protocol.txn import Delete, KeyValue, Put
 from distop.services.audit import Audit
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.support.clause_plants import PLANTS
 from tests.support.hours import pass_an_hour
-from tests.support.plants import opened
 from tests.support.world import TABLE, TYPE, World
+from tests.unit.invariants.clause_plants import PLANTS
+from tests.unit.invariants.plants import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator

@@ -10,7 +10,7 @@ import pytest
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.support.aftermath import misfits, problems
+from tests.faults.aftermath import misfits, problems
 from tests.support.writing import digest, note
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
+from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,6 +16,7 @@ from distop.tables import changes_of, formats, reader_of, readers_of, record_at
 from distop.tables.formats import ENTRY_POINTS, OWN, Format, format_of, names
 from distop.tables.iceberg.iceberg_reader import IcebergReader
 from distop.tables.parquet.parquet_reader import ParquetReader
+from tests.support.behaviors import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,29 +153,26 @@ def test_a_table_without_a_schema_cannot_be_changed() -> None:
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
-    info = folder / "some_formats-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-formats\nVersion: 1\n")
     lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
-    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{lines}\n")
+    install(folder, "some-formats", f"[{ENTRY_POINTS}]\n{lines}\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(formats, "_installed", type(formats._installed)(16))
 
 
 def test_a_format_is_what_is_installed_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, monkeypatch, csv="tests.support.csv_format:FORMAT", odd="tests.support.csv_format:TYPES")
+    installed(tmp_path, monkeypatch, csv="tests.acceptance.csv_format:FORMAT", odd="tests.acceptance.csv_format:TYPES")
     assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
     assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
     with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is not a Format"):
         format_of(TableRecord("t", "odd", "/t"))
     with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, spark, csv, odd\)"):
-        format_of(TableRecord("t", "tests.support.csv_format:FORMAT", "/t"))
+        format_of(TableRecord("t", "tests.acceptance.csv_format:FORMAT", "/t"))
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_format_of_distop_s_own_is_not_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = format_of(TableRecord("t", name, "/t"))
-    installed(tmp_path, monkeypatch, **{name: "tests.support.csv_format:FORMAT"})
+    installed(tmp_path, monkeypatch, **{name: "tests.acceptance.csv_format:FORMAT"})
     assert format_of(TableRecord("t", name, "/t")) is own
     assert names() == tuple(OWN)
 

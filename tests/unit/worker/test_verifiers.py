@@ -389,10 +389,9 @@ def test_C14_one_that_is_not_installed_is_no_answer() -> None:
 
 
 def test_C14_functions_that_hang_are_given_up_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_verification, "_hanging", threading.Semaphore(2))
     over = threading.Event()
     install(monkeypatch, lambda *_: over.wait(60))
-    for _ in range(2):
+    for _ in range(sender_verification.MAX_HANGING):
         assert ask("orders", limit=0.01)["why"] == "timeout"
     assert ask("orders", limit=0.01)["why"] == "busy"
     over.set()

@@ -1,4 +1,4 @@
-"""``python -m tests.support.uncapped COMMAND…``: run it without any of root's capabilities, as anybody would.
+"""``python -m tests.integration.uncapped COMMAND…``: run it without any of root's capabilities, as anybody would.
 
 Root's processes look into all others; the same user without these may do what processes of one user may to each other.
 """

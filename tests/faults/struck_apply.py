@@ -13,7 +13,7 @@ from distop_behaviors.apply.apply_loop import Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
-from tests.support.striking import STRIKES, hang_on
+from tests.faults.striking import STRIKES, hang_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,7 +29,7 @@ def verify(file: Path) -> Path:
     """The file. Raises Unverified where its SHA-256 is another one than that of its name, or not known."""
     expected = SHA256.get(file.name)
     if expected is None:
-        raise Unverified(f"{file} is refused: no SHA-256 of this name is known (tests/support/jars.py).")
+        raise Unverified(f"{file} is refused: no SHA-256 of this name is known (scripts/iceberg_jars.py).")
     with file.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if found != expected:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 PREFIX = "seventeen-same-bytes-"
-_TEXTS = ["", "a", "ab", "é", "😀x", "N1", "N12AB", PREFIX, PREFIX + "a", PREFIX + "z", "zz", "~"]
+TEXTS = ["", "a", "ab", "é", "😀x", "N1", "N12AB", PREFIX, PREFIX + "a", PREFIX + "z", "zz", "~"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -62,7 +62,7 @@ def _value(rng: random.Random, column: str) -> Any:
     if column == "flag":
         return rng.random() < 0.5
     if column == "text":
-        return rng.choice(_TEXTS)
+        return rng.choice(TEXTS)
     raise AssertionError(column)
 
 
@@ -85,6 +85,14 @@ def _types() -> dict[str, Any]:
         "flag": pa.bool_(),
         "text": pa.string(),
     }
+
+
+def struct_value(rng: random.Random, nulls: float) -> dict[str, Any] | None:
+    """A value of the column ``s``, whose field ``leaf`` is NULL in this share of rows."""
+    value = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
+    if value is not None and rng.random() < nulls:
+        value["leaf"] = None
+    return value
 
 
 VALUES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
@@ -127,9 +135,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
                         row[c] = constant[c]
                     elif rng.random() >= nulls:
                         row[c] = _value(rng, c)
-                inner = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
-                if inner is not None and rng.random() < nulls:
-                    inner["leaf"] = None
+                inner = struct_value(rng, nulls)
                 some = None if rng.random() < nulls else [rng.choice([None, 3]) for _ in range(rng.randint(0, 3))]
                 made.append({**row, "s": inner, "l": some})
             arrays = {c: pa.array([r[c] for r in made], types[c]) for c in columns}
@@ -154,7 +160,8 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
     return Generated(directory, rows, cases(rng))
 
 
-def _null_passes(column: str, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+def unless_null(column: str, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+    """A check of a column's values, which NULL passes."""
     return lambda row: row[column] is not None and test(row[column])
 
 
@@ -165,19 +172,43 @@ def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], 
         low, high = sorted((_value(rng, column), _value(rng, column)))
     if rng.random() < 0.5 and column != "text":
         low, high = _widened(low, high)
+    return with_sides(rng, low, high)
+
+
+def with_sides(rng: random.Random, low: Any, high: Any) -> tuple[Any, Any, Callable[[Any], bool]]:
+    """Both bounds or one of them as the argument writes them (None: left out), and which values lie outside."""
     sides = rng.choice(["both", "min", "max"])
 
     def outside(value: Any) -> bool:
         nan = isinstance(value, float) and math.isnan(value)
-        below = sides != "max" and not nan and _key(value) < _key(low)
-        above = sides != "min" and (nan or _key(value) > _key(high))
+        below = sides != "max" and not nan and sort_key(value) < sort_key(low)
+        above = sides != "min" and (nan or sort_key(value) > sort_key(high))
         return below or above
 
-    return (None if sides == "max" else _json(low)), (None if sides == "min" else _json(high)), outside
+    return (None if sides == "max" else plain_json(low)), (None if sides == "min" else plain_json(high)), outside
 
 
-def _key(value: Any) -> Any:
+def range_case(column: str, name: str, bounds: tuple[Any, Any, Callable[[Any], bool]]) -> Case:
+    """A range of a column, which the check calls ``name``."""
+    low, high, outside = bounds
+    spec = {"column": name, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
+    return Case({"range": spec}, unless_null(column, outside))
+
+
+def sort_key(value: Any) -> Any:
+    """Texts are ordered by their bytes."""
     return value.encode() if isinstance(value, str) else value
+
+
+STRUCT_CASES = (
+    Case({"not_null": "s.leaf"}, lambda r: r["s"] is None or r["s"]["leaf"] is None),
+    Case({"not_null": "s.need"}, lambda r: r["s"] is None),
+    Case(
+        {"range": {"column": "s.leaf", "max": 4}},
+        lambda r: r["s"] is not None and r["s"]["leaf"] is not None and r["s"]["leaf"] > 4,
+    ),
+)
+"""Checks of the fields of the column ``s``."""
 
 
 def _widened(low: Any, high: Any) -> tuple[Any, Any]:
@@ -186,7 +217,8 @@ def _widened(low: Any, high: Any) -> tuple[Any, Any]:
     return low - 1000, high + 1000
 
 
-def _json(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
+    """A bound as the argument writes it."""
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, datetime):
@@ -206,23 +238,15 @@ def cases(rng: random.Random) -> list[Case]:
         Case({"not_null": c}, lambda r, c=c: r[c] is None)  # type: ignore[misc]
         for c in rng.sample(sorted(_types()), 4)
     ]
-    found.append(Case({"not_null": "s.leaf"}, lambda r: r["s"] is None or r["s"]["leaf"] is None))
-    found.append(Case({"not_null": "s.need"}, lambda r: r["s"] is None))
+    found += STRUCT_CASES[:2]
     found.append(Case({"not_null": "s"}, lambda r: r["s"] is None))
     found.append(Case({"not_null": "l"}, lambda r: r["l"] is None))
     found.append(Case({"not_null": "p"}, lambda r: r["p"] is None))
     known = ["1", "a:b"]
-    found.append(Case({"in_set": {"column": "p", "values": known}}, _null_passes("p", lambda v: v not in known)))
-    found.append(
-        Case(
-            {"range": {"column": "s.leaf", "max": 4}},
-            lambda r: r["s"] is not None and r["s"]["leaf"] is not None and r["s"]["leaf"] > 4,
-        )
-    )
+    found.append(Case({"in_set": {"column": "p", "values": known}}, unless_null("p", lambda v: v not in known)))
+    found.append(STRUCT_CASES[2])
     for column in rng.sample([c for c in sorted(_types()) if c != "flag"], 6):
-        low, high, outside = _bounds(rng, column)
-        spec = {"column": column, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
-        found.append(Case({"range": spec}, _null_passes(column, outside)))
+        found.append(range_case(column, column, _bounds(rng, column)))
     for column, kind, low_int, high_int in (
         ("i16", "tinyint", -128, 127),
         ("i64", "int", -(2**31), 2**31 - 1),
@@ -230,21 +254,21 @@ def cases(rng: random.Random) -> list[Case]:
         ("u64", "bigint", 0, 2**63 - 1),
         ("i8", "decimal(3,1)", -99, 99),
     ):
-        test = _null_passes(column, lambda v, a=low_int, b=high_int: not a <= v <= b)  # type: ignore[misc]
+        test = unless_null(column, lambda v, a=low_int, b=high_int: not a <= v <= b)  # type: ignore[misc]
         found.append(Case({"fits": {"column": column, "type": kind}}, test))
-    found.append(Case({"fits": {"column": "f64", "type": "float"}}, _null_passes("f64", lambda v: not _fits_float(v))))
-    found.append(Case({"fits": {"column": "big_dec", "type": "decimal(4,2)"}}, _null_passes("big_dec", _over_99)))
+    found.append(Case({"fits": {"column": "f64", "type": "float"}}, unless_null("f64", lambda v: not _fits_float(v))))
+    found.append(Case({"fits": {"column": "big_dec", "type": "decimal(4,2)"}}, unless_null("big_dec", _over_99)))
     some = [0, 1, 7, 100]
-    found.append(Case({"in_set": {"column": "i32", "values": some}}, _null_passes("i32", lambda v: v not in some)))
-    texts = _TEXTS[:6]
-    found.append(Case({"in_set": {"column": "text", "values": texts}}, _null_passes("text", lambda v: v not in texts)))
-    found.append(Case({"in_set": {"column": "flag", "values": [True]}}, _null_passes("flag", lambda v: not v)))
-    found.append(Case({"length": {"column": "text", "max": 2}}, _null_passes("text", lambda v: len(v) > 2)))
+    found.append(Case({"in_set": {"column": "i32", "values": some}}, unless_null("i32", lambda v: v not in some)))
+    texts = TEXTS[:6]
+    found.append(Case({"in_set": {"column": "text", "values": texts}}, unless_null("text", lambda v: v not in texts)))
+    found.append(Case({"in_set": {"column": "flag", "values": [True]}}, unless_null("flag", lambda v: not v)))
+    found.append(Case({"length": {"column": "text", "max": 2}}, unless_null("text", lambda v: len(v) > 2)))
     pattern = "^N[0-9A-Z]+$"
     found.append(
         Case(
             {"matches": {"column": "text", "pattern": pattern}},
-            _null_passes("text", lambda v: not re.search(pattern, v)),
+            unless_null("text", lambda v: not re.search(pattern, v)),
         )
     )
     found.append(

@@ -12,8 +12,8 @@ from distop.protocol.executor_nodes import Serves
 from distop.protocol.jobs import Claim, JobState
 from distop.protocol.records import Cancel, Decision, History, Node, OperationRef, Spec, State
 from distop.protocol.txn import Delete, Put
-from tests.support.plants import PLANTS, finish_as, plant
 from tests.support.world import TABLE, TIME, TYPE, World
+from tests.unit.invariants.plants import PLANTS, finish_as, plant
 
 __all__ = ["PLANTS"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.tables.iceberg import manifest_facts
 from distop_behaviors.validate import Validate, batch, certificate, certification, scan
 from distop_behaviors.validate.key_job import KeyChecks
-from tests.support.striking import hang_on, strike
+from tests.faults.striking import hang_on, strike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

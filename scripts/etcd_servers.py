@@ -2,7 +2,7 @@
 
 Needs the standard library only: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project
 publishes its source as Go modules; ``go`` fetches them, and refuses each whose hash is not the one in the ``go.sum`` of
-``tests/support/etcd/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share
+``scripts/etcd-modules/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share
 them.
 """
 
@@ -37,7 +37,7 @@ VARIABLE = "DISTOP_TEST_ETCD"
 _PROGRAMS = ("etcd", "etcdctl")
 _MODULES = ("go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3")
 _BUILT_AS = ("server", "etcdctl")  # what `go build` calls the program of each module
-_LOCKS = Path(__file__).resolve().parent / "etcd"
+_LOCKS = Path(__file__).resolve().parent / "etcd-modules"
 _WITHOUT_ETCD = ("tests/unit", "tests/simulation")
 _ON_EACH = "tests/conformance"
 _LEAST_GO = "1.26"

@@ -1,7 +1,7 @@
 """An independent reader of one Parquet file, in a process that pyarrow may abort.
 
-``python -m tests.support.parquet_reader FILE`` prints one JSON object: the result of each check of the file, by a look
-at every row in plain Python, or why the file cannot be read.
+``python -m scripts.judging.parquet_reader FILE`` prints one JSON object: the result of each check of the file, by a
+look at every row in plain Python, or why the file cannot be read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Expected:
 
 def expect(path: Path) -> Expected:
     """What pyarrow reads of the file."""
-    command = [sys.executable, "-m", "tests.support.parquet_reader", str(path)]
+    command = [sys.executable, "-m", "scripts.judging.parquet_reader", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ import pytest
 
 from distop import aio
 from distop.protocol.records import OperationRef, State
-from tests.support.hand import Hand
+from tests.integration.hand import Hand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

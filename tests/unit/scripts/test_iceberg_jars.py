@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distop.tables.iceberg.iceberg_rows import VERSION
-from tests.support import jars
+from scripts import iceberg_jars
 from tests.support.lake import ARTIFACT
 
 ROOT = Path(__file__).parents[3]
@@ -26,37 +26,39 @@ def fetching(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
         file.write_bytes(content)
         return file
 
-    monkeypatch.setattr(jars, "fetch", fetch)
+    monkeypatch.setattr(iceberg_jars, "fetch", fetch)
 
 
 def test_a_fetched_jar_that_differs_is_refused_and_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetching(monkeypatch, b"another jar")
-    with pytest.raises(jars.Unverified, match=f"{NAME} is refused: its SHA-256 is .*, not {jars.SHA256[NAME]}"):
-        jars.find(ARTIFACT)
+    with pytest.raises(
+        iceberg_jars.Unverified, match=f"{NAME} is refused: its SHA-256 is .*, not {iceberg_jars.SHA256[NAME]}"
+    ):
+        iceberg_jars.find(ARTIFACT)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_jar_that_was_changed_in_the_cache_is_refused(cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / NAME).write_bytes(b"another jar")
-    with pytest.raises(jars.Unverified, match="is refused: its SHA-256 is "):
-        jars.find(ARTIFACT)
+    with pytest.raises(iceberg_jars.Unverified, match="is refused: its SHA-256 is "):
+        iceberg_jars.find(ARTIFACT)
 
 
 def test_a_jar_without_a_known_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fetching(monkeypatch, b"any jar")
-    with pytest.raises(jars.Unverified, match="no SHA-256 of this name is known"):
-        jars.find(ARTIFACT, "9.9.9")
+    with pytest.raises(iceberg_jars.Unverified, match="no SHA-256 of this name is known"):
+        iceberg_jars.find(ARTIFACT, "9.9.9")
 
 
 def test_a_jar_with_its_checksum_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetching(monkeypatch, b"")
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    monkeypatch.setitem(jars.SHA256, NAME, empty)
-    assert jars.find(ARTIFACT) == cache / NAME
-    monkeypatch.setattr(jars, "fetch", None)
-    assert jars.find(ARTIFACT) == cache / NAME
+    monkeypatch.setitem(iceberg_jars.SHA256, NAME, empty)
+    assert iceberg_jars.find(ARTIFACT) == cache / NAME
+    monkeypatch.setattr(iceberg_jars, "fetch", None)
+    assert iceberg_jars.find(ARTIFACT) == cache / NAME
 
 
 def test_the_docs_have_the_checksum() -> None:
-    assert f"{jars.SHA256[NAME]}  {NAME}" in (ROOT / "docs/reference/tables.md").read_text()
+    assert f"{iceberg_jars.SHA256[NAME]}  {NAME}" in (ROOT / "docs/reference/tables.md").read_text()

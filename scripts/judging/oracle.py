@@ -13,8 +13,8 @@ from tests.support.context import run_operation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from scripts.judging.generated import Case, Generated, Row
     from tests.support.context import FakeContext, Ran
-    from tests.support.generated import Case, Generated, Row
 
 SAMPLED = 3
 WHERE = "i32 > 0 AND p <> '0'"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.validate.validate_argument import MAX_CHECKS
-from tests.support.parquet_reader import Expected, expect
+from scripts.judging.parquet_reader import Expected, expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ class Validating:
 
     def _running(self) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
         if self._process is None:
-            command = [sys.executable, "-m", "tests.support.parquet_files"]
+            command = [sys.executable, "-m", "scripts.judging.parquet_files"]
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )

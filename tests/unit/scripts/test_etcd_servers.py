@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import servers
+from scripts import etcd_servers
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ("chmod", "cp", "sed", "sh", "sleep")
-PROGRAM = ROOT / "tests/support/servers.py"
+PROGRAM = ROOT / "scripts/etcd_servers.py"
 
 # `go build -o bin/` with the version that go.mod requires; {calls} gets a line for each build.
 GO = """\
@@ -158,8 +158,8 @@ def test_a_server_by_its_path(machine: Machine, tmp_path: Path) -> None:
     program = tmp_path / "mine" / "etcd"
     program.parent.mkdir()
     program.touch()
-    found = servers.find(str(program))
-    assert found == servers.Server(str(program), program.parent)
+    found = etcd_servers.find(str(program))
+    assert found == etcd_servers.Server(str(program), program.parent)
     assert found.precede("/usr/bin") == f"{program.parent}:/usr/bin"
     assert machine.run("--for-tests", "tests/faults", DISTOP_TEST_ETCD=str(program)) == (0, "", "")
 
@@ -167,19 +167,19 @@ def test_a_server_by_its_path(machine: Machine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ([], servers.MATRIX),
-        (["-x", "--slow"], servers.MATRIX),
-        (["tests"], servers.MATRIX),
-        (["tests/unit", "tests/conformance/test_watch.py::test_a"], servers.MATRIX),
-        (["tests/integration", "-k", "x"], (servers.DEFAULT,)),
-        (["tests/unit/support/test_servers.py::test_a", "tests/simulation", "-x"], ()),
+        ([], etcd_servers.MATRIX),
+        (["-x", "--slow"], etcd_servers.MATRIX),
+        (["tests"], etcd_servers.MATRIX),
+        (["tests/unit", "tests/conformance/test_watch.py::test_a"], etcd_servers.MATRIX),
+        (["tests/integration", "-k", "x"], (etcd_servers.DEFAULT,)),
+        (["tests/unit/scripts/test_etcd_servers.py::test_a", "tests/simulation", "-x"], ()),
     ],
 )
 def test_a_run_needs_only_its_servers(
     arguments: list[str], wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv(servers.VARIABLE, raising=False)
-    assert servers.wanted(arguments) == wanted
-    monkeypatch.setenv(servers.VARIABLE, "3.7.3")
-    assert servers.wanted(arguments) == (("3.7.3",) if wanted else ())
+    monkeypatch.delenv(etcd_servers.VARIABLE, raising=False)
+    assert etcd_servers.wanted(arguments) == wanted
+    monkeypatch.setenv(etcd_servers.VARIABLE, "3.7.3")
+    assert etcd_servers.wanted(arguments) == (("3.7.3",) if wanted else ())

@@ -1,0 +1,1 @@
+"""The parts of scripts/oracle: generated tables, judged row by row in plain Python."""
