@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from distop.daemon.coordinator.finish_batches import Finishes
-from distop.errors import MalformedRequest
+from distop.errors import ClusterChanged, MalformedRequest
 from distop.invariants.checker import check
 from distop.protocol import operation_finish as f
 from distop.protocol.jobs import JobState
@@ -382,3 +383,23 @@ def test_a_group_does_not_wait_for_others_as_long_as_a_slow_etcd_takes() -> None
         assert asyncio.get_running_loop().time() - began < slow + 5.0
 
     in_virtual_time(main)
+
+
+def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> None:
+    """The feed reports its own failure; asyncio would log "Task exception was never retrieved" besides."""
+    told: list[dict[str, Any]] = []
+
+    async def fail(revision: int) -> None:
+        raise ClusterChanged(f"the etcd went back from revision {revision}")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        one = Coordinator(1)
+        one.finishes._reached = fail
+        assert await one.all() == [True]
+        await asyncio.sleep(0)
+        del one
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []
