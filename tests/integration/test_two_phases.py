@@ -259,7 +259,7 @@ def test_C13_the_command_line(group: Daemons, distop_command: Callable[..., Ran]
     assert run("confirm", "--external-id", "tx-1").out == "confirmed t/noop/1\n"
     assert group.client.operation("t/noop/1").wait(LIMIT).state == "success"
     assert run("confirm", "t/noop/1").code == 0
-    assert "cannot be abandoned" in (refused := run("abandon", "t/noop/1")).sentence
+    assert "can no longer be abandoned" in (refused := run("abandon", "t/noop/1")).sentence
     assert refused.code == 5
     assert run(*prepares, "tx-2", "--json").json["op"] == "t/noop/2"
     assert run("abandon", "--external-id", "tx-2", "--reason", "no").out == "abandoned t/noop/2\n"
