@@ -25,6 +25,7 @@ DIVIDES = "a group is sent in smaller ones, and the caller tells what is rejecte
 LOCAL = "nothing is sent"
 
 EXCEPTED = {
+    "finish_batches.Finishes._tell": READS,
     "finish_batches.Finishes._write": DIVIDES,
     "incarnation.Incarnation._publish_node": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
