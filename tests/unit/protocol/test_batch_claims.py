@@ -136,7 +136,7 @@ def test_several_jobs_of_several_operations_are_claimed_in_one_transaction() -> 
 
 
 def of_several_runs() -> tuple[World, list[g.Untouched]]:
-    """An operation of which three runs of neighbours are to be claimed, and one of a single job."""
+    """An operation with three runs of neighbouring jobs to claim, and an operation with one job."""
     world, refs = opened(1)
     large = world.next_ref()
     world.do(world.start(large))
@@ -145,7 +145,7 @@ def of_several_runs() -> tuple[World, list[g.Untouched]]:
     return world, [g.Untouched(large, gate, ((0, 2), (3, 5), (6, 9))), *seen(world, refs)]
 
 
-def test_each_job_of_each_run_is_claimed_if_operations_are_claimed_on_their_own() -> None:
+def test_a_claim_of_each_operation_on_its_own_claims_each_job_of_each_run() -> None:
     world, asked = of_several_runs()
     result = world.do(g.claim_apart(world.keys, "a", asked, MINE))
     granted = g.granted_apart(result, asked, MINE)
@@ -158,7 +158,7 @@ def test_each_job_of_each_run_is_claimed_if_operations_are_claimed_on_their_own(
 
 @pytest.mark.parametrize("job", [0, 1, 3, 4, 6, 7, 8])
 @pytest.mark.parametrize("happens", [taken, ended])
-def test_a_changed_job_of_any_run_prevents_the_claims_of_its_operation_alone(
+def test_a_changed_job_in_any_run_prevents_all_claims_of_its_operation_and_no_others(
     happens: Callable[[World, OperationRef, int], None], job: int
 ) -> None:
     world, asked = of_several_runs()

@@ -273,7 +273,7 @@ def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
 
 
 @pytest.mark.parametrize("how", [job_transitions.group, job_transitions.one_by_one], ids=["group", "one_by_one"])
-def test_each_of_several_ends_releases_its_id_unless_the_next_of_its_series_has_it(
+def test_each_of_several_ends_releases_its_id_unless_the_next_operation_of_the_series_holds_it(
     how: Callable[[Sequence[job_transitions.Guarded]], Txn],
 ) -> None:
     world, refs = elected(), []
@@ -345,8 +345,8 @@ def test_the_guard_of_each_dead_executor_in_a_takeover_is_needed() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_guard_of_each_overdue_claim_that_a_claim_does_not_count_is_needed(lost: bool) -> None:
-    """An extension makes the actor's claim count against the limit again. ``lost``: the job's holder is gone."""
+def test_the_guard_of_each_overdue_claim_is_needed(lost: bool) -> None:
+    """An extended claim counts against the limit again. ``lost``: the holder of the job to claim is dead."""
     world, (ref,) = opened(1, 4)
     for p in range(3):
         world.do(world.own(ref, "w", p))
