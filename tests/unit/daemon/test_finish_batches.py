@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +16,15 @@ from distop.errors import ClusterChanged, MalformedRequest
 from distop.invariants.checker import check
 from distop.protocol import operation_finish as f
 from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import word
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.state_tables import Stage
-from distop.protocol.txn import Txn, TxnResult
+from distop.protocol.txn import Put, Txn, TxnResult
 from distop.runtime import logs
 from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.virtualtime import in_virtual_time
-from tests.support.world import World
+from tests.support.world import TABLE, TYPE, World
 
 
 class Coordinator:
@@ -319,6 +321,23 @@ def test_limits_divide_a_group() -> None:
         assert one.ended() == [2, 2, 1]
 
     run(5, divided, limits=Limits(finishes=2))
+
+
+def test_finishes_that_touch_the_same_key_are_sent_one_after_the_other_and_none_is_lost() -> None:
+    """The specs of two operations name the same id, which their finishes compare and delete."""
+
+    async def main() -> None:
+        one = Coordinator(3, decided=False)
+        world = one.world
+        for ref in one.refs[:2]:
+            world.tamper(Put(world.keys.of(ref, "spec"), replace(world.own_spec(ref), id="x").encode()))
+        world.tamper(Put(world.keys.unique(TABLE, TYPE, "x"), word(str(one.refs[0]))))
+        async with asyncio.timeout(30.0):
+            assert await one.all() == [True] * 3
+        assert one.ended() == [1, 2]
+        assert one.client.store.get(world.keys.unique(TABLE, TYPE, "x")) is None
+
+    in_virtual_time(main)
 
 
 def test_who_is_cancelled_hands_its_turn_on() -> None:
