@@ -117,7 +117,8 @@ def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes
         assert ended.alarm == ended.record["cancel"]["text"]
         assert "its sender's transaction was not completed" in ended.alarm
         assert [one.op for one in group.client.history(alarms=True)] == [op.ref]
-        with pytest.raises(NotAllowed, match="will never run: 'tx-17' was not confirmed: .*its sender's transaction was not completed"):
+        why = "will never run: 'tx-17' was not confirmed: .*its sender's transaction was not completed"
+        with pytest.raises(NotAllowed, match=why):
             group.client.confirm("tx-17")
         group.eventually(lambda: "ERROR" in group.tails(), "a daemon says so in its log")
 
