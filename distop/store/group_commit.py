@@ -1,6 +1,6 @@
-"""Group commit: items that come while a commit is under way go together in the next one.
+"""Group commit: items that arrive during a commit share the next one.
 
-An item that finds none under way is sent in the same turn of the loop, and waits for no timer.
+Without a commit under way, items are sent in the next turn of the event loop, with no timer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Group(Protocol[T]):
 
 
 class GroupCommit(Generic[T]):
-    """One line of items.
+    """A queue of items that are committed in groups.
 
-    ``send`` commits some of them, and returns those that are to be sent again: they come first. ``most``: commits under
-    way at once. Beside one that is under way less than a full group waits, and grows. ``rest``: seconds that it waits
-    behind one, for others to have their turn. ``failed`` is told of an error of ``send``.
+    ``send`` commits a group and returns the items to send again: they come first. ``most``: maximum number of commits
+    under way at once. A group that is not full waits, and grows, until no commit is under way, and then for ``rest``
+    seconds, so that others have their turn. ``abandoned``: whether nobody waits for an item any more; then it is not
+    sent. ``failed`` gets each error of ``send``.
     """
 
     def __init__(
@@ -44,16 +45,18 @@ class GroupCommit(Generic[T]):
         *,
         most: int = 1,
         rest: Callable[[], float] = lambda: 0.0,
+        abandoned: Callable[[T], bool] = lambda item: False,
     ) -> None:
         self._send = send
         self._new_group = new_group
         self._failed = failed
         self._most = most
         self._rest = rest
+        self._abandoned = abandoned
         self._queue: deque[T] = deque()
         self._group = new_group()
         self._full = False
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], list[T]] = {}
         self._timer: asyncio.Handle | None = None
         """The next look whether a group is to be sent."""
         self._resting = False
@@ -84,14 +87,16 @@ class GroupCommit(Generic[T]):
         self._group, self._full = self._new_group(), False
 
     def close(self) -> None:
-        """Drop what waits and what is under way."""
+        """Drop queued items, and cancel the commits under way."""
         self.stop()
-        self.interrupt()
-
-    def interrupt(self) -> None:
-        """Give up what is under way: nobody waits for it any more. The others go on."""
         for commit in self._under_way:
             commit.cancel()
+
+    def interrupt(self) -> None:
+        """Cancel each commit all of whose items are abandoned; the next group follows at once."""
+        for commit, items in self._under_way.items():
+            if all(map(self._abandoned, items)):
+                commit.cancel()
 
     async def drained(self) -> None:
         """Wait until nothing waits or is under way."""
@@ -109,10 +114,12 @@ class GroupCommit(Generic[T]):
         while self._gather() and len(self._under_way) < self._most and not self._stopped:
             if self._under_way and not self._full:
                 break  # part of a group waits for a commit under way, and grows meanwhile
-            items, self._group, self._full = self._group.items, self._new_group(), False
-            commit = asyncio.ensure_future(self._commit(items))
-            self._under_way.add(commit)
-            commit.add_done_callback(self._over)
+            items = [one for one in self._group.items if not self._abandoned(one)]
+            self._group, self._full = self._new_group(), False
+            if items:
+                commit = asyncio.ensure_future(self._commit(items))
+                self._under_way[commit] = items
+                commit.add_done_callback(self._over)
         if not self._under_way and not self._group.items:
             self._idle.set()
 
@@ -133,7 +140,7 @@ class GroupCommit(Generic[T]):
             self._group, self._full = self._new_group(), False
 
     def _over(self, commit: asyncio.Task[None]) -> None:
-        self._under_way.discard(commit)
+        del self._under_way[commit]
         if not commit.cancelled() and (error := commit.exception()) is not None:
             self._failed(error)
         if self._stopped:

@@ -67,6 +67,11 @@ def times(sim: Simulation, key: str, *, deleted: bool = False) -> list[float]:
     ]
 
 
+def after_first(n: int) -> float:
+    """The moment of the nth of several starts: the first is under way when the others are made."""
+    return 0.5005 if n else 0.5
+
+
 def runs(sim: Simulation) -> dict[int, list[str]]:
     """By partition: the incarnations that ran the job. There is one operation."""
     found: dict[int, list[str]] = {}
@@ -116,7 +121,7 @@ def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
     """F2: it comes before its repetition, or after it: whichever it is, each request is started once, and told so. No
     operation ends meanwhile, which would be a race for the counters.
     """
-    wishes = [Wish(0, 0.5, "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)]
+    wishes = [Wish(0, after_first(n), "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)]
     with quietly():
         sim = Simulation(plain(5, 1, wishes))
         sent: list[Txn] = []
@@ -144,7 +149,10 @@ def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
 @pytest.mark.parametrize(("done", "started"), [(False, 2), (True, 7)])
 def test_a_client_that_is_killed_with_a_group_under_way(done: bool, started: int) -> None:
     """All of the group begin or none, and what has begun comes to its end; another client goes on with the numbers."""
-    wishes = [Wish(n // 6, 0.5 + n // 6, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(7)]
+    moments = [*map(after_first, range(6)), 1.5]
+    wishes = [
+        Wish(n // 6, at, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n, at in enumerate(moments)
+    ]
     with quietly():
         sim = Simulation(replace(plain(5, 1, wishes), clients=2))
 

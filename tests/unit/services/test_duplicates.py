@@ -306,9 +306,7 @@ def test_L20_a_pending_operation_is_replaced_in_one_transaction() -> None:
 def test_L20_several_are_replaced_in_one_transaction() -> None:
     async def work(etcd: Etcd) -> None:
         old = [(await etcd.start(path, delay=60)).ref for path in "ab"]
-        # The first of three goes alone, and the others behind it go together.
-        calls = [etcd.start("z"), *(etcd.start(path, "replace", delay=60) for path in "ab")]
-        _, *new = [one.ref for one in await asyncio.gather(*calls)]
+        new = [one.ref for one in await asyncio.gather(*(etcd.start(path, "replace", delay=60) for path in "ab"))]
         assert etcd.numbered()[-1] == 2
         for former, ref in zip(old, new, strict=True):
             record, cancel = etcd.store.get(KEYS.history(former)), etcd.store.get(KEYS.of(former, "cancel"))
@@ -397,8 +395,7 @@ def test_a_replacement_and_an_operation_that_waits_for_the_replaced_one_share_no
         first = (await etcd.start(delay=60, files=[1])).ref
         takes = etcd.start(policy=policy, delay=60, files=[2])
         waits = etcd.start("b", after=[After(first, on)])
-        # The first of three goes alone, and the others behind it go together.
-        *_, last = await asyncio.gather(etcd.start("z"), takes, waits, return_exceptions=True)
+        _, last = await asyncio.gather(takes, waits, return_exceptions=True)
         if on == "success":
             assert isinstance(last, OperationStartError)
         else:
@@ -414,7 +411,7 @@ def test_P9_an_operation_is_not_combined_in_the_transaction_that_adds_its_succes
         first = (await etcd.start(delay=60, files=[1])).ref
         waits = etcd.start("b", after=[After(first)])
         takes = etcd.start(policy="combine", delay=60, files=[2])
-        _, second, third = await asyncio.gather(etcd.start("z"), waits, takes, return_exceptions=True)
+        second, third = await asyncio.gather(waits, takes, return_exceptions=True)
         assert isinstance(second, Started)
         assert isinstance(third, Incompatible)
         assert "other operations wait for it" in str(third)

@@ -139,17 +139,39 @@ def test_an_error_is_told_and_the_others_go_on() -> None:
 
 
 def test_what_nobody_waits_for_is_given_up_and_the_others_go_on() -> None:
+    gone: set[int] = set()
+
     async def work(line: Line) -> None:
         line.takes = lambda items: 1e6 if 1 in items else 1.0
+        line.commits.add([1, 2])
+        await asyncio.sleep(0.5)
+        line.commits.add([3, 4])
+        gone.update([2, 3])
+        line.commits.interrupt()
+        await asyncio.sleep(0.5)
+        assert line.groups == [[1, 2]], "somebody waits for one of them"
+        gone.add(1)
+        line.commits.interrupt()
+        await line.commits.drained()
+        assert line.groups == [[1, 2], [4]]
+        assert line.errors == []
+
+    run(work, abandoned=gone.__contains__)
+
+
+def test_a_group_that_is_abandoned_before_it_is_sent_is_left_out() -> None:
+    gone: set[int] = set()
+
+    async def work(line: Line) -> None:
         line.commits.add([1])
         await asyncio.sleep(0.5)
         line.commits.add([2])
-        line.commits.interrupt()
+        await asyncio.sleep(5.0)
+        gone.add(2)
         await line.commits.drained()
-        assert line.groups == [[1], [2]]
-        assert line.errors == []
+        assert line.groups == [[1]]
 
-    run(work)
+    run(work, rest=lambda: 10.0, abandoned=gone.__contains__)
 
 
 def test_nothing_is_sent_once_it_is_closed() -> None:
