@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import ddl
 from distop_behaviors.index.key_values import Unindexable, canonical, family_of
 
@@ -60,7 +60,7 @@ def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int |
     """
     try:
         found = reader.open_file(file, columns, ids)
-    except Unfaithful as e:
+    except SparkOnly as e:
         raise Unindexable(str(e)) from None
     families: list[str | None] = []
     for column, name in zip(columns, found.names, strict=True):

@@ -9,7 +9,7 @@ from distop.errors import InvalidArgument, NotFound, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.tables.reading import arrow_types
 from distop.tables.reading.arrow_rows import Blocks
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Unreadable, ddl, match, may_match, problem, quote, widened
 from distop_behaviors.index import file_summaries, postings, row_lookup
 from distop_behaviors.index import lookup_keys as keys_of
@@ -87,7 +87,7 @@ def lookup(
         return _no_rows(spark, found)
     try:
         here = _read_here(found, local_bytes)
-    except Unfaithful as e:
+    except SparkOnly as e:
         log.debug("Reading the files with Spark: %s", e)
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
@@ -107,9 +107,9 @@ def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
 
 
 def _read_here(found: Found, most: int) -> pa.Table:
-    """The rows, read without Spark. Raises Unfaithful if Spark must read them."""
+    """The rows, read without Spark. Raises SparkOnly if Spark must read them."""
     if most <= 0 or found.uncovered or found.places is None:
-        raise Unfaithful("the index does not name all rows")
+        raise SparkOnly("the index does not name all rows")
     blocks = [Blocks(file, own, postings.BLOCK) for file, own in zip(found.named, found.places, strict=True)]
     return row_lookup.rows_with_keys(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
 

@@ -49,7 +49,7 @@ class FileColumns:
 class Reader(ABC):
     """Reads the planned files of a table. ``plans``: the plans of these files, from one planning.
 
-    All formats implement the methods up to "without Spark". A format without the later ones raises Unfaithful.
+    All formats implement the methods up to "without Spark". A format without the later ones raises SparkOnly.
     """
 
     facts_from: ClassVar[str] = ""
@@ -251,7 +251,7 @@ class Reader(ABC):
     ) -> FileColumns:
         """Open a file (:meth:`on_disk`) for these columns, which had these ``identities``.
 
-        Raises Unreadable if it cannot be read, and Unfaithful if its content of a column is uncertain.
+        Raises Unreadable if it cannot be read, and SparkOnly if its content of a column is uncertain.
         """
         raise _only_spark(self)
 
@@ -266,13 +266,13 @@ class Reader(ABC):
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
         """The rows at these positions, exactly as Spark would read them.
 
-        They have these columns in Arrow's types for Spark's, then the partition columns as texts. Raises Unfaithful if
+        They have these columns in Arrow's types for Spark's, then the partition columns as texts. Raises SparkOnly if
         that is uncertain, rows may be deleted, or more than ``most`` bytes would have to be decoded.
         """
         raise _only_spark(self)
 
 
 def _only_spark(reader: Reader) -> Exception:
-    from distop.tables.reading.arrow_types import Unfaithful
+    from distop.tables.reading.arrow_types import SparkOnly
 
-    return Unfaithful(f"only Spark can read files of the format {reader.table.format}")
+    return SparkOnly(f"only Spark can read files of the format {reader.table.format}")

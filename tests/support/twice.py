@@ -28,7 +28,7 @@ def forget() -> None:
     for one in gc.get_objects():
         if isinstance(one, LruCache):
             one._values.clear()
-    for kept in (parquet_footers._kept, certification._written):
+    for kept in (parquet_footers._cached, certification._written):
         kept.clear()
 
 

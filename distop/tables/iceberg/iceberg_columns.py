@@ -9,9 +9,9 @@ from distop.errors import TableUnavailable
 from distop.storage.files import for_arrow
 from distop.tables.iceberg import iceberg_fields, manifest_facts
 from distop.tables.iceberg.iceberg_format import read_metadata
-from distop.tables.reading import parquet_footers
+from distop.tables.reading import footer_facts
 from distop.tables.reading.arrow_rows import Wanted
-from distop.tables.reading.arrow_types import Reading, Unfaithful, check_leaves, chosen_of, widens
+from distop.tables.reading.arrow_types import Reading, SparkOnly, check_leaves, chosen_of, widens
 from distop.tables.reading.file_facts import Unreadable, folded
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Columns:
         self._fields = metadata.schema().fields
         self._schema = schema
         if [field.name for field in self._fields] != list(schema):
-            raise Unfaithful("the table has columns that Spark does not read")
+            raise SparkOnly("the table has columns that Spark does not read")
         if any(field.initial_default is not None for field in self._fields):
-            raise Unfaithful("a column has a value where a file does not have it")
+            raise SparkOnly("a column has a value where a file does not have it")
         from pyiceberg.transforms import IdentityTransform
 
         own = {field.field_id: field.name for field in self._fields}
@@ -47,12 +47,12 @@ class Columns:
         """Columns of which the metadata tell the value, whatever a file has."""
 
     def reading(self, found: Any) -> Reading:
-        """Raises Unfaithful."""
-        arrow, types = found.to_arrow_schema(), parquet_footers.columns_of(found)
+        """Raises SparkOnly."""
+        arrow, types = found.to_arrow_schema(), footer_facts.columns_of(found)
         check_leaves(found, arrow)
         by_id = {i: field for field in arrow if (i := _id(field)) is not None}
         if len(by_id) < len(arrow):
-            raise Unfaithful("a file has columns without ids")
+            raise SparkOnly("a file has columns without ids")
         names: dict[str, str | None] = {}
         for field in self._fields:
             mine = by_id.get(field.field_id)
@@ -60,7 +60,7 @@ class Columns:
             if mine is None:
                 continue
             if not widens(types[mine.name], self._schema[field.name]) or not _agree(mine.type, field.field_type):
-                raise Unfaithful(f"the column {field.name!r} is another one in some file")
+                raise SparkOnly(f"the column {field.name!r} is another one in some file")
         return Reading(names, chosen_of(names, arrow))
 
 
@@ -90,30 +90,30 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 def wanted(
     source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
 ) -> list[Wanted]:
-    """Rows of these files, as they were planned. Raises Unfaithful where rows of one may be deleted, or it cannot be
+    """Rows of these files, as they were planned. Raises SparkOnly where rows of one may be deleted, or it cannot be
     read from a disk.
     """
     try:
         known = manifest_facts.snapshot_of(source, frozenset(folded(name) for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
-        raise Unfaithful(str(e)) from e
+        raise SparkOnly(str(e)) from e
     found = []
     for one in blocks:
         path = one.file[0]
         facts = known.files.get(path)
         if facts is None or facts.deleted != 0:
-            raise Unfaithful(f"rows of the file {path} may be deleted")
+            raise SparkOnly(f"rows of the file {path} may be deleted")
         if iceberg_fields.local_path(path) is None:
-            raise Unfaithful(f"the file {path} is not on a disk")
+            raise SparkOnly(f"the file {path} is not on a disk")
         try:
             disk = on_disk(one.file)
         except OSError as e:
-            raise Unfaithful(str(e)) from e
+            raise SparkOnly(str(e)) from e
         fixed: dict[str, tuple[str, int, Chunk]] = {}
         for name in columns.partitions:
             chunks = facts.chunks.get((name,))
             if chunks is None:
-                raise Unfaithful(f"of the column {name!r} the metadata tell nothing")
+                raise SparkOnly(f"of the column {name!r} the metadata tell nothing")
             leaf = facts.leaves[(name,)]
             fixed[name] = leaf.kind, leaf.scale, chunks[0]
         found.append(Wanted(replace(one, file=disk), {}, fixed))

@@ -15,7 +15,7 @@ from distop.tables.iceberg.iceberg_format import check_opened, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.reader import FileColumns, Reader, RowCounts
 from distop.tables.reading import arrow_rows, parquet_footers
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import FileFacts, Unreadable, match
 from distop.tables.reading.row_counts import MANIFEST
 
@@ -145,7 +145,7 @@ class IcebergReader(Reader):
         return path, found.st_size, found.st_mtime_ns
 
     def check_same(self, file: PlannedFile) -> None:
-        parquet_footers.unchanged(*file)
+        parquet_footers.check_unchanged(*file)
 
     def open_file(
         self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
@@ -157,7 +157,7 @@ class IcebergReader(Reader):
         by_id = iceberg_columns.names_in(file[0])
         found = {column: by_id.get(int((identities or {})[column])) for column in columns}
         if missing := next((column for column, name in found.items() if name is None), None):
-            raise Unfaithful(f"it does not have the column {missing!r}")
+            raise SparkOnly(f"it does not have the column {missing!r}")
         return FileColumns(facts.rows or 0, facts.columns, tuple(found.values()))
 
     def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:

@@ -15,7 +15,7 @@ from distop.tables.parquet import footer_probe, page_headers, parquet_rows
 from distop.tables.parquet.parquet_format import partition_values
 from distop.tables.reader import FileColumns, Reader
 from distop.tables.reading import arrow_rows, parquet_footers, spark_paths
-from distop.tables.reading.arrow_types import Unfaithful, by_name
+from distop.tables.reading.arrow_types import SparkOnly, by_name
 from distop.tables.reading.file_facts import Ambiguous, Unreadable, ddl, match, problem
 from distop.tables.reading.row_counts import FOOTER
 
@@ -161,12 +161,12 @@ class ParquetReader(Reader):
 
     def check_data(self, path: str, columns: Collection[str], check: Callable[[], None]) -> None:
         """One of its pages may be damaged."""
-        parquet_footers.answered(path, partial(page_headers.check, path, columns), check)
+        parquet_footers.read_with_timeout(path, partial(page_headers.check, path, columns), check)
 
     # ------------------------------------------------------------------ without Spark
 
     def check_same(self, file: PlannedFile) -> None:
-        parquet_footers.unchanged(*file)
+        parquet_footers.check_unchanged(*file)
 
     def open_file(
         self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
@@ -175,7 +175,7 @@ class ParquetReader(Reader):
         try:
             names = tuple(match(column, facts.columns) for column in columns)
         except Ambiguous as error:
-            raise Unfaithful(str(error)) from None
+            raise SparkOnly(str(error)) from None
         return FileColumns(facts.rows or 0, facts.columns, names)
 
     def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:

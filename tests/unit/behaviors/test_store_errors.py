@@ -180,7 +180,7 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
         == store_errors.CONNECTION
     )
     with pytest.raises(Unreadable, match="cannot be read"):
-        parquet_footers.unchanged(*plan[0])
+        parquet_footers.check_unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
 from distop.errors import InvalidArgument
-from distop.tables.reading import parquet_footers
+from distop.tables.reading import footer_facts
 from distop.tables.reading.file_facts import (
     Ambiguous,
     Chunk,
@@ -421,9 +421,9 @@ def test_only_writers_that_compare_numbers_are_believed_about_decimals_in_bytes(
         "parquet-mr version 1.15.2 (build x)",
         "parquet-rs version 55.0.0",
     ):
-        assert parquet_footers._SOUND_BYTES.match(writer)
+        assert footer_facts._SIGNED_ORDER.match(writer)
     for writer in ("", "parquet-mr", "parquet-mr version 1.8.1", "impala version 2.0", "parquet-cpp version 1.2.0"):
-        assert not parquet_footers._SOUND_BYTES.match(writer)
+        assert not footer_facts._SIGNED_ORDER.match(writer)
 
 
 @pytest.mark.parametrize("column", ["x", "nowhere"])

@@ -117,7 +117,7 @@ def test_nothing_is_read_of_an_irregular_file(tmp_path: Path, irregular: Any) ->
         with pytest.raises(OSError, match="is not a regular file"):
             ask(str(path))
     with pytest.raises(Unreadable, match="is not a regular file"):
-        parquet_footers.unchanged(str(path), 0, path.stat().st_mtime_ns)
+        parquet_footers.check_unchanged(str(path), 0, path.stat().st_mtime_ns)
 
 
 def test_what_is_mounted_on_demand_is_mounted_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

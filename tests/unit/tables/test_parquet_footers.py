@@ -285,7 +285,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
     def unchanged(*_: Any) -> None:
         over.wait()
 
-    monkeypatch.setattr(read, "unchanged", unchanged)
+    monkeypatch.setattr(read, "check_unchanged", unchanged)
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
     monkeypatch.setattr(read, "LONGEST_READ", 0.2)
     yield file
@@ -325,7 +325,7 @@ def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPat
             progress()
         return "read"
 
-    assert read.answered("a.parquet", parts, lambda: None) == "read"
+    assert read.read_with_timeout("a.parquet", parts, lambda: None) == "read"
 
 
 def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:
