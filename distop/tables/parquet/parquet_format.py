@@ -131,8 +131,8 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
     if strange:
         example = min(entry.path for entry in strange)
         count = f"{len(strange)} file" + ("" if len(strange) == 1 else "s")
-        said = "Skipping %s of %s in another format than Parquet, such as %s; no job reads them: move them away"
-        log.warning(said, count, location.text, example)
+        text = "Skipping %s of %s in another format than Parquet, such as %s; no job reads them: move them away"
+        log.warning(text, count, location.text, example)
     return [entry for entry in entries if entry not in strange]
 
 
@@ -200,7 +200,7 @@ def _by_group(files: list[tuple[str, int, int]], options: Options) -> Iterator[P
 def in_groups(
     files: Iterable[tuple[str, int, int]], options: Options
 ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """Files that are in no partition, in order, in named groups of bounded size."""
+    """Groups the files of a table without partitions, in order; yields name and files of each group."""
     group: list[tuple[str, int, int]] = []
     size = ordinal = 0
     for file in files:
@@ -214,12 +214,12 @@ def in_groups(
 
 
 def check_types(options: Options, columns: Iterable[str], location: Location) -> None:
-    """Raises InvalidArgument where ``partition_types`` names what is no partition column."""
+    """Raises InvalidArgument if ``partition_types`` has a column that is not a partition column."""
     known = list(columns)
     for column in options.partition_types:
         if column not in known:
             raise InvalidArgument(
-                f"partition_types names {column!r}, which is no partition column of {location.text!r} "
+                f"partition_types has {column!r}, which is not a partition column of {location.text!r} "
                 f"(it has: {', '.join(known) or 'none'})"
             )
 
@@ -227,12 +227,12 @@ def check_types(options: Options, columns: Iterable[str], location: Location) ->
 def _version(partitions: list[PartitionPlan]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for partition in partitions:
-        digest.update(told(partition))
+        digest.update(files_text(partition))
     return f"files-{digest.hexdigest()}"
 
 
-def told(partition: PartitionPlan) -> bytes:
-    """A partition's files, for the digest that is a table's version."""
+def files_text(partition: PartitionPlan) -> bytes:
+    """A partition's files as bytes, for the digest that is a table's version."""
     text = "".join(f"{path}\0{size}\0{mtime_ns}\n" for path, size, mtime_ns in partition.files)
     return text.encode("utf-8", "surrogateescape")
 

@@ -664,7 +664,7 @@ def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: 
     with_values(path, ROWS + 3)
     report = indexes.build(kind=kind, columns=["k"])
     assert [f.file for f in report.not_indexed] == ["2.parquet"]
-    assert f"a row group has {ROWS + 2} rows, and {ROWS + 3} by its footer" in report.not_indexed[0].why
+    assert f"a row group has {ROWS + 2} rows, but its footer says {ROWS + 3}" in report.not_indexed[0].why
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [7]).uncovered] == ["2"]
 
 

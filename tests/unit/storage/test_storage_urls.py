@@ -150,7 +150,7 @@ def test_the_endpoint_of_a_store_comes_from_the_environment(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["int) , (SELECT 1", "int`", "int /* */", "", "decimal(1,2),x int"])
 def test_a_type_in_a_plan_cannot_be_sql(kind: Any) -> None:
-    with pytest.raises(ValueError, match="is no type of Spark"):
+    with pytest.raises(ValueError, match="is not a Spark type"):
         ddl(("struct", (("a", ("array", kind)),)))
     assert ddl(("map", "string", "decimal(38, 3)")) == "map<string,decimal(38, 3)>"
 

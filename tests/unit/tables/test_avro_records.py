@@ -179,7 +179,7 @@ def test_hole_9_a_list_of_what_takes_no_bytes_is_not_read(items: Any) -> None:
     }
     given: Any = Bytes(file_of((1, number(1 << 40) + number(0)), schema=json.dumps(schema)))
     with (
-        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of what takes no bytes"),
+        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of values without bytes"),
         RecordFile[Any](given),
     ):
         pass
