@@ -55,7 +55,7 @@ class Apply(Behavior):
         if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
         planned = super().partitions(table, arg, ctx)
-        from distop.tables.iceberg.iceberg_format import read_metadata
+        from distop.tables.iceberg.metadata_file import read_metadata
 
         self._narrowing(arg, ctx).check(*read_metadata(planned.partitions[0].source))
         return planned

@@ -17,7 +17,9 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options

@@ -16,7 +16,7 @@ from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.storage.confinement import table_of
 from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_rows import check_installed
+from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, without_catalog
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head

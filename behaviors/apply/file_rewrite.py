@@ -27,9 +27,10 @@ from distop.storage.files import open_regular
 from distop.storage.location import Location
 from distop.storage.places import STAGE
 from distop.storage.storage_urls import check_paths
-from distop.tables.iceberg import iceberg_rows, manifest_facts
+from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import check_opened, metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.metadata_file import read_file
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import DATA, check_folder
@@ -101,7 +102,7 @@ class Stage:
         what :func:`~distop.tables.iceberg.staged_metadata.check_staged` raises.
         """
         self.check_own()
-        found = Path(metadata_file(Location.of(self.table)))
+        found = Path(current_metadata_file(Location.of(self.table)))
         file = read_file(str(deletion.regular_file(self.place, f"{_TABLE}/metadata/{found.name}")))
         return file, check_staged(file, self.data.location, check)
 
@@ -130,7 +131,7 @@ def raw_metadata(session: Any, source: str) -> dict[str, Any]:
 
     ``source``: its path, as a plan names it.
     """
-    metadata = iceberg_rows.table_of(session, read_file(source)).operations().current()
+    metadata = java_tables.table_of(session, read_file(source)).operations().current()
     raw: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
     return raw
 
@@ -164,7 +165,7 @@ def stage(
     # A cached plan may have opened other files: check these.
     check_opened(source, (path for path, _, _ in files), ())
     session = session_of(ctx.spark)
-    iceberg_rows.check_installed(session._jvm)
+    iceberg_jar.check_installed(session._jvm)
     raw = raw_metadata(session, source)
     schema = new_schema(schema_of(raw), narrowed, ids)
     location, data = into.table, into.data.location
@@ -179,7 +180,7 @@ def stage(
         # All readers of the table must be able to read its data files.
         deletion.make_new(into.data, 0o755)
         check_folder(into.data)
-        if int(raw["format-version"]) >= iceberg_rows.ROW_LINEAGE:
+        if int(raw["format-version"]) >= java_tables.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, location)
         else:
             _write(session, source, files, schema, narrowed, location)
@@ -232,7 +233,7 @@ def staged_data(
 
 
 def _staged_in(location: str) -> Staged:
-    snapshot = read_metadata(metadata_file(Location.of(location)))[0].current_snapshot()
+    snapshot = read_metadata(current_metadata_file(Location.of(location)))[0].current_snapshot()
     summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
     return Staged(
         files=int(summary.get("added-data-files", 0)),
@@ -323,7 +324,7 @@ def _write_with_lineage(
     jvm = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(f"file://{location}")
-    name, cache = f"distop-written-{uuid.uuid4().hex}", iceberg_rows.table_cache(session)
+    name, cache = f"distop-written-{uuid.uuid4().hex}", java_tables.table_cache(session)
     written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
     columns = [*_columns(schema, narrowed), *map(F.col, iceberg_rows.LINEAGE)]
     rows = iceberg_rows.read(session, source, files, lineage=True).select(*columns)

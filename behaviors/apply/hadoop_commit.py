@@ -14,8 +14,10 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.confinement import check_metadata
 from distop.storage.location import Location
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import folder_of, metadata_file, read_metadata
-from distop.tables.iceberg.iceberg_rows import check_installed, uri
+from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.tables.iceberg.iceberg_jar import check_installed
+from distop.tables.iceberg.java_tables import uri
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
@@ -48,7 +50,7 @@ class HadoopTarget:
 
     @property
     def _folder(self) -> str:
-        folder = folder_of(self._table)
+        folder = iceberg_format.FORMAT.folder_of(self._table)
         assert folder is not None, "a table whose catalog alone knows its folder"
         return folder
 
@@ -64,7 +66,7 @@ class HadoopTarget:
         check_metadata_folder(location, missing=True)
         # Spark follows links and reads files of any size, so the metadata file is checked before.
         try:
-            read_metadata(metadata_file(Location.of(location)))
+            read_metadata(current_metadata_file(Location.of(location)))
         except (InvalidArgument, TableUnavailable):
             self._ctx.check_reachable()
             raise

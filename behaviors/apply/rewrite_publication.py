@@ -21,7 +21,9 @@ from distop.storage import deletion, places
 from distop.storage.files import local_path
 from distop.tables import plan_table
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
+from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
@@ -167,7 +169,7 @@ class Narrowing(Applying):
 
     def _stage_at(self, place: Place) -> Stage:
         if self._folder is None:
-            location = place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
+            location = iceberg_format.FORMAT.place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
             folder = local_path(location)
             if folder is None:
                 raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.tables.iceberg.iceberg_fields import local_path, spark_type
-from distop.tables.iceberg.iceberg_rows import optional
+from distop.tables.iceberg.java_tables import optional
 from distop.tables.iceberg.table_properties import for_writing
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import TableUnavailable
 from distop.storage.files import for_arrow
 from distop.tables.iceberg import iceberg_fields, manifest_facts
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading import footer_facts
-from distop.tables.reading.arrow_rows import Wanted
+from distop.tables.reading.arrow_rows import RequestedRows
 from distop.tables.reading.arrow_types import Reading, SparkOnly, check_leaves, chosen_of, widens
 from distop.tables.reading.file_facts import Unreadable, folded
 
@@ -89,7 +89,7 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 
 def wanted(
     source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
-) -> list[Wanted]:
+) -> list[RequestedRows]:
     """Rows of these files, as they were planned. Raises SparkOnly where rows of one may be deleted, or it cannot be
     read from a disk.
     """
@@ -116,7 +116,7 @@ def wanted(
                 raise SparkOnly(f"of the column {name!r} the metadata tell nothing")
             leaf = facts.leaves[(name,)]
             fixed[name] = leaf.kind, leaf.scale, chunks[0]
-        found.append(Wanted(replace(one, file=disk), {}, fixed))
+        found.append(RequestedRows(replace(one, file=disk), {}, fixed))
     return found
 
 

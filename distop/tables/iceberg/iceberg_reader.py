@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.texts import did_you_mean
 from distop.tables.iceberg import footer_fallback, iceberg_columns, iceberg_fields, iceberg_rows, manifest_facts
-from distop.tables.iceberg.iceberg_format import check_opened, read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.reader import FileColumns, Reader, RowCounts
 from distop.tables.reading import arrow_rows, parquet_footers
@@ -128,7 +129,7 @@ class IcebergReader(Reader):
         for file in files:
             check()
             try:
-                iceberg_rows.check_there(session, self._source, file)
+                iceberg_rows.check_exists(session, self._source, file)
             except Unreadable as error:
                 found[file[0]] = error
         return found

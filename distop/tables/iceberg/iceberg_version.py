@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.table_version import Field, TableVersion
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from distop.runtime.lru_cache import LruCache
 from distop.storage.files import NotRegular, check_regular, identity
 from distop.tables.iceberg import iceberg_fields, row_deletes
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import checked, files_of
-from distop.tables.iceberg.iceberg_rows import check_length, file_gone, gone
+from distop.tables.iceberg.snapshot_checks import note_checked
+from distop.tables.iceberg.snapshot_files import files_of
+from distop.tables.iceberg.missing_files import check_length, file_gone, snapshot_gone
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import read_anew
 from distop.tables.iceberg.row_deletes import check_vector
@@ -115,13 +116,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
                         facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
                         files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
     except FileNotFoundError as error:
-        raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
+        raise Gone(snapshot_gone(source, f"{error.filename or 'a manifest'} is gone")) from error
     except (DistopError, Unreadable):
         raise
     except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(file, read_from)
+    note_checked(file, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 

@@ -16,7 +16,7 @@ from distop.storage.storage_urls import HOSTS, check_paths, check_place, holds_s
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.bounded_io import BoundedIO
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import ddl
 from distop.worker.child_side.shared_files import with_files
 from tests.support.refusing import RefusingStore
