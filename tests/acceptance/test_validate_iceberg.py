@@ -284,7 +284,7 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
     ("how", "says"),
     [
         pytest.param("removed", r"is gone: .* its snapshot \d+ was expired", marks=pytest.mark.slow),
-        ("cut", r"does not have the \d+ bytes that its manifest says: it was cut off"),
+        ("cut", r"does not have the \d+ bytes that its manifest says: it was truncated"),
         ("dropped", ""),
     ],
 )

@@ -85,7 +85,7 @@ class ManifestIO:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """One reading of a table by this thread, with the limits of this module. Raises Damaged if the reader stalls."""
+        """One reading of a table by this thread, within this module's limits. Raises Damaged if the reader stalls."""
         self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
         self._watch = watch = _Watch(STALLED)
         try:

@@ -72,7 +72,7 @@ def _manifests(snapshot: Any, io: Any) -> list[str]:
 
 
 def check_columns(schema: Any) -> None:
-    """Raises Unreadable if a schema, as JSON, has a column whose type Spark lacks: it then reads no row of the table."""
+    """Raises Unreadable if a schema, as JSON, has a column whose type Spark lacks: it cannot read the table then."""
     for name, kind in _leaves(schema, ""):
         if kind in _UNSUPPORTED:
             raise Unreadable(

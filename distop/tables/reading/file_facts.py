@@ -207,7 +207,7 @@ def type_at(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> SparkTyp
 
 
 def ddl(kind: SparkType) -> str:
-    """The type in Spark's DDL. Raises ValueError for another text: types come from plans and files, and end up in SQL."""
+    """The type in Spark's DDL. Raises ValueError for other texts: types come from plans and files, and go into SQL."""
     if isinstance(kind, str):
         if not _PLAIN_TYPE.fullmatch(kind):
             raise ValueError(f"{kind!r} is not a Spark type")

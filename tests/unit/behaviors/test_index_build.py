@@ -808,7 +808,7 @@ def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> N
     Lake(tmp_path / "t").new(Schema(NestedField(1, "u", UUIDType()), NestedField(2, "at", TimeType())))
     indexes = Indexes(tmp_path / "t", tmp_path / "shared")
     indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
-    for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
+    for column, why in (("u", "its type is uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
         with pytest.raises(InvalidArgument, match=why):
             indexes.plan(columns=[column])
 

@@ -91,7 +91,7 @@ def test_hole_9_a_list_names_a_manifest_once(tmp_path: Path) -> None:
     for again in (path, f"file://{path}", f"file:{path}"):
         rewrite(table, {"manifest_path": path}, {"manifest_path": again})
         for read in readings(table):
-            with pytest.raises(InvalidArgument, match=f"names the manifest {re.escape(again)} twice"):
+            with pytest.raises(InvalidArgument, match=f"has the manifest {re.escape(again)} twice"):
                 read()
 
 

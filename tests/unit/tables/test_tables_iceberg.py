@@ -267,10 +267,10 @@ def test_a_location_without_a_table_is_rejected(tmp_path: Path) -> None:
     Folder(tmp_path / "t").new(SCHEMA)
     metadata = tmp_path / "t" / "metadata"
     (metadata / "v1.metadata.json").write_text('{"format-version": 2}')
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "v1.metadata.json").write_text("{")
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "version-hint.text").write_text("7")
     with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text"):
