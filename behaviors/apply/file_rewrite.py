@@ -21,7 +21,7 @@ from distop.protocol.frozen import frozen
 from distop.protocol.texts import plural
 from distop.runtime.java import active
 from distop.storage import deletion
-from distop.storage.confinement import copied
+from distop.storage.confinement import note_copy
 from distop.storage.deletion import Place
 from distop.storage.files import open_regular
 from distop.storage.location import Location
@@ -348,7 +348,7 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     name = f"view-{uuid.uuid4().hex}.metadata.json"
     path = f"{place.location}/{name}"
     deletion.write(place, name, json.dumps(metadata | {"current-schema-id": schema_id}).encode())
-    copied(source, path)
+    note_copy(source, path)
     return path
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import UnsafePath
-from distop.storage.confinement import copied, own_folder
+from distop.storage.confinement import note_copy, own_folder
 from distop.storage.deletion import Place, delete, delete_or_log, write
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
@@ -185,7 +185,7 @@ def without_catalog(session: Any, source: str) -> Iterator[Any]:
     place = Place(table, f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
     write(folder, "v1.metadata.json", file.text.encode())
-    copied(source, f"{folder.location}/v1.metadata.json")
+    note_copy(source, f"{folder.location}/v1.metadata.json")
     write(folder, "version-hint.text", b"1")
     try:
         check_folder(folder)

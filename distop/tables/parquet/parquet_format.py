@@ -62,7 +62,7 @@ class ParquetFormat(Format):
             raise InvalidArgument(f"the location {record.location!r} has no Parquet files")
         for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
             try:
-                is_data = location.begins_as_parquet(entry)
+                is_data = location.has_parquet_magic(entry)
             except OSError as error:
                 raise InvalidArgument(f"cannot read the file {entry.path}: {error.strerror or error}") from None
             if not is_data:
@@ -146,7 +146,7 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
 
 def _may_be_data(entry: Entry, location: Location) -> bool:
     try:
-        return location.begins_as_parquet(entry)
+        return location.has_parquet_magic(entry)
     except OSError:
         return True
 

@@ -25,7 +25,7 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.runtime import secret_settings
 from distop.storage import result_files
-from distop.storage.confinement import looked_once
+from distop.storage.confinement import resolve_once
 from distop.storage.places import Attempt, Stages, shared_of
 from distop.worker import child_messages
 from distop.worker.child_side.answer_checks import dump, fatal_kind, is_fatal, validate_argument, validate_result
@@ -348,7 +348,7 @@ class Run:
         try:
             todo: list[PartitionPlan] = []
             late = self._deadline.passed()
-            with looked_once():
+            with resolve_once():
                 loaded = {p: ctx.with_files(partition) for p, partition in loaded.items()}
             for ordinal, partition in loaded.items():
                 if late:

@@ -173,7 +173,7 @@ def test_a_copy_of_metadata_elsewhere_is_of_the_same_table(tmp_path: Path) -> No
     copy.write_bytes(Path(source).read_bytes())
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         check_files(read_file(str(copy)))
-    confinement.copied(source, str(copy))
+    confinement.note_copy(source, str(copy))
     check_files(read_file(str(copy)))
 
 

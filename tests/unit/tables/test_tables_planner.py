@@ -281,7 +281,7 @@ def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
     remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem(), "mem://")
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
-    assert remote.begins_as_parquet(entries[0])
+    assert remote.has_parquet_magic(entries[0])
     assert str(remote.nothing_there()) == "the location 'mem://bucket/t' is empty"
 
 
