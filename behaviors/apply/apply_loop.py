@@ -28,7 +28,8 @@ from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certification import check_columns, check_table
-from distop_behaviors.validate.validate_report import Result, sentence
+from distop_behaviors.validate.partition_result import Result
+from distop_behaviors.validate.validate_report import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,11 +14,11 @@ from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import Ambiguous, Unreadable
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import error_isolation, key_queries, scan, spark_errors
-from distop_behaviors.validate.partition_checks import row_count
+from distop_behaviors.validate.partition_state import row_count
 from distop_behaviors.validate.referenced_table import Side
 from distop_behaviors.validate.table_checks import TABLE
 from distop_behaviors.validate.typed_bounds import Unfit
-from distop_behaviors.validate.validate_report import CheckResult, Result, Sample, error_text, worst
+from distop_behaviors.validate.partition_result import CheckResult, Result, Sample, error_text, worst
 from distop_behaviors.validate.violation_columns import column_references, where_condition, where_true
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
     from distop.tables.reading.file_facts import FileFacts
-    from distop_behaviors.validate.partition_checks import Target
+    from distop_behaviors.validate.partition_state import Target
     from distop_behaviors.validate.validate_argument import Argument, Check
 
 

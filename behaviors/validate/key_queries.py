@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import SparkType
-    from distop_behaviors.validate.partition_checks import Target
+    from distop_behaviors.validate.partition_state import Target
 
 PART_BYTES = 64 * 1024 * 1024
 """Bytes of files for each shuffle partition. The session's own few partitions are too large for a large table."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from distop.tables import check_reachable, reader_of
 from distop.tables.reading.file_facts import Unreadable, folded, match, resolve, split_path, type_at
 from distop_behaviors.validate import disjoint_files, scan
-from distop_behaviors.validate.partition_checks import Columns, Target
+from distop_behaviors.validate.partition_columns import Columns
+from distop_behaviors.validate.partition_state import Target
 from distop_behaviors.validate.typed_bounds import Unfit, check_path_value, family
 
 if TYPE_CHECKING:

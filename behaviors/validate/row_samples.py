@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop_behaviors.validate import scan, spark_errors
-from distop_behaviors.validate.validate_report import MAX_TEXT, shorten
+from distop_behaviors.validate.partition_result import MAX_TEXT, shorten
 from distop_behaviors.validate.violation_columns import any_of, column_at, where_true
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""What a file's statistics prove about a check. Pure.
+"""Decides checks of a file by its statistics, as far as they prove something. Pure.
 
 PASS: no row violates the check. VIOLATED: exactly, or at least, this many rows violate it. UNKNOWN: the file must be
-scanned. Nothing is guessed. That all rows pass, or that all fail, follows from any bounds. That some row fails follows
-only from tight bounds, which are values of the column; bounds of texts (many writers cut them) and rounded bounds are
-not.
+scanned. Any bounds can prove that all rows pass, or that all fail. Only tight bounds, which are values of the column,
+can prove that some row fails; bounds of texts (many writers truncate them) and rounded bounds are not tight.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 @frozen
 class Decision:
-    """``verdict``: pass, violated or unknown.
+    """A decision by statistics.
 
-    ``violations``: the number, or a lower bound if not ``exact``.
+    ``verdict``: pass, violated or unknown. ``violations``: the number, or a lower bound if not ``exact``.
     """
 
     verdict: str
@@ -47,9 +46,9 @@ _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 
 
 def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
-    """What the statistics of one file prove about a check of one column, without ``where``.
+    """Decide a check of one column, without ``where``, by the statistics of one file.
 
-    ``path``: the path of the column in the file, if it is known.
+    ``path``: the path of the column in the file, if known.
     """
     if facts.contradiction or facts.rows is None:
         return UNKNOWN
@@ -57,9 +56,9 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
         return PASS
     decision = _decide(check, facts, path)
     if facts.closer is not None and not is_final(decision):
-        nearer = _decide(check, facts.closer, path)
-        if is_final(nearer) or nearer.violations > decision.violations:
-            decision = nearer
+        closer = _decide(check, facts.closer, path)
+        if is_final(closer) or closer.violations > decision.violations:
+            decision = closer
     # The violating rows may be deleted rows.
     return decision if facts.deleted == 0 else for_some_rows(decision)
 
@@ -101,15 +100,12 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def is_final(decision: Decision) -> bool:
-    """True if the decision is final: the file needs no scan."""
+    """Whether the decision is final: the file needs no scan."""
     return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
 
 
-def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """True if closer facts may decide the check.
-
-    They have tight bounds, and name all columns of the file.
-    """
+def closer_facts_may_decide(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
+    """Whether closer facts, which have tight bounds and all columns of the file, may decide the check."""
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks

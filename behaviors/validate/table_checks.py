@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import WIDE, over, pinned, select
 from distop.errors import InvalidArgument
-from distop_behaviors.validate.validate_report import CheckResult
+from distop_behaviors.validate.partition_result import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
     from distop_behaviors.validate.validate_argument import Argument
-    from distop_behaviors.validate.validate_report import Result
+    from distop_behaviors.validate.partition_result import Result
 
 TABLE = f"{WIDE}table"
 """The name of the job over all partitions of the table."""

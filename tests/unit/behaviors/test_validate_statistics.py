@@ -26,7 +26,8 @@ from distop.tables.reading.file_facts import (
 )
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.certificate import columns_in_expression
-from distop_behaviors.validate.partition_checks import Names, Preparation
+from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_state import Names
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, for_some_rows, merged_facts
 from distop_behaviors.validate.typed_bounds import (
     Bound,
@@ -242,7 +243,7 @@ def test_files_of_one_schema_are_decided_together() -> None:
     assert decide(Check.model_validate(between(0, 50)), merged_facts(files)) == PASS
     argument = Argument.model_validate({"checks": [{"not_null": "x"}, between(0, 50), between(0, 49)]})
     preparation = Preparation(argument, Names((("x",),) * 3), {})
-    preparation.look_over(files)
+    preparation.merge(files)
     asked = []
     plain = statistics.decide
     with pytest.MonkeyPatch.context() as patch:
