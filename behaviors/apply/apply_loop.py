@@ -143,10 +143,7 @@ class Applying:
         return True
 
     def commit(self, head: Head) -> None:
-        """Swap the schema if the table is still the validated one.
-
-        The next load shows whether it happened.
-        """
+        """Swap the schema if the table is still the validated one. The next load shows whether it happened."""
         self._ctx.check_cancelled()
         change, mark = self._change(head)
         announced = list(dict.fromkeys([*self._announced(), digest_of_mark(mark)]))[-_ANNOUNCED:]

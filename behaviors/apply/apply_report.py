@@ -41,10 +41,7 @@ class Request:
 
 
 def request_of(argument: Argument, ctx: JobContext) -> Request:
-    """The request of an argument.
-
-    Raises InvalidArgument if the operation has no accepted certificate.
-    """
+    """The request of an argument. Raises InvalidArgument if the operation has no accepted certificate."""
     if ctx.table is None:
         raise InvalidArgument("apply needs a table: start it on the table that was validated")
     return Request(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)

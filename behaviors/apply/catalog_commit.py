@@ -45,10 +45,7 @@ class CatalogTarget:
         self._check = check
 
     def check_folders(self, *, rewritten: bool) -> None:
-        """See Target.
-
-        A catalog server that writes metadata itself has its own access rights.
-        """
+        """See Target. A catalog server that writes metadata itself has its own access rights."""
         with iceberg_catalogs.opened(self._table, self._check) as found:
             folder = table_of(found.source)
             if rewritten or not found.writes_metadata:
@@ -163,10 +160,7 @@ def changed_schema(metadata: Any, change: Change) -> Any:
 
 
 def _changed(field: Any, wanted: dict[int, bool]) -> Any:
-    """A field with its inner fields, if it is a struct.
-
-    Fields in lists and maps never change.
-    """
+    """A field with its inner fields, if it is a struct. Fields in lists and maps never change."""
     from pyiceberg.types import StructType
 
     kind = field.field_type

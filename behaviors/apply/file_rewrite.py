@@ -114,7 +114,7 @@ class Stage:
         deletion.regular_file(self.data, local.removeprefix(folder))
 
     def begun(self) -> bool:
-        """True if files may have been written into ``data``."""
+        """Whether files may have been written into ``data``."""
         try:
             deletion.regular_file(self.place, f"{_TABLE}/metadata/v1.metadata.json")
         except (OSError, UnsafePath):
@@ -127,10 +127,7 @@ class RowsLost(Exception):
 
 
 def raw_metadata(session: Any, source: str) -> dict[str, Any]:
-    """A metadata file, as parsed and written by Iceberg.
-
-    ``source``: its path, as a plan names it.
-    """
+    """A metadata file, as parsed and written by Iceberg. ``source``: its path, as a plan names it."""
     metadata = java_tables.table_of(session, read_file(source)).operations().current()
     raw: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
     return raw
@@ -353,10 +350,7 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
 
 
 def has_fields(path: str, ids: Iterable[int]) -> bool:
-    """True if a data file was written with these columns.
-
-    Raises TableUnavailable if it cannot be read.
-    """
+    """Whether a data file was written with these columns. Raises TableUnavailable if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

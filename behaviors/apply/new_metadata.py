@@ -35,10 +35,7 @@ FOLDER = "distop-"
 
 
 class Production:
-    """One transaction on a loaded table.
-
-    ``operation``: its id, which is stored in the summary of the snapshot.
-    """
+    """One transaction on a loaded table. ``operation``: its id, which is stored in the summary of the snapshot."""
 
     def __init__(self, session: Any, table: Any, operation: str) -> None:
         self._session = session

@@ -222,10 +222,7 @@ class Narrowing(Applying):
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
     def _rewrite_files(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
-        """Rewrite files by :func:`file_rewrite.stage`.
-
-        Raises JobFailed, with an outcome, if rows are missing.
-        """
+        """Rewrite files by :func:`file_rewrite.stage`. Raises JobFailed, with an outcome, if rows are missing."""
         try:
             return file_rewrite.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
         except file_rewrite.RowsLost as error:
@@ -343,10 +340,7 @@ class Narrowing(Applying):
         return mark if stands and {one.id for one in self._narrowed} <= {f["id"] for f in former["fields"]} else None
 
     def _undone(self, head: Head, metadata: Any, ids: Mapping[int, int]) -> list[str]:
-        """The parts of the change that the table does not have.
-
-        ``ids``: new field ids by old ones.
-        """
+        """The parts of the change that the table does not have. ``ids``: new field ids by old ones."""
         schema = metadata.schema()
         undone = self._widened(schema, ids)
         for field_id in self._required().values():
@@ -427,10 +421,7 @@ class Narrowing(Applying):
     def _rolled_back(
         self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any], late: Sequence[PlannedFile]
     ) -> bool:
-        """Roll back to the snapshot before the change, with the late files.
-
-        False if others have committed more.
-        """
+        """Roll back to the snapshot before the change, with the late files. False if others have committed more."""
         since = str(mark["snapshot"])
         if not self._is_own(head):
             return False

@@ -84,10 +84,7 @@ class Target(Protocol):
         """The current metadata, not cached. Raises TableUnavailable if there is no table."""
 
     def swap(self, head: Head, change: Change) -> None:
-        """Make the change if the metadata is still ``head``.
-
-        Raises Moved, Unsure, and unexpected errors.
-        """
+        """Make the change if the metadata is still ``head``. Raises Moved, Unsure, and unexpected errors."""
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
         """Replace data files and the schema in one commit, if the metadata is still ``head``.

@@ -115,10 +115,7 @@ def new_ids(metadata: Any, narrowed: Sequence[Narrowed]) -> dict[int, int]:
 def new_schema(
     schema: Mapping[str, Any], narrowed: Sequence[Narrowed], ids: Mapping[int, int], required: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """A schema, as JSON, with the new columns.
-
-    ``required``: field ids of the old schema that become required.
-    """
+    """A schema, as JSON, with the new columns. ``required``: field ids of the old schema that become required."""
     types = {one.id: one.type for one in narrowed}
     must = frozenset(required)
     fields = []

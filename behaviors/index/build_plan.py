@@ -93,10 +93,7 @@ def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tu
 
 
 def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:
-    """The list of files of a generation.
-
-    Raises OSError, Arrow's errors if it is damaged, and TooLarge.
-    """
+    """The list of files of a generation. Raises OSError, Arrow's errors if it is damaged, and TooLarge."""
     import pyarrow.parquet as pq
 
     assert generation.files is not None

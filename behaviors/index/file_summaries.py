@@ -98,10 +98,7 @@ class Column:
 
 
 def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) -> tuple[Any, Any, Any]:
-    """The bytes decoded as texts.
-
-    All None if one is not UTF-8: then only the Bloom filter can exclude the file.
-    """
+    """The bytes decoded as texts. All None if one is not UTF-8: then only the Bloom filter can exclude the file."""
     try:
         return (
             None if low is None else low.decode(),
@@ -169,10 +166,7 @@ def schema_of(columns: Sequence[str], families: Sequence[str | None]) -> pa.Sche
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Summaries converted to ``schema``.
-
-    Types differ only for a column that none of these files has.
-    """
+    """Summaries converted to ``schema``. Types differ only for a column that none of these files has."""
     import pyarrow as pa
 
     columns = []
@@ -191,10 +185,7 @@ def write(table: pa.Table, file: BinaryIO) -> None:
 
 
 def find(table: pa.Table, keys: Sequence[Key], columns: Sequence[str], families: Mapping[str, str | None]) -> Any:
-    """A mask of the files that may have one of the keys.
-
-    ``columns``: the columns of the keys.
-    """
+    """A mask of the files that may have one of the keys. ``columns``: the columns of the keys."""
     import numpy as np
 
     found = np.zeros(table.num_rows, bool)
@@ -242,7 +233,7 @@ def _bools(found: Any) -> npt.NDArray[np.bool_]:
 
 
 def _has(table: pa.Table, name: str, value: Any, family: str | None, n: int) -> bool:
-    """True if one file may have a value, by its stored values or its Bloom filter."""
+    """Whether one file may have a value, by its stored values or its Bloom filter."""
     import pyarrow as pa
 
     if value is None or family is None:
@@ -282,10 +273,7 @@ def build_filter(values: Numbers) -> bytes:
 
 
 def may_hold(data: bytes, value: int) -> bool:
-    """True if the value may be in the filter; False is certain.
-
-    ``value``: a signed 64-bit hash.
-    """
+    """Whether the value may be in the filter; False is certain. ``value``: a signed 64-bit hash."""
     hashed = value & 0xFFFFFFFFFFFFFFFF
     blocks = len(data) // 32
     start = ((hashed >> 32) * blocks >> 32) * 32

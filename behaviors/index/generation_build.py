@@ -113,7 +113,7 @@ class Completion:
             self._folder.sweep(self._instance)
 
     def _is_own(self, generation: Generation) -> bool:
-        """True if another attempt of this completion has published the generation."""
+        """Whether another attempt of this completion has published the generation."""
         return (generation.operation, generation.build) == (self._ctx.operation, self._build)
 
     def _journals(self, summary: Summary) -> Iterator[tuple[Place, BuildResult]]:
@@ -291,10 +291,7 @@ class Completion:
             yield field, picked.column(field.name)
 
     def _runs(self, old: pa.Table | None, kept: pa.Table | None, table: pa.Table) -> list[Named]:
-        """The runs of the generation.
-
-        Unchanged ones, and new ones from merged levels and segments.
-        """
+        """The runs of the generation. Unchanged ones, and new ones from merged levels and segments."""
         import numpy as np
 
         runs = list(self._base.runs) if self._base is not None else []
@@ -385,7 +382,7 @@ def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table
 
 
 def _whole(stage: Place, line: Line) -> bool:
-    """True if the line's segment is a file of the stage and has the digest of the journal."""
+    """Whether the line's segment is a file of the stage and has the digest of the journal."""
     try:
         return digest_of(regular_file(stage, line.segment)) == line.digest
     except (OSError, UnsafePath):

@@ -160,10 +160,7 @@ def _type(kind: Any) -> Any:
 
 
 class Folder:
-    """The folder of one index.
-
-    Readers need no lock. ``space``: the writer's :attr:`JobContext.space`.
-    """
+    """The folder of one index. Readers need no lock. ``space``: the writer's :attr:`JobContext.space`."""
 
     def __init__(self, location: str, name: str, space: str = "") -> None:
         self._place = Place(location, f"_distop/index/{name}")
@@ -181,10 +178,7 @@ class Folder:
         return None if newest is None or newest.dropped else newest
 
     def newest(self) -> Generation | None:
-        """The generation with the highest number, even if it is a drop.
-
-        Raises InvalidArgument if unreadable.
-        """
+        """The generation with the highest number, even if it is a drop. Raises InvalidArgument if unreadable."""
         for _ in range(_LISTINGS):
             numbers = self._numbers()
             if not numbers:
@@ -216,7 +210,7 @@ class Folder:
         return self._generations / f"{number:06}.json"
 
     def is_whole(self, generation: Generation) -> bool:
-        """True if all files of the generation exist and have their sizes."""
+        """Whether all files of the generation exist and have their sizes."""
         try:
             found = (((self.data / one.name).lstat(), one.size) for one in generation.named())
             return all(stat.S_ISREG(now.st_mode) and now.st_size == size for now, size in found)
@@ -228,10 +222,7 @@ class Folder:
         return f"{self._space}.{name}" if self._space else name
 
     def _whose(self, name: str) -> str | None:
-        """The name of a file without the prefix of this namespace.
-
-        None if it has another prefix.
-        """
+        """The name of a file without the prefix of this namespace. None if it has another prefix."""
         prefix = self.own("")
         return name[len(prefix) :] if name.startswith(prefix) else None
 
@@ -262,10 +253,7 @@ class Folder:
             ) from e
 
     def publish(self, generation: Generation) -> None:
-        """Make the generation the current one.
-
-        Raises Superseded if its number is taken, UnsafePath and OSError.
-        """
+        """Make the generation the current one. Raises Superseded if its number is taken, UnsafePath and OSError."""
         path = self._path(generation.number)
         # A drop's file has no instance in its name, because drops and builds have separate sequences of instances.
         whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
@@ -277,17 +265,11 @@ class Folder:
             self._delete(scratch)
 
     def _delete(self, path: Path) -> bool:
-        """Remove a file or folder of the index.
-
-        Returns whether it existed. Raises UnsafePath and OSError.
-        """
+        """Remove a file or folder of the index. Returns whether it existed. Raises UnsafePath and OSError."""
         return delete(self._place, path.relative_to(self.root).as_posix())
 
     def _link(self, scratch: Path, path: Path) -> None:
-        """Link a data file to another name.
-
-        Raises Superseded if the name is taken, UnsafePath and OSError.
-        """
+        """Link a data file to another name. Raises Superseded if the name is taken, UnsafePath and OSError."""
         place = self._place.below(path.parent.relative_to(self.root).as_posix())
         with made_folder(self._place.below("data")) as data, made_folder(place) as folder:
             try:
@@ -395,7 +377,7 @@ class Folder:
         return newest is not None and newest.operation == operation and newest.number > after
 
     def _goes_on(self, after: int, until: int) -> bool:
-        """True if no generation after ``after``, up to ``until``, is a drop or was removed by one."""
+        """Whether no generation after ``after``, up to ``until``, is a drop or was removed by one."""
         try:
             return not any(self._read(number).dropped for number in range(after + 1, until + 1))
         except FileNotFoundError:
@@ -424,10 +406,7 @@ class Folder:
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 3, **options: Any) -> None:
-    """Write a Parquet file with page statistics and checksums.
-
-    Raises OSError; the caller then removes the file.
-    """
+    """Write a Parquet file with page statistics and checksums. Raises OSError; the caller then removes the file."""
     import pyarrow.parquet as pq
 
     pq.write_table(

@@ -155,10 +155,7 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark
 
 
 class _Lookup:
-    """A lookup in one generation of an index.
-
-    ``files``: the files that it covers; None if unknown.
-    """
+    """A lookup in one generation of an index. ``files``: the files that it covers; None if unknown."""
 
     def __init__(self, table: CurrentTable, folder: Folder, generation: Generation, files: pa.Table | None) -> None:
         self._table = table
@@ -175,10 +172,7 @@ class _Lookup:
                     self._live[number] = file
 
     def ask(self, given: Sequence[Any]) -> Found:
-        """The files to read.
-
-        Raises OSError and Arrow's errors if a file of the index is gone or damaged.
-        """
+        """The files to read. Raises OSError and Arrow's errors if a file of the index is gone or damaged."""
         known = {file[0] for file in self._live.values()}
         uncovered = [file for file in self._table.files.values() if file[0] not in known]
         schema = self._schema(uncovered)

@@ -91,10 +91,7 @@ class Postings:
         return nulls
 
     def table(self) -> pa.Table:
-        """The collected postings, sorted by key, file and block.
-
-        They are then removed from memory.
-        """
+        """The collected postings, sorted by key, file and block. They are then removed from memory."""
         import numpy as np
 
         if not self._parts:
@@ -113,10 +110,7 @@ def _mask(valid: Any) -> Any:
 
 
 def _sorted(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
-    """The postings sorted by key.
-
-    Stable: the order of files and rows is kept for each key.
-    """
+    """The postings sorted by key. Stable: the order of files and rows is kept for each key."""
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
@@ -146,10 +140,7 @@ def write(table: pa.Table, file: BinaryIO, level: int) -> None:
 
 @frozen
 class Input:
-    """A sorted file of postings.
-
-    ``mapping``: the new number of each of its files; -1: left out.
-    """
+    """A sorted file of postings. ``mapping``: the new number of each of its files; -1: left out."""
 
     path: Path
     digest: str

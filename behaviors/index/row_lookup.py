@@ -29,10 +29,7 @@ _FLOATS = ("float", "double")
 
 
 def rows_with_keys(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> pa.Table:
-    """The rows that have one of the keys, which hold no NULL.
-
-    ``columns``: the keys' columns and their types.
-    """
+    """The rows that have one of the keys, which hold no NULL. ``columns``: the keys' columns and their types."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -345,10 +345,7 @@ def line_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def compatible(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
-    """True if one index can hold the families of both files.
-
-    A missing column (None) fits any family.
-    """
+    """Whether one index can hold the families of both files. A missing column (None) fits any family."""
     return all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
 
 

@@ -82,18 +82,12 @@ def current_table(
 
 
 def name_of(path: str, root: str) -> str:
-    """The name of a file in an index.
-
-    Its path below the table, or the whole path if it is elsewhere.
-    """
+    """The name of a file in an index. Its path below the table, or the whole path if it is elsewhere."""
     return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
 
 
 def escaped(name: str) -> str:
-    """A file's name for reports: bytes that are not UTF-8 are escaped.
-
-    Other names are unchanged.
-    """
+    """A file's name for reports: bytes that are not UTF-8 are escaped. Other names are unchanged."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -116,10 +110,7 @@ def identities(reader: Reader, columns: Sequence[str]) -> Mapping[str, int | str
 
 
 def ids_now(table: CurrentTable, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """Like :func:`identities`, but empty if the table no longer has all columns.
-
-    Raises TableUnavailable.
-    """
+    """Like :func:`identities`, but empty if the table no longer has all columns. Raises TableUnavailable."""
     try:
         return identities(table.reader, columns)
     except InvalidArgument:

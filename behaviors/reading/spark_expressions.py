@@ -73,10 +73,7 @@ class Refused(Exception):
 
 @frozen
 class RowExpression:
-    """A parsed expression.
-
-    ``names``: the first parts of its column names (of ``a.b``: ``a``), in order.
-    """
+    """A parsed expression. ``names``: the first parts of its column names (of ``a.b``: ``a``), in order."""
 
     column: Column
     names: tuple[str, ...]
@@ -129,10 +126,7 @@ def _named(node: str) -> str:
 
 
 def _tree(session: SparkSession, text: str) -> Any:
-    """The parsed tree.
-
-    The parser reads its settings, such as ANSI mode, from the thread's active session.
-    """
+    """The parsed tree. The parser reads its settings, such as ANSI mode, from the thread's active session."""
     with active(session):
         return session._jsparkSession.sessionState().sqlParser().parseExpression(text)
 
@@ -147,10 +141,7 @@ def _column(session: SparkSession, tree: Any) -> Column:
 
 @lru_cache(maxsize=32)
 def java_class(jvm: Any, name: str) -> Any:
-    """A class of the JVM by its full name, cached.
-
-    A lookup takes a call into the JVM for each package.
-    """
+    """A class of the JVM by its full name, cached. A lookup takes a call into the JVM for each package."""
     found = jvm
     for part in name.split("."):
         found = getattr(found, part)
@@ -172,10 +163,7 @@ def _check_bounded(calls: Any) -> None:
 
 
 def _parts(names: Any) -> Iterator[tuple[str, ...]]:
-    """The parts of each name in a Scala sequence.
-
-    Null elements, which are other nodes, are skipped.
-    """
+    """The parts of each name in a Scala sequence. Null elements, which are other nodes, are skipped."""
     between = str(uuid4())
     for i in range(names.size()):
         parts = names.apply(i)

@@ -55,10 +55,7 @@ class Validate(Behavior):
         return table_checks.jobs(_argument(arg), partitions, names, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """The result of a partition.
-
-        Raises JobFailed with it if a check is violated or has an error.
-        """
+        """The result of a partition. Raises JobFailed with it if a check is violated or has an error."""
         for _, outcome in self.run_batch(arg, [partition], ctx):
             if isinstance(outcome, Exception):
                 raise outcome

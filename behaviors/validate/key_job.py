@@ -56,10 +56,7 @@ class KeyChecks:
         """Columns that ``where`` names but no file has."""
 
     def run(self) -> Result | JobCancelled:
-        """The result of these checks, in their order.
-
-        Raises TableUnavailable and unexpected errors.
-        """
+        """The result of these checks, in their order. Raises TableUnavailable and unexpected errors."""
         if self._ctx.is_cancelled(self._plan):
             return JobCancelled("the job was asked to stop")
         checks = [check for check in self._argument.checks if check.wide]
@@ -146,10 +143,7 @@ class KeyChecks:
         return result
 
     def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[Target]:
-        """The columns' paths and types.
-
-        Raises _CheckError if no file has a column, Unfit, and Ambiguous.
-        """
+        """The columns' paths and types. Raises _CheckError if no file has a column, Unfit, and Ambiguous."""
         targets = []
         for name in names:
             target = side.find(name)

@@ -74,10 +74,7 @@ def _has_map(kind: SparkType) -> bool:
 
 
 def common_type(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
-    """The type in which the values of both columns compare without loss.
-
-    Raises Unfit if there is none.
-    """
+    """The type in which the values of both columns compare without loss. Raises Unfit if there is none."""
     # Spark casts structs by the positions of their fields, not by their names.
     found = widest(kind, other) if isinstance(kind, str) or kind == other else None
     if found is None and isinstance(kind, str) and isinstance(other, str):
@@ -113,10 +110,7 @@ def _named(key: Sequence[Column], prefix: str) -> list[Column]:
 
 
 def _keyed(rows: DataFrame, key: Sequence[Column], prefix: str = "k", *more: Column) -> DataFrame:
-    """The rows whose key has no NULL.
-
-    The key as ``k0``, ``k1`` …, and the columns ``more``.
-    """
+    """The rows whose key has no NULL. The key as ``k0``, ``k1`` …, and the columns ``more``."""
     whole = reduce(lambda a, b: a & b, (column.isNotNull() for column in key))
     return rows.where(whole).select(*_named(key, prefix), *more)
 
@@ -181,10 +175,7 @@ def sample_duplicates(
     limit: int,
     targets: Sequence[Target],
 ) -> list[SampleRow]:
-    """Rows with duplicate keys: for some keys the first and the last row.
-
-    Raises what Spark raises.
-    """
+    """Rows with duplicate keys: for some keys the first and the last row. Raises what Spark raises."""
     from pyspark.sql import functions as F
 
     names = _names(key)
@@ -228,10 +219,7 @@ def _without_partner(
 
 
 def count_orphans(rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int) -> Found:
-    """The rows whose key is missing in the other table, in files of ``size`` bytes.
-
-    Raises what Spark raises.
-    """
+    """The rows whose key is missing in the other table, in files of ``size`` bytes. Raises what Spark raises."""
     frame = _without_partner(rows, key, partners, size).selectExpr("count(1)")
     ((violations,),) = frame.collect()
     return Found(violations, frame)
@@ -246,10 +234,7 @@ def sample_orphans(
     limit: int,
     targets: Sequence[Target],
 ) -> list[SampleRow]:
-    """The first rows whose key is missing in the other table.
-
-    Raises what Spark raises.
-    """
+    """The first rows whose key is missing in the other table. Raises what Spark raises."""
     place = _place(rows, reader)
     # The original values, not the values cast for the comparison.
     values = [sample_column(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]

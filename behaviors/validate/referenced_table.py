@@ -144,10 +144,7 @@ class Side:
         return sum(self._files[facts.path][1] for facts in files)
 
     def rows(self, session: SparkSession, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> DataFrame:
-        """The rows of these files with the found columns.
-
-        Raises what Spark raises, Gone and Unreadable.
-        """
+        """The rows of these files with the found columns. Raises what Spark raises, Gone and Unreadable."""
         return scan.relation(session, self.group(files, absent))
 
     def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.Group:

@@ -58,10 +58,7 @@ class Row:
 
 
 def fetch(session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None) -> list[Row]:
-    """The requested rows.
-
-    Raises unexpected errors; an error of one check only costs its samples.
-    """
+    """The requested rows. Raises unexpected errors; an error of one check only costs its samples."""
     few = [w for w in requests if w.known <= FEW]
     many = [w for w in requests if w.known > FEW]
     rows: list[Row] = []

@@ -78,10 +78,7 @@ def merged_facts(files: Sequence[FileFacts]) -> FileFacts:
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk with all rows of these.
-
-    It has bounds only if each chunk with a value has them in order (no NaN).
-    """
+    """One chunk with all rows of these. It has bounds only if each chunk with a value has them in order (no NaN)."""
     rows = sum(chunk.rows for chunk in chunks)
     nulls, nans = _sum(chunk.nulls for chunk in chunks), _sum(chunk.nans for chunk in chunks)
     valued = [chunk for chunk in chunks if chunk.nulls != chunk.rows]
@@ -146,18 +143,12 @@ def missing(check: Check, facts: FileFacts) -> Decision:
 
 
 def for_some_rows(decision: Decision) -> Decision:
-    """The decision for some of the rows (``where``, deletes).
-
-    Only a pass for all rows remains proved.
-    """
+    """The decision for some of the rows (``where``, deletes). Only a pass for all rows remains proved."""
     return decision if decision.verdict == "pass" else UNKNOWN
 
 
 def combined(decisions: Sequence[Decision]) -> Decision:
-    """The decision for several row groups together.
-
-    An unknown one makes the sum a lower bound.
-    """
+    """The decision for several row groups together. An unknown one makes the sum a lower bound."""
     if all(d is PASS for d in decisions):
         return PASS
     violations = sum(d.violations for d in decisions)
@@ -180,10 +171,7 @@ def _nulls(chunk: Chunk, leaf: Leaf) -> int | None:
 
 
 def _interval(check: Check, leaf: Leaf) -> tuple[Any, Any] | None:
-    """The allowed interval in the unit of the statistics (None at an end: unbounded).
-
-    None if undecidable.
-    """
+    """The allowed interval in the unit of the statistics (None at an end: unbounded). None if undecidable."""
     if check.range is not None:
         low = None if check.range.min is None else _unit(check.range.min, leaf, up=True)
         high = None if check.range.max is None else _unit(check.range.max, leaf, up=False)
@@ -268,7 +256,7 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
 
 
 def has_bounds(chunk: Chunk, leaf: Leaf) -> bool:
-    """True if the chunk has bounds, in order (a NaN is not), that mean the values a reader returns."""
+    """Whether the chunk has bounds, in order (a NaN is not), that mean the values a reader returns."""
     if leaf.kind == "other" or chunk.low is None or chunk.high is None:
         return False
     if leaf.kind == "date" and chunk.low < _CALENDAR_CHANGED:
@@ -282,10 +270,7 @@ def has_bounds(chunk: Chunk, leaf: Leaf) -> bool:
 
 
 def _limits(leaf: Leaf) -> tuple[int, int] | None:
-    """The smallest and the largest value of the file's type.
-
-    Readers change values beyond them.
-    """
+    """The smallest and the largest value of the file's type. Readers change values beyond them."""
     if leaf.kind == "uint":
         return 0, (1 << leaf.bits) - 1
     return limits(leaf.type) if leaf.kind in ("int", "decimal") else None

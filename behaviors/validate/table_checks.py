@@ -67,10 +67,7 @@ def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
 
 
 def row_checks_only(argument: Argument) -> Argument | None:
-    """The argument with only the checks that each partition decides for itself.
-
-    None if there are none.
-    """
+    """The argument with only the checks that each partition decides for itself. None if there are none."""
     checks = [check for check in argument.checks if not check.wide]
     if len(checks) == len(argument.checks):
         return argument

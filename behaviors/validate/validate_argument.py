@@ -57,10 +57,7 @@ _PLAIN = (
 
 
 def _any_case(*words: str) -> str:
-    """A pattern for one of the words in upper or lower case.
-
-    JSON Schema has no flags for patterns.
-    """
+    """A pattern for one of the words in upper or lower case. JSON Schema has no flags for patterns."""
     return "|".join("".join(f"[{c.upper()}{c}]" if c.isalpha() else c for c in word) for word in words)
 
 
@@ -94,10 +91,7 @@ def _wrong(text: str) -> PydanticCustomError:
 
 
 def _without_null(schema: Any) -> None:
-    """Remove null from optional fields of the schema.
-
-    A caller leaves a field out instead.
-    """
+    """Remove null from optional fields of the schema. A caller leaves a field out instead."""
     for field in schema.get("properties", {}).values():
         if field.get("default", 0) is None:
             field.pop("default")
@@ -146,10 +140,7 @@ class Range(_Bounded):
 
 
 class Fits(_Model):
-    """A cast to the type and back gives an equal value.
-
-    The column can be narrowed to it.
-    """
+    """A cast to the type and back gives an equal value. The column can be narrowed to it."""
 
     column: Column
     type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": SCHEMA_PATTERN})]
@@ -285,7 +276,7 @@ class Check(_Model):
 
     @property
     def wide(self) -> bool:
-        """True if no partition alone can decide it: it is about the whole table."""
+        """Whether no partition alone can decide it: it is about the whole table."""
         return self.kind in WIDE_KINDS
 
     @cached_property
@@ -357,10 +348,7 @@ class Argument(_Model):
         return schema
 
     def names(self) -> list[str]:
-        """The names of the checks in order.
-
-        The given ones, and default names that a number makes unique.
-        """
+        """The names of the checks in order. The given ones, and default names that a number makes unique."""
         taken = {c.name for c in self.checks if c.name is not None}
         names: list[str] = []
         for check in self.checks:

@@ -28,10 +28,7 @@ _conditions: LruCache[Column] = LruCache(KEPT_CONDITIONS)
 
 
 def check_applicable(check: Check, kind: SparkType) -> None:
-    """Raises Unfit if the check does not apply to a column of this type.
-
-    Does not load Spark.
-    """
+    """Raises Unfit if the check does not apply to a column of this type. Does not load Spark."""
     if check.kind in ("not_null", "check") or kind == "void":
         return
     if not isinstance(kind, str):
@@ -97,10 +94,7 @@ def violation_at(session: SparkSession, check: Check, path: tuple[str, ...], kin
 
 
 def where_condition(session: SparkSession, text: str) -> Column:
-    """The condition ``where``, cached.
-
-    It is cast to boolean: it has no type if its columns are missing.
-    """
+    """The condition ``where``, cached. It is cast to boolean: it has no type if its columns are missing."""
     return _conditions.get((session, text), lambda: parse_expression(session, text).column.cast("boolean"))
 
 
@@ -116,7 +110,7 @@ def where_true(frame: DataFrame, condition: Column) -> DataFrame:
 
 
 def not_pushed_down(*conditions: Column) -> Column:
-    """True if one of the conditions is true, in a form that Spark does not push down to the file reader."""
+    """Whether one of the conditions is true, in a form that Spark does not push down to the file reader."""
     from pyspark.sql import functions as F
 
     return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))
@@ -132,7 +126,7 @@ def _may_skip_too_many(kind: DataType) -> bool:
 
 
 def any_of(columns: list[Column]) -> Column:
-    """True if one of the columns is true. At least one column must be given."""
+    """Whether one of the columns is true. At least one column must be given."""
     return reduce(lambda a, b: a | b, columns)
 
 

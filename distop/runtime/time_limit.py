@@ -141,10 +141,7 @@ def _answer(told: bytes, complained: bytes, code: int) -> Any:
 
 
 def answer(asked: Mapping[str, Any]) -> None:
-    """In the new process: call the function, and write its answer to stdout.
-
-    The answer is the last line.
-    """
+    """In the new process: call the function, and write its answer to stdout. The answer is the last line."""
     signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # its default action ends a process that is inside C as well
     module, _, name = asked["function"].partition(":")
     try:

@@ -43,10 +43,7 @@ def _line(error: BaseException) -> str:
 
 
 def _path_of(url: str) -> str:
-    """The path of a ``file://`` URL.
-
-    Raises InvalidArgument if it has none, or names another machine.
-    """
+    """The path of a ``file://`` URL. Raises InvalidArgument if it has none, or names another machine."""
     parts = urlsplit(url)
     if not parts.path or parts.netloc not in ("", "localhost"):
         raise InvalidArgument(f"the location {url!r} is not a path on this machine: write it as file:///folder")

@@ -301,10 +301,7 @@ class _Watch:
         threading.Thread(target=self._watch, name=WATCHER, daemon=True).start()
 
     def end(self) -> None:
-        """Stop watching.
-
-        Raises _Stalled if the exception was already set: then call it again.
-        """
+        """Stop watching. Raises _Stalled if the exception was already set: then call it again."""
         with self._changed:
             self._ended = True
             self._changed.notify()

@@ -102,10 +102,7 @@ def _wrong(chunk: Any, read: Reader) -> str:
 
 
 def _header(read: Reader, offset: int) -> tuple[int, int, int, int]:
-    """A page's type, its uncompressed and compressed size, and its header's size.
-
-    Raises _Torn.
-    """
+    """A page's type, its uncompressed and compressed size, and its header's size. Raises _Torn."""
     window = WINDOW
     while True:
         data = read(offset, window)

@@ -44,10 +44,7 @@ class Footer:
 
 
 def read(path: str) -> Footer:
-    """The footer of a file.
-
-    Raises Unreadable if it is encrypted, truncated, or not a footer, and OSError.
-    """
+    """The footer of a file. Raises Unreadable if it is encrypted, truncated, or not a footer, and OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
