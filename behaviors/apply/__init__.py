@@ -141,5 +141,5 @@ class Apply(Behavior):
 
 
 def _rewrites(partition: PartitionPlan) -> bool:
-    """Whether the job rewrites the files of a partition. False if it changes only the schema."""
+    """Whether the job rewrites the files of a partition; otherwise it changes only the schema."""
     return partition.name != TABLE

@@ -183,7 +183,7 @@ class Applying:
     def revert(self) -> None:
         """Revert the change of this operation, unless it was replaced since.
 
-        Raises Moved if other writers always commit first.
+        Raises Conflict if other writers always commit first.
         """
         for left in reversed(range(ROUNDS)):
             head = self._target.load()

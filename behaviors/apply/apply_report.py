@@ -34,7 +34,7 @@ class Argument(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An argument with the certificate, which the executor read from history."""
+    """An argument with the certificate, which the executor has read from history."""
 
     certificate: Certificate
     settle_seconds: float
@@ -132,7 +132,7 @@ def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Rep
     checks: list[CheckReport] = []
     if outcome.answer is not None:
         result = Answer.model_validate(outcome.answer).root
-        # Columns that existed when the certificate was issued may be missing in all new files.
+        # All new files may lack columns that existed when the certificate was issued.
         checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
     fields = outcome.model_dump(exclude={"answer", "staged"})
     return Report(certificate=certificate.operation, checks=checks, **fields)

@@ -92,7 +92,7 @@ class CatalogTarget:
     def _same(self, head: Head) -> Iterator[iceberg_catalogs.CatalogTable]:
         """The table, if it is unchanged since it was loaded.
 
-        Raises Moved, and InvalidArgument if a commit would lose a part of its metadata.
+        Raises Conflict, and InvalidArgument if a commit would lose a part of its metadata.
         """
         with iceberg_catalogs.opened(self._table, self._check) as found:
             if found.source != head.base:
@@ -171,7 +171,7 @@ def _changed(field: Any, wanted: dict[int, bool]) -> Any:
 
 
 def check_nothing_lost(found: iceberg_catalogs.CatalogTable) -> None:
-    """Raises InvalidArgument if the metadata holds a field that pyiceberg does not know and would drop.
+    """Raises InvalidArgument if the metadata has a field that pyiceberg does not know and would drop.
 
     A REST catalog writes its metadata itself; for other catalogs pyiceberg writes it.
     """

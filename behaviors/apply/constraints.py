@@ -56,7 +56,7 @@ class Narrowed:
 
 @frozen
 class SchemaChanges:
-    """The wanted changes of the schema. Required columns, narrowed columns, and table properties."""
+    """The wanted changes of the schema: required columns, narrowed columns, and table properties."""
 
     required: dict[str, str]
     """The name of the check → the column, as the check names it."""
@@ -161,7 +161,7 @@ def _property(check: Check, certificate: Certificate) -> str:
 
 
 def condition(check: Check, null_is: str) -> str:
-    """The check in Spark SQL, for people and engines. A row passes unless the condition is FALSE."""
+    """The check in Spark SQL, for people and engines: a row passes unless the condition is FALSE."""
     if check.check is not None:
         if null_is == "pass":
             # In brackets if it may end in a comment: an engine may append text to it.
@@ -179,7 +179,7 @@ def condition(check: Check, null_is: str) -> str:
 
 
 def _bracketed(text: str) -> str:
-    """The condition in brackets, with line ends after a comment at its end.
+    """The condition in brackets, with two line ends if it may end in a comment.
 
     A comment ends at the end of its line, or of the next line if a backslash ends the first.
     """

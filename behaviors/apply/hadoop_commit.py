@@ -71,7 +71,7 @@ class HadoopTarget:
             self._ctx.check_reachable()
             raise
         try:
-            # Loaded anew: a cached table could be outdated.
+            # Not cached: a cached table could be outdated.
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
         except Py4JJavaError as error:
             self._ctx.check_reachable()
@@ -117,7 +117,7 @@ class HadoopTarget:
             raise
 
     def _production(self, head: Head) -> tuple[Any, Production]:
-        """A transaction on the loaded table. Raises Moved if the table has changed since."""
+        """A transaction on the loaded table. Raises Conflict if the table has changed since."""
         table, _, _ = head.base
         check_metadata_folder(self._folder)  # manifests are written there
         production = Production(self._ctx.spark, table, self._ctx.operation)
@@ -146,7 +146,7 @@ class HadoopTarget:
 
 
 def _source(metadata: Any) -> str:
-    """The path of a metadata file, as a plan names it."""
+    """The path of a metadata file, like in a plan."""
     source = str(metadata.metadataFileLocation())
     return local_path(source) or source
 

@@ -143,9 +143,7 @@ class Production:
 
 
 def with_full_log(jvm: Any, base: Any) -> Any:
-    """The metadata to base a commit on.
-
-    ``base`` with its whole metadata log and its own file in it.
+    """The metadata to base a commit on: ``base`` with its whole metadata log, and its own file in the log.
 
     With ``write.metadata.delete-after-commit.enabled``, Iceberg's commit deletes the files that the new log lacks, and
     a writer of the table can put any file into its log. The log's limit is raised only while the log is built; the
@@ -172,8 +170,8 @@ def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any
 def without_catalog(session: Any, source: str) -> Iterator[Any]:
     """A table of a catalog as a table by path, for a :class:`Production` without the catalog.
 
-    Its folder is new, below the table's metadata; only written manifests remain there. ``source``: the metadata file,
-    as a plan names it. Raises InvalidArgument if the metadata names another folder, and UnsafePath if other users may
+    Its folder is new, below the table's metadata; only written manifests remain there. ``source``: the metadata file's
+    path, like in a plan. Raises InvalidArgument if the metadata has another location, and UnsafePath if other users may
     change a folder on a disk.
     """
     file = read_file(source)

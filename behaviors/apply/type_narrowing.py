@@ -1,6 +1,4 @@
-"""Narrowing columns of an Iceberg table.
-
-The new schema, and checks that nothing else depends on them.
+"""Narrows columns of an Iceberg table: the new schema, and checks that nothing else depends on the columns.
 
 Iceberg cannot narrow a column, because its files were written with the old type. So a new column with a new field id
 takes the name and the position of the old one, and all files are rewritten.

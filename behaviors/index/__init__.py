@@ -25,13 +25,13 @@ __all__ = ["BuildIndex", "DropIndex", "lookup"]
 NO_TABLE = "an index belongs to a table: start it on a registered table, because @cluster has no rows"
 
 AFTER = "generation"
-"""The value in the plan of a drop that holds the newest generation at that time."""
+"""The value in a drop's plan with the newest generation at that time."""
 BUILDS = "builds"
-"""The value in the plan of a drop that holds the last build that had written files."""
+"""The value in a drop's plan with the last build that had written files."""
 
 
 def __getattr__(name: str) -> Any:
-    """``lookup``, imported on first use. A process that only declares the behaviors must not load pyarrow."""
+    """``lookup``, imported on first use: a process that only declares the behaviors must not load pyarrow."""
     if name == "lookup":
         from distop_behaviors.index import key_lookup
 

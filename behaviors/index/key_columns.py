@@ -1,7 +1,4 @@
-"""The key columns of one data file.
-
-Finds them in its schema, and reads them in batches.
-"""
+"""Finds the key columns in one data file's schema, and reads them in batches."""
 
 from __future__ import annotations
 
@@ -55,8 +52,8 @@ def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int |
     """Open a file and find its key columns.
 
     ``ids``: the identities of the columns (``table_files.identities``). If they are types, a file with another family
-    is not indexed: only Spark knows how it reads that. Raises Unreadable if the file differs from the plan or cannot be
-    read, Unindexable if its columns cannot be indexed.
+    is not indexed, because only Spark can convert its values. Raises Unreadable if the file differs from the plan or
+    cannot be read, Unindexable if its columns cannot be indexed.
     """
     try:
         found = reader.open_file(file, columns, ids)
@@ -91,7 +88,7 @@ def _arrays(batch: Any, source: Source) -> Iterator[Any]:
         if name is None or family is None:
             yield None
             continue
-        # Arrow also returns fields of a struct if their path is spelled like the name.
+        # Arrow also returns fields of a struct whose path equals the name.
         places = batch.schema.get_all_field_indices(name)
         if len(places) != 1:
             raise Unindexable(f"it has {len(places)} columns {name!r}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-KEPT_EXPRESSIONS = 256
+CACHED_EXPRESSIONS = 256
 
 _CATALYST = "org.apache.spark.sql.catalyst"
 _FUNCTION = f"{_CATALYST}.analysis.UnresolvedFunction"
@@ -68,7 +68,7 @@ tables have such a column, and a column that no file has is NULL here.
 
 
 class Refused(Exception):
-    """The expression is not allowed. The text says why."""
+    """The expression is not allowed; the text has the reason."""
 
 
 @frozen
@@ -79,7 +79,7 @@ class RowExpression:
     names: tuple[str, ...]
 
 
-@lru_cache(maxsize=KEPT_EXPRESSIONS)
+@lru_cache(maxsize=CACHED_EXPRESSIONS)
 def parse_expression(session: SparkSession, text: str) -> RowExpression:
     """The expression of a submitted text.
 

@@ -1,7 +1,4 @@
-"""The job for checks of the whole table.
-
-Unique keys, and references to another table.
-"""
+"""The job for checks of the whole table: unique keys, and references to another table."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ MOST_PARTS = 32
 
 
 class _CheckError(Exception):
-    """The check gets the verdict ``error``. The text says why."""
+    """The check gets the verdict ``error``; the text has the reason."""
 
 
 class KeyChecks:
@@ -292,9 +289,7 @@ class KeyChecks:
         ]
 
     def _cause_of(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
-        """The exception to raise for an error of a query.
-
-        _CheckError, or the error itself if the data is not the cause.
+        """The exception to raise for an error of a query: _CheckError, or the error itself if the data is not the cause.
 
         Raises Unreadable if a file differs from the plan.
         """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.partition_state import Target
 
 PART_BYTES = 64 * 1024 * 1024
-"""Bytes of files for each shuffle partition. The session's own few partitions are too large for a large table."""
+"""Bytes of files per shuffle partition. For a large table, the few partitions of the session would be too large."""
 MOST_PARTS = 2_000
 BROADCAST_BYTES = 10 * 1024 * 1024
 """Maximum bytes of a table whose keys Spark broadcasts (Spark's default)."""
@@ -110,7 +110,7 @@ def _named(key: Sequence[Column], prefix: str) -> list[Column]:
 
 
 def _keyed(rows: DataFrame, key: Sequence[Column], prefix: str = "k", *more: Column) -> DataFrame:
-    """The rows whose key has no NULL. The key as ``k0``, ``k1`` …, and the columns ``more``."""
+    """The rows whose key has no NULL: the key as ``k0``, ``k1`` …, and the columns ``more``."""
     whole = reduce(lambda a, b: a & b, (column.isNotNull() for column in key))
     return rows.where(whole).select(*_named(key, prefix), *more)
 
@@ -133,9 +133,7 @@ def _spread(rows: DataFrame, names: Sequence[str], size: int) -> DataFrame:
 
 
 def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Found:
-    """The rows beyond the first one of each key, in files of ``size`` bytes.
-
-    Raises what Spark raises.
+    """The rows beyond the first one of each key, in files of ``size`` bytes. Raises Spark's errors.
 
     ``rows``: one frame with all rows; or several frames without a common key, each of which one Spark task groups.
 

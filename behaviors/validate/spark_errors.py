@@ -1,7 +1,7 @@
-"""Classifies errors of Spark: is the cause the data, one file, or Spark itself?
+"""Classifies errors of Spark by their cause: the data, one file, or Spark itself.
 
 It uses classes, error conditions, and the fixed text at the start of a message. The rest of a message may quote values
-of the data, so it proves nothing.
+of the data, so it is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
 _ENCODING = re.compile(r"Unsupported encoding: (\w+)")
 _PLACE = re.compile(r" (?:at|of|in) (?:file |path )?[a-z0-9]+:/\S+")
-"""The path of a file in a message: removed where the error names the file itself."""
+"""The path of a file in a message: removed if the error names the file itself."""
 
 _GONE = frozenset(
     {

@@ -37,12 +37,12 @@ _TIME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{
 
 
 class Unfit(Exception):
-    """A check or a bound does not fit the column's type. The text says why."""
+    """A check or a bound does not fit the column's type; the text has the reason."""
 
 
 @lru_cache(256)
 def canonical(kind: str) -> str:
-    """Spark's type name in one spelling. ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
+    """Spark's type name in one spelling: ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
     text = re.sub(r"\s+", "", kind.lower())
     if text.startswith(("decimal", "dec", "numeric")):
         precision, scale = decimal_of(text)
@@ -65,16 +65,14 @@ def family(kind: str) -> str:
 
 @frozen
 class Bound:
-    """A bound in a column's unit. An integer with ``scale`` decimal places, a float, or text."""
+    """A bound in a column's unit: an integer with ``scale`` decimal places, a float, or text."""
 
     value: Any
     scale: int = 0
 
 
 def exact_number(value: Any) -> Fraction:
-    """The exact value of a number, or of a text that is a number.
-
-    A JSON number counts as its double.
+    """The exact value of a number (of a JSON number: its double), or of a text that is a number.
 
     Raises Unfit, also for text of more than 1,000 characters or an exponent beyond ±1,000: exact arithmetic with such a
     number takes hours, and blocks all other threads of the process.

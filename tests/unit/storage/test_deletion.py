@@ -31,7 +31,8 @@ from distop.storage.places import (
     stage_of,
 )
 from distop.worker.child_side import shared_files
-from distop_behaviors.index.index_folder import Folder, Generation
+from distop_behaviors.index.generation import Generation
+from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
 from tests.support.further import with_further

@@ -21,7 +21,7 @@ from distop.tables import reader_of
 from distop.testing import MemoryProgress
 from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import file_rewrite
-from distop_behaviors.apply.file_rewrite import Stage
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.index.index_argument import BuildArgument
 from distop_behaviors.index.segments import Job
 
