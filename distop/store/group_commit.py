@@ -1,6 +1,6 @@
-"""Group commit: items that come while a commit is under way go together in the next one.
+"""Group commit: items that arrive while a commit is in flight are sent together in the next commit.
 
-An item that finds none under way is sent in the same turn of the loop, and waits for no timer.
+Without a commit in flight, an item is sent in the same turn of the event loop, without a timer.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ T = TypeVar("T")
 
 
 class Group(Protocol[T]):
-    """The items of the next commit, while it grows."""
+    """The items of the next commit."""
 
     items: list[T]
 
     def add(self, item: T) -> bool:
-        """Add one; False where it does not fit. The first one always fits."""
+        """Add an item; returns False if it does not fit. The first item always fits."""
 
     @property
     def full(self) -> bool:
-        """Hardly anything more fits."""
+        """Whether the group is nearly full, so that it can be sent."""
 
 
 class GroupCommit(Generic[T]):
-    """One line of items.
+    """One queue of items.
 
-    ``send`` commits some of them, and returns those that are to be sent again: they come first. ``most``: commits under
-    way at once. Beside one that is under way less than a full group waits, and grows. ``rest``: seconds that it waits
-    behind one, for others to have their turn. ``failed`` is told of an error of ``send``.
+    ``send`` commits items, and returns those that must be sent again; these come first. ``most``: maximum concurrent
+    commits; only a full group is sent while another commit is in flight. ``rest``: seconds to wait after a commit
+    before the next one that is not full, so that other queues get their turn. ``failed`` is called with an error of
+    ``send``.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class GroupCommit(Generic[T]):
         self._queue: deque[T] = deque()
         self._group = new_group()
         self._full = False
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
-        """The next look whether a group is to be sent."""
+        """The next call of :meth:`_send_groups`."""
         self._resting = False
         self._stopped = False
         self._idle = asyncio.Event()
@@ -63,17 +64,17 @@ class GroupCommit(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """A commit is under way, or waits."""
+        """Whether a commit is in flight, or items are queued."""
         return not self._idle.is_set()
 
     def add(self, items: Iterable[T]) -> None:
-        """Queue items. What is queued in the same turn of the loop goes together."""
+        """Queue items. Items that are queued in the same turn of the loop are sent together."""
         self._queue.extend(items)
         if not self._queue or self._stopped:
             return
         self._idle.clear()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_soon(self._look)
+            self._timer = asyncio.get_running_loop().call_soon(self._send_groups)
         elif self._resting and self._gather() and self._full:
             self._wait(0.0)
 
@@ -84,17 +85,17 @@ class GroupCommit(Generic[T]):
         self._group, self._full = self._new_group(), False
 
     def close(self) -> None:
-        """Drop what waits and what is under way."""
+        """Drop the queued items and cancel the commits in flight."""
         self.stop()
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Give up what is under way: nobody waits for it any more. The others go on."""
-        for commit in self._under_way:
+        """Cancel the commits in flight, whose callers no longer wait; queued items are still sent."""
+        for commit in self._in_flight:
             commit.cancel()
 
     async def drained(self) -> None:
-        """Wait until nothing waits or is under way."""
+        """Wait until no item is queued and no commit is in flight."""
         await self._idle.wait()
 
     def _wait(self, seconds: float) -> None:
@@ -102,22 +103,23 @@ class GroupCommit(Generic[T]):
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._resting = seconds > 0
-        self._timer = loop.call_later(seconds, self._look) if self._resting else loop.call_soon(self._look)
+        send = self._send_groups
+        self._timer = loop.call_later(seconds, send) if self._resting else loop.call_soon(send)
 
-    def _look(self) -> None:
+    def _send_groups(self) -> None:
         self._timer, self._resting = None, False
-        while self._gather() and len(self._under_way) < self._most and not self._stopped:
-            if self._under_way and not self._full:
-                break  # part of a group waits for a commit under way, and grows meanwhile
+        while self._gather() and len(self._in_flight) < self._most and not self._stopped:
+            if self._in_flight and not self._full:
+                break  # a group that is not full waits for the commit in flight, and grows meanwhile
             items, self._group, self._full = self._group.items, self._new_group(), False
             commit = asyncio.ensure_future(self._commit(items))
-            self._under_way.add(commit)
-            commit.add_done_callback(self._over)
-        if not self._under_way and not self._group.items:
+            self._in_flight.add(commit)
+            commit.add_done_callback(self._ended)
+        if not self._in_flight and not self._group.items:
             self._idle.set()
 
     def _gather(self) -> bool:
-        """Fill the next group from the queue; False where there is nothing to send."""
+        """Fill the next group from the queue; returns whether there is something to send."""
         while self._queue and not self._full:
             if self._group.add(self._queue[0]):
                 self._queue.popleft()
@@ -132,8 +134,8 @@ class GroupCommit(Generic[T]):
             self._queue.extendleft(reversed([*again, *self._group.items]))
             self._group, self._full = self._new_group(), False
 
-    def _over(self, commit: asyncio.Task[None]) -> None:
-        self._under_way.discard(commit)
+    def _ended(self, commit: asyncio.Task[None]) -> None:
+        self._in_flight.discard(commit)
         if not commit.cancelled() and (error := commit.exception()) is not None:
             self._failed(error)
         if self._stopped:
@@ -141,4 +143,4 @@ class GroupCommit(Generic[T]):
         elif self._gather() and not self._full and (rest := self._rest()) > 0:
             self._wait(rest)
         else:
-            self._look()
+            self._send_groups()

@@ -96,9 +96,9 @@ def readable(iceberg: Any, table: Any, location: str, *, lineage: bool) -> Any:
     """The table as Spark should read it: all columns optional, and without row ids except with ``lineage``.
 
     A writer that started before a column became required may still write NULLs. Spark would trust the schema, and find
-    no NULL whatever the files have. With row ids among the columns, as a rewrite of version 3 needs them, Spark does
-    not find its other metadata columns; so the reader is told format version 2 (deletes are in the scan tasks, not in
-    the metadata). Of the properties it only gets those of ``table_properties``.
+    no NULL even if the files have some. With row ids among the columns, which a rewrite of version 3 needs, Spark does
+    not find its other metadata columns; so the reader gets format version 2 (deletes are in the scan tasks, not in the
+    metadata). Of the properties it only gets those of ``table_properties``.
     """
     metadata = table.operations().current()
     parser = iceberg.TableMetadataParser

@@ -17,9 +17,9 @@ MANIFESTS = 100_000
 def manifests_of(snapshot: Any, io: ManifestIO) -> list[Any]:
     """The manifests in a snapshot's list, in order.
 
-    Not with pyiceberg's own function, which caches manifests by path: a list could then determine what another table's
-    list says of the same path. Raises InvalidArgument for a manifest that is listed twice, and for too many; the errors
-    of ``io``.
+    Not with pyiceberg's own function, which caches manifests by path: then one table's list could determine the entry
+    of a manifest in another table's list. Raises InvalidArgument for a manifest that is listed twice, and for too many;
+    the errors of ``io``.
     """
     from pyiceberg.manifest import (
         DEFAULT_READ_VERSION,

@@ -1,7 +1,7 @@
 """Checks that all files of a snapshot may belong to its table, and that Java reads the same ones as Python.
 
-Metadata are not trusted: whoever writes a table's metadata could name files of other tables. Spark opens any file that
-the metadata name, so the checks run before.
+Metadata are not trusted: a user who can write a table's metadata could name files of other tables. Spark opens any file
+that the metadata name, so the checks run before.
 """
 
 from __future__ import annotations
