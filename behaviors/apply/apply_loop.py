@@ -17,7 +17,9 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
@@ -26,7 +28,8 @@ from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certification import check_columns, check_table
-from distop_behaviors.validate.validate_report import Result, sentence
+from distop_behaviors.validate.partition_result import Result
+from distop_behaviors.validate.validate_report import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,10 +143,7 @@ class Applying:
         return True
 
     def commit(self, head: Head) -> None:
-        """Swap the schema if the table is still the validated one.
-
-        The next load shows whether it happened.
-        """
+        """Swap the schema if the table is still the validated one. The next load shows whether it happened."""
         self._ctx.check_cancelled()
         change, mark = self._change(head)
         announced = list(dict.fromkeys([*self._announced(), digest_of_mark(mark)]))[-_ANNOUNCED:]
@@ -183,7 +183,7 @@ class Applying:
     def revert(self) -> None:
         """Revert the change of this operation, unless it was replaced since.
 
-        Raises Moved if other writers always commit first.
+        Raises Conflict if other writers always commit first.
         """
         for left in reversed(range(ROUNDS)):
             head = self._target.load()

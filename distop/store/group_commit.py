@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class Group(Protocol[T]):
-    """The items of the next commit, while it grows."""
+    """The items of the next commit."""
 
     items: list[T]
 
     def add(self, item: T) -> bool:
-        """Add one; False where it does not fit. The first one always fits."""
+        """Add an item; returns False if it does not fit. The first item always fits."""
 
     @property
     def full(self) -> bool:
-        """Hardly anything more fits."""
+        """Whether the group is nearly full, so that it can be sent."""
 
 
 class GroupCommit(Generic[T]):
@@ -58,7 +58,7 @@ class GroupCommit(Generic[T]):
         self._full = False
         self._under_way: dict[asyncio.Task[None], list[T]] = {}
         self._timer: asyncio.Handle | None = None
-        """The next look whether a group is to be sent."""
+        """The next call of :meth:`_send_groups`."""
         self._resting = False
         self._stopped = False
         self._idle = asyncio.Event()
@@ -66,17 +66,17 @@ class GroupCommit(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """A commit is under way, or waits."""
+        """Whether a commit is under way, or items are queued."""
         return not self._idle.is_set()
 
     def add(self, items: Iterable[T]) -> None:
-        """Queue items. What is queued in the same turn of the loop goes together."""
+        """Queue items. Items that are queued in the same turn of the loop are sent together."""
         self._queue.extend(items)
         if not self._queue or self._stopped:
             return
         self._idle.clear()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_soon(self._look)
+            self._timer = asyncio.get_running_loop().call_soon(self._send_groups)
         elif self._resting and self._gather() and self._full:
             self._wait(0.0)
 
@@ -99,7 +99,7 @@ class GroupCommit(Generic[T]):
                 commit.cancel()
 
     async def drained(self) -> None:
-        """Wait until nothing waits or is under way."""
+        """Wait until no item is queued and no commit is under way."""
         await self._idle.wait()
 
     def _wait(self, seconds: float) -> None:
@@ -107,9 +107,10 @@ class GroupCommit(Generic[T]):
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._resting = seconds > 0
-        self._timer = loop.call_later(seconds, self._look) if self._resting else loop.call_soon(self._look)
+        send = self._send_groups
+        self._timer = loop.call_later(seconds, send) if self._resting else loop.call_soon(send)
 
-    def _look(self) -> None:
+    def _send_groups(self) -> None:
         self._timer, self._resting = None, False
         while self._gather() and len(self._under_way) < self._most and not self._stopped:
             if self._under_way and not self._full:
@@ -119,12 +120,12 @@ class GroupCommit(Generic[T]):
             if items:
                 commit = asyncio.ensure_future(self._commit(items))
                 self._under_way[commit] = items
-                commit.add_done_callback(self._over)
+                commit.add_done_callback(self._ended)
         if not self._under_way and not self._group.items:
             self._idle.set()
 
     def _gather(self) -> bool:
-        """Fill the next group from the queue; False where there is nothing to send."""
+        """Fill the next group from the queue; returns whether there is something to send."""
         while self._queue and not self._full:
             if self._group.add(self._queue[0]):
                 self._queue.popleft()
@@ -139,7 +140,7 @@ class GroupCommit(Generic[T]):
             self._queue.extendleft(reversed([*again, *self._group.items]))
             self._group, self._full = self._new_group(), False
 
-    def _over(self, commit: asyncio.Task[None]) -> None:
+    def _ended(self, commit: asyncio.Task[None]) -> None:
         del self._under_way[commit]
         if not commit.cancelled() and (error := commit.exception()) is not None:
             self._failed(error)
@@ -148,4 +149,4 @@ class GroupCommit(Generic[T]):
         elif self._gather() and not self._full and (rest := self._rest()) > 0:
             self._wait(rest)
         else:
-            self._look()
+            self._send_groups()

@@ -12,7 +12,7 @@ from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
 from distop.tables import plan_table
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
@@ -72,11 +72,11 @@ class Bench:
         return run_operation(Apply(), ctx.table, argument, lambda _: ctx)
 
     def metadata(self, name: str) -> Any:
-        return read_metadata(metadata_file(Location.of(str(self.lake.path(name)))))[0]
+        return read_metadata(current_metadata_file(Location.of(str(self.lake.path(name)))))[0]
 
     def version(self, name: str) -> int:
         """How many metadata files there have been."""
-        return int(metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
+        return int(current_metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
 
     def required(self, name: str, column: str = "c") -> bool:
         return bool(self.metadata(name).schema().find_field(column).required)

@@ -14,7 +14,8 @@ import pytest
 from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
-from distop.tables.iceberg.iceberg_format import metadata_file, plan_table, read_metadata
+from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.apply import Apply, new_metadata
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
@@ -73,7 +74,7 @@ class Bench:
 
     @property
     def metadata(self) -> Any:
-        return read_metadata(metadata_file(Location.of(str(self.lake.path(self.name)))))[0]
+        return read_metadata(current_metadata_file(Location.of(str(self.lake.path(self.name)))))[0]
 
     @property
     def kind(self) -> str:
@@ -88,7 +89,7 @@ class Bench:
         return {str(path.relative_to(data)) for path in data.glob("distop-staged/*/*/*/*/*/*")}
 
     def live_folders(self) -> set[str]:
-        planned = plan_table(self.record, lambda: None, lambda: None)
+        planned = iceberg_format.FORMAT.plan_table(self.record, lambda: None, lambda: None)
         paths = [Path(path).parts for partition in planned.partitions for path, _, _ in partition.files]
         begin = [(parts, parts.index("distop-staged")) for parts in paths if "distop-staged" in parts]
         return {"/".join(parts[at : at + 7]) for parts, at in begin}
@@ -739,10 +740,10 @@ def test_tables_that_cannot_be_narrowed_are_refused(lake: Lake, spark: SparkSess
             lake.load(name).manageSnapshots().createBranch("other", snapshot).commit()
         if name == "equal":
             lake.delete_equal(name, "n", BIG)
-        before = metadata_file(Location.of(str(lake.path(name))))
+        before = current_metadata_file(Location.of(str(lake.path(name))))
         with pytest.raises(InvalidArgument, match=sentence):
             bench.apply(bench.certificate(*(checks or (FITS,)), **arg))
-        assert metadata_file(Location.of(str(lake.path(name)))) == before
+        assert current_metadata_file(Location.of(str(lake.path(name)))) == before
 
     plain = "id bigint, n bigint"
     refuse("parts", plain, "the table is partitioned by 'n'", by="partitioned by (n)")

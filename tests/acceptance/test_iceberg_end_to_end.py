@@ -24,7 +24,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
 from distop.storage.location import Location
 from distop.store.embedded import EmbeddedEtcd
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from tests.acceptance.sparklake import Lake
 from tests.support.daemons import SPARK, Daemons, daemons, distop_process
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
@@ -158,7 +158,7 @@ def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_pa
     applying = group.client.start_operation("apply", "lake.s", argument)
 
     def required() -> bool:
-        source = metadata_file(Location.of(str(tmp_path / "s")))
+        source = current_metadata_file(Location.of(str(tmp_path / "s")))
         return bool(read_metadata(source)[0].schema().find_field("id").required)
 
     group.eventually(required, "the column is required", seconds=100)

@@ -17,7 +17,7 @@ from distop.storage.files import local_path
 from distop.storage.location import Location
 from distop.tables import plan_table, reader_of
 from distop.tables.iceberg import iceberg_rows, manifest_facts
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.sparklake import Lake
@@ -59,7 +59,7 @@ def run(lake: Lake, context: Callable[[TableRecord], FakeContext]) -> Callable[.
 
 def current_list(lake: Lake, name: str) -> Path:
     """The list of manifests of a table's current snapshot."""
-    snapshot = read_metadata(metadata_file(Location.of(str(lake.path(name)))))[0].current_snapshot()
+    snapshot = read_metadata(current_metadata_file(Location.of(str(lake.path(name)))))[0].current_snapshot()
     return Path(str(local_path(snapshot.manifest_list)))
 
 
@@ -108,7 +108,7 @@ def _suspects(lake: Lake, name: str) -> None:
     """No file to which Iceberg's own reader applies a delete is taken for whole."""
     source = plan_table(lake.record(name)).partitions[0].source
     known = manifest_facts.snapshot_of(source, frozenset({"id"})).files
-    tasks = iceberg_rows._snapshot(lake.spark, source).tasks.some(known)
+    tasks = iceberg_rows._snapshot(lake.spark, source).tasks.of_files(known)
     applied = {str(task.file().location()): not task.deletes().isEmpty() for task in tasks}
     assert applied.keys() == known.keys()
     assert not [path for path, some in applied.items() if some and known[path].deleted == 0]
@@ -230,7 +230,7 @@ def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, 
         assert counted == iceberg_rows.read(session, source, planned.files).count()
         return counted
 
-    source, listed = metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")
+    source, listed = current_metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")
     (planned,) = plan_table(lake.record("reloaded")).partitions
     assert rows(source) == 66
     for number in range(4):  # so many snapshots are kept

@@ -252,13 +252,13 @@ def test_a_file_that_changes_while_it_is_read_is_left_to_spark(
     table.mkdir()
     _plain(table / "0.parquet", v=pa.array([1, 2, 3]))
     Indexes(table, tmp_path / "shared").build(columns=["k"])
-    real = arrow_rows._picked
+    real = arrow_rows._group_rows
 
     def picked(*arguments: Any) -> Any:
         _plain(table / "0.parquet", v=pa.array([10, 20, 30]), more=pa.array(["x"] * 3))
         return real(*arguments)
 
-    monkeypatch.setattr(arrow_rows, "_picked", picked)
+    monkeypatch.setattr(arrow_rows, "_group_rows", picked)
     frame = lookup(spark, str(table), "i", [2])
     assert not is_local(frame)
     assert [row.v for row in frame.collect()] == [20]

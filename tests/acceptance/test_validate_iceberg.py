@@ -14,7 +14,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.iceberg import iceberg_rows, manifest_facts
+from distop.tables.iceberg import iceberg_jar, iceberg_rows, manifest_facts
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.applying import At
 from tests.acceptance.sparklake import Lake
@@ -284,7 +284,7 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
     ("how", "says"),
     [
         pytest.param("removed", r"is gone: .* its snapshot \d+ was expired", marks=pytest.mark.slow),
-        ("cut", r"does not have the \d+ bytes that its manifest says: it was cut off"),
+        ("cut", r"does not have the \d+ bytes that its manifest says: it was truncated"),
         ("dropped", ""),
     ],
 )
@@ -342,12 +342,12 @@ def _without_resources() -> Any:
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     with pytest.raises(FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"):
-        iceberg_rows.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
-    assert iceberg_rows.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
-    assert iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
-    assert not iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
-    assert not iceberg_rows.misfits("file:/x/built-here.jar", "4.1.4")
-    assert "does not fit Spark 4.1.4" in iceberg_rows.missing("4.1.4", "file:/x.jar")
+        iceberg_jar.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
+    assert iceberg_jar.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
+    assert iceberg_jar.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
+    assert not iceberg_jar.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
+    assert not iceberg_jar.misfits("file:/x/built-here.jar", "4.1.4")
+    assert "does not fit Spark 4.1.4" in iceberg_jar.missing("4.1.4", "file:/x.jar")
 
 
 def test_tasks_that_the_jvm_no_longer_keeps_are_given_to_it_again(

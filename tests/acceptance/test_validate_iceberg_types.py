@@ -83,7 +83,7 @@ def test_columns_without_a_spark_type_are_decided_by_statistics_or_an_error(
     unread = f"the column 'x' of the file .*/1.parquet cannot be read: Iceberg does not read the type {name} in Spark"
     for check in ({"range": {"column": "x", "min": "2020-01-01"}}, {"unique": "x"}, {"check": "x IS NOT NULL"}):
         assert fails(told(record, check, context), unread), check
-    none = f"the table's column 'x' is a {name}, and Spark reads no row of a table that has one"
+    none = f"the table's column 'x' has the type {name}, and Spark reads no row of a table with such a column"
     assert fails(told(record, {"not_null": "id"}, context, statistics="never"), none)
     for other in ({"unique": "id"}, {"check": "id > 1"}):
         assert fails(told(record, other, context), none), other

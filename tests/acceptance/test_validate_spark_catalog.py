@@ -14,7 +14,7 @@ from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
 from distop.runtime.java import active
 from distop.tables import check_reachable, folders_of, place_of, plan_table
-from distop.tables.spark.spark_format import EMPTY
+from distop.tables.parquet.parquet_format import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.applying import At

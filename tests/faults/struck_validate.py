@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.tables.iceberg import manifest_facts
-from distop_behaviors.validate import Validate, batch, certificate, certification, scan
+from distop_behaviors.validate import Validate, batch, certificate, certification, file_lists, scan
 from distop_behaviors.validate.key_job import KeyChecks
 from tests.faults.striking import hang_on, strike
 
@@ -75,7 +75,7 @@ STEPS: list[tuple[Any, str]] = [
     (batch, "fetch"),
     (KeyChecks, "run"),
     (certification, "certify"),
-    (certification, "write"),
+    (file_lists, "write"),
 ]
 for _owner, _name in STEPS:
     hang_on(_owner, _name, lambda *_: _now.table)

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.behavior import TableRecord
 from distop.storage.location import Location
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
 from tests.faults.striking import Strikes
@@ -188,12 +188,12 @@ def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothin
     table.append(rows(3, 4))
     result = operation.wait(150)
     assert result.state == "success", group.tails()
-    metadata, _ = read_metadata(metadata_file(Location.of(str(tmp_path / "orders"))))
+    metadata, _ = read_metadata(current_metadata_file(Location.of(str(tmp_path / "orders"))))
     assert [str(field.field_type) for field in metadata.schema().fields] == ["int", "string"]
     assert json.loads(metadata.properties[MARK])["operation"] == operation.ref
     assert len(metadata.snapshots) == 3, "not rewritten once"
     assert result.report["rewritten"]["rows"] == 4
-    found = StaticTable.from_metadata(metadata_file(Location.of(str(tmp_path / "orders")))).scan()
+    found = StaticTable.from_metadata(current_metadata_file(Location.of(str(tmp_path / "orders")))).scan()
     assert sorted(found.to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
     live = {task.file.file_path for task in found.plan_files()}
     folders = {str(path) for path in (tmp_path / "orders" / "data").glob("distop-staged/*/*/*/*/*/*")}

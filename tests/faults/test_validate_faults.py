@@ -52,10 +52,10 @@ KEYS: dict[str, Any] = {"checks": [{"unique": "id"}, {"unique": "w"}], "sample":
 
 PLAN = ["partitions.before", "partitions.after"]
 COMPLETION = [f"{name}.{when}" for name in ("completion", "certification.certify") for when in ("before", "after")]
-LIST = ["certification.write.before", "certification.write.after"]
+LIST = ["file_lists.write.before", "file_lists.write.after"]
 """The one file that it writes: of Iceberg tables there is none."""
 REPORT = ["batch.before", "result.before", "result.after", "batch.after"]
-SOME = ["partitions.after", "result.before", "result.after", "certification.write.after", "completion.after"]
+SOME = ["partitions.after", "result.before", "result.after", "file_lists.write.after", "completion.after"]
 SCAN = [(SCANNED, f"scan.count.{when}") for when in ("before", "after")]
 SAMPLES = [(VIOLATED, f"batch.fetch.{when}") for when in ("before", "after")]
 OF_KEYS = [(KEYS, f"KeyChecks.run.{when}") for when in ("before", "after")]
@@ -323,7 +323,7 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
         slow("parquet", "result.before", DECIDED, name="parquet-job"),
         slow("parquet", "result.after", DECIDED, name="parquet-report"),
         slow("parquet", "partitions.after", DECIDED, name="parquet-plan"),
-        pytest.param("parquet", "certification.write.before", DECIDED, id="parquet-list"),
+        pytest.param("parquet", "file_lists.write.before", DECIDED, id="parquet-list"),
         slow("parquet", "scan.count.after", SCANNED, name="parquet-scan"),
         slow("iceberg", "result.before", DECIDED, name="iceberg-job"),
         slow("iceberg", "certification.certify.after", DECIDED, name="iceberg-completion"),
@@ -422,7 +422,7 @@ def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
             "parquet",
             DECIDED,
             # Not after the batch: all its jobs are reported by then, and the operation may end before it is cancelled.
-            [PLAN[1], *REPORT[:-1], "certification.write.before", "certification.write.after", "completion.after"],
+            [PLAN[1], *REPORT[:-1], "file_lists.write.before", "file_lists.write.after", "completion.after"],
             id="parquet",
         ),
         slow("parquet", VIOLATED, ["scan.count.before", "batch.fetch.before"], name="parquet-scan"),

@@ -129,11 +129,11 @@ def _hide(settings: dict[str, Any], within: str = "") -> None:
     secret_settings.hide(secret_settings.basic(str(user), str(word)) for user, word in pairs if user and word)
 
 
-def _lower(told: Any) -> dict[str, Any]:
+def _lower(mapping: Any) -> dict[str, Any]:
     """A mapping with its names in lower case, like pyiceberg's; empty if the value is not a mapping."""
-    if not isinstance(told, dict):
+    if not isinstance(mapping, dict):
         return {}
-    return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in told.items()}
+    return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in mapping.items()}
 
 
 def _where(name: str, setting: str = "") -> str:

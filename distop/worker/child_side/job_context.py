@@ -21,13 +21,14 @@ from distop.runtime import secret_settings, spark_rules
 from distop.storage.files import local_path
 from distop.storage.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import child_messages
+from distop.worker.child_side.job_status import JobStatus
 from distop.worker.child_side.shared_files import with_files
 from distop.worker.child_side.spark_session import SparkHolder
 from distop.worker.child_side.table_folders import TableFolders
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -37,11 +38,9 @@ if TYPE_CHECKING:
     from distop.worker.child_side.outbox import Outbox
 
 PROGRESS_SECONDS = 1.0
-STATUS_SECONDS = 0.5
+"""Minimum seconds between two checkpoints of a job."""
 MAX_STATUS = 500
-"""Maximum characters of a status text; longer texts are cut."""
-STARTING_SPARK = "starting Spark"
-"""The status of a job that waits for the start of the Spark session: of the JVM, 5 to 15 s."""
+"""Maximum characters of a status text; longer texts are truncated."""
 ANSWER_SECONDS = 60.0
 """Time-out for the daemon's answer to a checkpoint or a request for outcomes."""
 
@@ -249,14 +248,7 @@ class ChildContext(JobContext):
         self._tag = tag
         self._stages = stages if stages is not None else Stages()
         self._find_table = find_table
-        self._status_lock = threading.Lock()
-        self._last_status = float("-inf")
-        self._text = ""
-        """The last status of the behavior that was sent."""
-        self._held_status: str | None = None
-        """The last status that the rate limit, or the start of Spark, held back; the run sends it later."""
-        self._starting_spark = 0
-        """Number of threads of this job that wait for the start of the Spark session."""
+        self._status = JobStatus(self._send_status)
         self.operation = op
         self.table = table
         self.partition = partition
@@ -275,23 +267,8 @@ class ChildContext(JobContext):
     @property
     def spark(self) -> SparkSession:
         name = f" {self.partition.name}" if self.partition is not None else ""
-        with contextlib.nullcontext() if self._env.spark.started else self._reporting_start():
+        with contextlib.nullcontext() if self._env.spark.started else self._status.starting_spark():
             return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
-
-    @contextlib.contextmanager
-    def _reporting_start(self) -> Iterator[None]:
-        """Report that Spark starts, instead of the job's own status, which is reported again afterwards."""
-        with self._status_lock:
-            self._starting_spark += 1
-            if self._starting_spark == 1:
-                self._send_status(STARTING_SPARK)
-        try:
-            yield
-        finally:
-            with self._status_lock:
-                self._starting_spark -= 1
-                if not self._starting_spark:
-                    self._report(self._text if self._held_status is None else self._held_status)
 
     def with_files(self, partition: PartitionPlan) -> PartitionPlan:
         """A partition of the plan with its checked file lists. Raises the errors of ``shared_files.with_files``."""
@@ -328,23 +305,12 @@ class ChildContext(JobContext):
         return found
 
     def status(self, text: str) -> None:
-        if not self._number:
-            return
-        with self._status_lock:
-            if not self._starting_spark and time.monotonic() - self._last_status >= STATUS_SECONDS:
-                self._report(text)
-            else:
-                self._held_status = text
+        if self._number:
+            self._status.report(text)
 
     def send_held_status(self) -> None:
-        """Send the status that the rate limit held back, if there is one: it may describe a long step."""
-        with self._status_lock:
-            if self._held_status is not None and not self._starting_spark:
-                self._report(self._held_status)
-
-    def _report(self, text: str) -> None:
-        self._last_status, self._held_status, self._text = time.monotonic(), None, text
-        self._send_status(text)
+        """Send the status that the rate limit held back, if there is one."""
+        self._status.send_held()
 
     def _send_status(self, text: str) -> None:
         if not self._number:

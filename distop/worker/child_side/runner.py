@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import cleans_up
@@ -25,7 +26,7 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.runtime import secret_settings
 from distop.storage import result_files
-from distop.storage.confinement import looked_once
+from distop.storage.confinement import resolve_once
 from distop.storage.places import Attempt, Stages, shared_of
 from distop.worker import child_messages
 from distop.worker.child_side.answer_checks import dump, fatal_kind, is_fatal, validate_argument, validate_result
@@ -51,6 +52,17 @@ class RunRefused(Exception):
     """The run was not started, and its jobs are not to blame."""
 
 
+@dataclass(slots=True)
+class _TimeLimit:
+    """The time limit of a run's jobs in seconds (0: none), and the jobs that exceeded it."""
+
+    seconds: float
+    grace: float
+    overdue: set[int] = field(default_factory=set)
+    """Jobs that exceeded the time limit, and were cancelled for that."""
+    overdue_at: float = 0.0
+
+
 class Run:
     """One run: its jobs, the cancelled ones, and the running one.
 
@@ -72,11 +84,7 @@ class Run:
         self._incarnation: str = message["incarnation"]
         self._opened: int = message.get("opened", 0)
         self.line: int = message.get("line", 0)
-        self._limit: float = message.get("limit", 0.0)
-        self._grace: float = message.get("grace", 0.0)
-        self._overdue: set[int] = set()
-        """Jobs that exceeded the time limit, and were cancelled for that."""
-        self._overdue_at = 0.0
+        self._limit = _TimeLimit(message.get("limit", 0.0), message.get("grace", 0.0))
         self._given_up = False
         """The run was abandoned because its job does not stop: results of its thread no longer count."""
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
@@ -131,7 +139,8 @@ class Run:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of the running jobs, if all of them were cancelled."""
         with self._lock:
-            stop = self._running_cancelled() or self._overdue.intersection(p for p in self._current if p in self._open)
+            running = [p for p in self._current if p in self._open]
+            stop = self._running_cancelled() or self._limit.overdue.intersection(running)
             tag = self._context.tag if self._context is not None and stop else ""
         if tag and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
@@ -169,24 +178,25 @@ class Run:
 
         True: a job did not stop within the grace period, and the run was abandoned and has reported that.
         """
-        if not self._limit:
+        limit = self._limit
+        if not limit.seconds:
             return False
         now = time.monotonic()
         with self._lock:
             running = [p for p in self._current if p in self._open]
             if not running or self._given_up:
                 return False
-            if not self._overdue.intersection(running):
-                if now - self._since >= self._limit and not self._running_cancelled():
-                    self._overdue_at = now
-                    self._overdue.update(running)
+            if not limit.overdue.intersection(running):
+                if now - self._since >= limit.seconds and not self._running_cancelled():
+                    limit.overdue_at = now
+                    limit.overdue.update(running)
                 return False
-            if now - self._overdue_at < self._grace:
+            if now - limit.overdue_at < limit.grace:
                 return False
             self._given_up = True
             alone = len(self._current) == 1
-        said = "Abandoning a job of %s, which does not stop: %s"
-        self._env.log.error(said, self.op, over_time_limit(self._limit))
+        text = "Abandoning a job of %s, which does not stop: %s"
+        self._env.log.error(text, self.op, over_time_limit(limit.seconds))
         self._abandon(running[0] if alone else None)
         return True
 
@@ -199,14 +209,14 @@ class Run:
         self._env.stuck = True
         self._env.outbox.send(child_messages.StuckMessage(t="stuck", why=f"a job of {self.op} does not stop"))
         if guilty is not None:
-            self._end(guilty, "error", None, over_time_limit(self._limit), time.time())
+            self._end(guilty, "error", None, over_time_limit(self._limit.seconds), time.time())
         if not self._batch:
             self._end_all("refused", STUCK)
         self._env.outbox.send(child_messages.DoneMessage(t="done", run=self.number, given_up=True))
 
     def _tasks_do_not_stop(self) -> bool:
         """Whether cancelled Spark tasks of a job that exceeded its time limit run longer than the grace period."""
-        until = time.monotonic() + self._grace
+        until = time.monotonic() + self._limit.grace
         while self._env.spark.started and self._env.spark.has_cancelled_tasks():
             if time.monotonic() >= until:
                 return True
@@ -310,7 +320,7 @@ class Run:
             left = [p for p in group if p in self._open]
             if self._given_up:
                 return
-            overdue = bool(self._overdue.intersection(group))
+            overdue = bool(self._limit.overdue.intersection(group))
             if overdue and self._tasks_do_not_stop():
                 with self._lock:
                     self._given_up = True
@@ -319,10 +329,10 @@ class Run:
             if error is None or not left:
                 continue
             if overdue and len(group) == 1:
-                self._end(left[0], "error", None, over_time_limit(self._limit), started)
+                self._end(left[0], "error", None, over_time_limit(self._limit.seconds), started)
                 continue
             # The time limit of the remaining jobs starts again.
-            self._overdue.difference_update(group)
+            self._limit.overdue.difference_update(group)
             if len(left) == 1 and len(group) == 1:
                 self._end_with_own_error(behavior, self._items[left[0]][0], error, started)
                 continue
@@ -346,42 +356,19 @@ class Run:
         loaded = {p: self._items[p][0] for p in group}
         failure: BaseException | None = None
         try:
-            todo: list[PartitionPlan] = []
             late = self._deadline.passed()
-            with looked_once():
+            with resolve_once():
                 loaded = {p: ctx.with_files(partition) for p, partition in loaded.items()}
-            for ordinal, partition in loaded.items():
-                if late:
-                    self._end(ordinal, "refused", None, "the session's deadline has passed", started)
-                elif ordinal in self._cancelled:
-                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
-                else:
-                    if cleanup:
-                        behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
-                    todo.append(partition)
+            todo = self._to_run(behavior, ctx, loaded, started, late=late, cleanup=cleanup, cleans=cleans)
             if todo:
-                assert behavior.run_batch is not None
-                yielded: Iterable[tuple[PartitionPlan, Any]] = behavior.run_batch(self._arg, todo, ctx)
-                for partition, value in yielded:
-                    if partition.partition not in self._open or partition.partition not in loaded:
-                        continue
-                    if isinstance(value, BaseException) and self._is_overdue(partition.partition):
-                        continue  # a result of the cancel, not the job's own error
-                    if isinstance(value, BaseException):
-                        partition = loaded[partition.partition]
-                        own = self._job_context(partition, ctx)
-                        self._end_with_error(behavior, own, partition, cleans, value, started)
-                    else:
-                        self._end(partition.partition, "success", value, "", started)
-                    if (self._cancelled or self._overdue) and ctx.cancelled:
-                        break  # all remaining jobs were cancelled: do not wait for the generator
+                self._report_outcomes(behavior, ctx, loaded, todo, started, cleans)
         except BaseException as error:
             self._check_spark(error)
             failure = error
         if self._env.stopping or self._given_up:
             return None, started
-        if failure is None and self._overdue.intersection(group):
-            failure = JobCancelled(over_time_limit(self._limit))
+        if failure is None and self._limit.overdue.intersection(group):
+            failure = JobCancelled(over_time_limit(self._limit.seconds))
         for ordinal in [p for p in group if p in self._open]:
             if ordinal in self._cancelled:
                 own = self._job_context(loaded[ordinal], ctx)
@@ -397,6 +384,59 @@ class Run:
                 # The whole table is unreachable: halves of the batch would fail, too.
                 self._end_with_own_error(behavior, loaded[ordinal], failure, started)
         return failure, started
+
+    def _to_run(
+        self,
+        behavior: Behavior,
+        ctx: ChildContext,
+        loaded: Mapping[int, PartitionPlan],
+        started: float,
+        *,
+        late: bool,
+        cleanup: bool,
+        cleans: bool,
+    ) -> list[PartitionPlan]:
+        """The jobs of a batch to run, after their cleanups; refuses or ends the others.
+
+        ``late``: the session's deadline has passed.
+        """
+        todo: list[PartitionPlan] = []
+        for ordinal, partition in loaded.items():
+            if late:
+                self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+            elif ordinal in self._cancelled:
+                self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
+            else:
+                if cleanup:
+                    behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
+                todo.append(partition)
+        return todo
+
+    def _report_outcomes(
+        self,
+        behavior: Behavior,
+        ctx: ChildContext,
+        loaded: Mapping[int, PartitionPlan],
+        todo: Sequence[PartitionPlan],
+        started: float,
+        cleans: bool,
+    ) -> None:
+        """Run ``run_batch``, and report the outcome of each job that it yields."""
+        assert behavior.run_batch is not None
+        yielded: Iterable[tuple[PartitionPlan, Any]] = behavior.run_batch(self._arg, todo, ctx)
+        for partition, value in yielded:
+            if partition.partition not in self._open or partition.partition not in loaded:
+                continue
+            if isinstance(value, BaseException) and self._is_overdue(partition.partition):
+                continue  # a result of the cancel, not the job's own error
+            if isinstance(value, BaseException):
+                partition = loaded[partition.partition]
+                own = self._job_context(partition, ctx)
+                self._end_with_error(behavior, own, partition, cleans, value, started)
+            else:
+                self._end(partition.partition, "success", value, "", started)
+            if (self._cancelled or self._limit.overdue) and ctx.cancelled:
+                break  # all remaining jobs were cancelled: do not wait for the generator
 
     def _job_context(self, partition: PartitionPlan, batch: ChildContext | None = None) -> ChildContext:
         """The context of a job, or with ``batch`` of the cleanup of one job of the batch.
@@ -451,11 +491,11 @@ class Run:
     # ------------------------------------------------------------------ ends
 
     def _is_cancelled(self, ordinal: int | None) -> bool:
-        return ordinal in self._cancelled or ordinal in self._overdue
+        return ordinal in self._cancelled or ordinal in self._limit.overdue
 
     def _is_overdue(self, ordinal: int) -> bool:
         """Whether a job exceeded its time limit, and was not cancelled before."""
-        return ordinal in self._overdue and ordinal not in self._cancelled
+        return ordinal in self._limit.overdue and ordinal not in self._cancelled
 
     def _set_current(self, ordinals: tuple[int, ...], ctx: ChildContext | None = None) -> None:
         with self._lock:
@@ -464,7 +504,8 @@ class Run:
 
     def _check_spark(self, error: BaseException) -> None:
         """Exit the process if the error comes from an unusable Spark session: then no job is to blame."""
-        if why := self._env.spark.lost(error, expected=self._env.stopping or bool(self._cancelled or self._overdue)):
+        expected = self._env.stopping or bool(self._cancelled or self._limit.overdue)
+        if why := self._env.spark.lost(error, expected=expected):
             self._on_spark_died(why)
 
     def _end_with_error(
@@ -491,8 +532,8 @@ class Run:
                 self._end(ordinal, "verdict", error.result, str(error) or "the job failed", started)
         elif ordinal in self._cancelled:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
-        elif ordinal in self._overdue:
-            self._end(ordinal, "error", None, over_time_limit(self._limit), started)
+        elif ordinal in self._limit.overdue:
+            self._end(ordinal, "error", None, over_time_limit(self._limit.seconds), started)
             if self._tasks_do_not_stop():
                 self._env.stuck = True
                 why = f"Spark tasks of {partition.name} of {self.op} do not stop"
@@ -510,8 +551,8 @@ class Run:
             text = str(error) if isinstance(error, DistopError) else explain(error)
             self._end(partition.partition, fatal_kind(error), None, text or headline(error), started)
         else:
-            said = "Job %s of %s failed: %s"
-            self._env.log.error(said, partition.name, self.op, headline(error), exc_info=error)
+            message = "Job %s of %s failed: %s"
+            self._env.log.error(message, partition.name, self.op, headline(error), exc_info=error)
             self._end(partition.partition, "error", None, explain(error), started)
 
     def _end_cancelled(

@@ -91,18 +91,17 @@ class ChildCalls:
         if first is not None:
             message["following"] = first[1]
 
-        async def page(number: int) -> Page:
-            assert plan is not None
-            found = await plan.page(number)
-            await self._registered.check_page(op, found[0])
-            return found
-
         await self._registered.check(op, table)
         rows = partial(iter, first[0]) if first is not None else None
-        sources = Sources(fetch, page if plan is not None else None)
+        sources = Sources(fetch, partial(self._checked_page, op, plan) if plan is not None else None)
         limit = self.config.call_limit
         value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def _checked_page(self, op: str, plan: PlanPages, number: int) -> Page:
+        found = await plan.page(number)
+        await self._registered.check_page(op, found[0])
+        return found
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
         """Remove the file lists that planning wrote to the shared directory. Raises WorkerError."""

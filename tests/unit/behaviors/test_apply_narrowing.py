@@ -22,10 +22,10 @@ from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
-from distop_behaviors.apply import file_rewrite, type_narrowing
+from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import Request, Staged
 from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
-from distop_behaviors.apply.file_rewrite import Stage
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
@@ -189,10 +189,10 @@ def layout(tmp_path: Path) -> Layout:
 
 def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> None:
     stages = [layout.write(layout.stage(fence=n)) for n in range(3)]
-    live = file_rewrite.live_files([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
+    live = staged_files.live_folders([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
     for _ in range(2):
         for stage in stages:
-            file_rewrite.discard(stage, live, LOG)
+            staged_files.discard(stage, live, LOG)
             assert not Path(stage.place.location).exists()
     assert [Path(stage.data.location).exists() for stage in stages] == [False, True, False]
 
@@ -204,7 +204,7 @@ def test_the_content_of_a_stage_does_not_choose_what_is_removed(layout: Layout) 
     (foreign / "a.parquet").touch()
     told = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
     stage = layout.write(layout.stage(), told)
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert (foreign / "a.parquet").exists()
     assert not Path(stage.data.location).exists()
 
@@ -213,7 +213,7 @@ def test_data_without_a_stage_is_not_removed(layout: Layout) -> None:
     """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
     stage = layout.write(layout.stage())
     shutil.rmtree(stage.place.location)
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert (Path(stage.data.location) / "a.parquet").exists()
 
 
@@ -223,7 +223,7 @@ def test_nothing_is_discarded_through_a_link(layout: Layout, where: str, tmp_pat
     linked = Path(stage.place.location if where == "shared" else stage.data.location).parent
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert list((tmp_path / "elsewhere").iterdir())
 
 
@@ -281,9 +281,9 @@ def test_the_completion_rewrites_what_no_executor_has_staged(layout: Layout, mon
     stage = layout.write(layout.stage()).place
     mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
-    made_for = file_rewrite.purpose_of(mine._certificate.digest, mine._narrowed)
-    told = file_rewrite._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
-    deletion.write(stage, file_rewrite._CONTENTS, json.dumps(told).encode())
+    made_for = staged_files.purpose_of(mine._certificate.digest, mine._narrowed)
+    told = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
+    deletion.write(stage, staged_files.CONTENTS, json.dumps(told).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
         OutcomeRow(1, "b", True, staged, ""),
@@ -302,13 +302,13 @@ def test_the_completion_rewrites_what_no_executor_has_staged(layout: Layout, mon
 def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: Layout, where: str) -> None:
     """Its name follows from an outcome, which a submitter may write."""
     stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
-    told = file_rewrite._contents(["/t/0"], 1, 4, ids)
+    told = staged_files.contents_of(["/t/0"], 1, 4, ids)
     told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
-    deletion.write(stage.place, file_rewrite._CONTENTS, json.dumps(told).encode())
-    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
+    deletion.write(stage.place, staged_files.CONTENTS, json.dumps(told).encode())
+    assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
     others = Path(layout.shared.location) / where
     others.chmod(0o777)
-    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is None
+    assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is None
     with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
         stage.metadata()
 

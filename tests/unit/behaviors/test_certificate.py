@@ -20,7 +20,7 @@ from distop.services.operation_results import OperationResult
 from distop.tables import changes_of
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop_behaviors.apply import Apply
-from distop_behaviors.validate import Validate, certification
+from distop_behaviors.validate import Validate, certification, file_lists
 from distop_behaviors.validate.certificate import Certificate, certificate_of, columns_in_expression, digest_of
 from distop_behaviors.validate.certification import check_columns, columns_below
 from distop_behaviors.validate.validate_argument import Argument
@@ -80,8 +80,8 @@ def test_a_list_of_files_is_written_again_only_if_it_was_changed_or_removed(
     run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    plain = certification.digest_of
-    monkeypatch.setattr(certification, "digest_of", lambda told: asked.append(told) or plain(told))
+    plain = file_lists.digest_of
+    monkeypatch.setattr(file_lists, "digest_of", lambda told: asked.append(told) or plain(told))
     kept = tmp_path / run(NOT_NULL).report["certificate"]["files"]
     whole, lists = kept.read_text(), sum("files" in told for told in asked)
     run(NOT_NULL)
@@ -100,9 +100,9 @@ def test_a_list_of_files_that_was_removed_at_once_is_written_again(
     ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
     ctx.operation = "t/validate/1"
     with monkeypatch.context() as patch:
-        patch.setattr(certification, "write", lambda *_: None)
-        certification.write_file_list("gone", lambda: files, ctx)
-    certification.write_file_list("gone", lambda: files, ctx)
+        patch.setattr(file_lists, "write", lambda *_: None)
+        file_lists.write_file_list("gone", lambda: files, ctx)
+    file_lists.write_file_list("gone", lambda: files, ctx)
     assert json.loads((tmp_path / "certificates" / "t" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
 
 
@@ -111,14 +111,14 @@ def test_hole_8_a_plan_replaces_no_list_of_another_table(tmp_path: Path, version
     """Tables share a --shared-dir, and a forged plan names the version: the certificates of that table were void."""
     theirs, mine = FakeContext(tmp_path), FakeContext(tmp_path)
     theirs.operation, mine.operation = "t/validate/1", "mine/validate/1"
-    certification.write_file_list("abc", lambda: [("/t/a", 1, 1)], theirs)
+    file_lists.write_file_list("abc", lambda: [("/t/a", 1, 1)], theirs)
     kept = tmp_path / "certificates" / "t" / "abc.json"
     told = kept.read_text()
     if version == "abc":
-        certification.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
+        file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
     else:
         with pytest.raises(InvalidArgument, match="is not a version of the table 'mine'"):
-            certification.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
+            file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
     assert kept.read_text() == told
 
 
@@ -127,7 +127,7 @@ def test_a_list_with_partition_names_is_written_for_each_certificate(tmp_path: P
     ctx = FakeContext(tmp_path)
     ctx.operation = "t/validate/1"
     for name in ("@table", "k=1"):
-        certification.write_file_list("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
+        file_lists.write_file_list("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
         told = json.loads((tmp_path / "certificates" / "t" / "named.json").read_text())
         assert told["files"] == [["/t/a", 1, 1, name]]
 
@@ -161,7 +161,7 @@ def test_the_report_says_if_the_list_of_files_cannot_be_stored(run: Callable[...
     (tmp_path / "certificates").write_text("in the way")
     ran = run(NOT_NULL)
     assert (ran.report["verdict"], ran.report["certificate"]) == ("valid", None)
-    assert ran.report["uncertified"].startswith("the list of its files cannot be stored: ")
+    assert ran.report["uncertified"].startswith("cannot store the list of its files: ")
 
 
 def test_since_validates_only_new_and_changed_files(run: Callable[..., Ran], folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[...
     # A type whose report says what its caller wants gives no certificate, and neither does another operation's.
     for other in ("t/echo/1", "t/validate/x/1", "t/validate/7"):
         HISTORY[other] = {**good, "op": other}
-        with pytest.raises(InvalidArgument, match="is not a validation|holds the certificate of"):
+        with pytest.raises(InvalidArgument, match="is not a validation|has the certificate of"):
             certificate_of(other, "t", ctx)
 
 
@@ -348,13 +348,13 @@ def test_a_certificate_cannot_name_another_file_than_its_list(
     for version in (certificate["version"], "../secret"):
         changed = Certificate.model_construct(**{**certificate, "files": files, "version": version})
         with pytest.raises(InvalidArgument, match="is not the list of files of its version"):
-            certification.certified_files(changed, FakeContext(tmp_path))
+            file_lists.certified_files(changed, FakeContext(tmp_path))
 
 
 def test_a_certificate_does_not_hold_if_partition_columns_change_their_types(run: Callable[..., Ran]) -> None:
     check = {"range": {"column": "k", "min": 1}}
     certificate = run({"not_null": "k"}).report["certificate"]
-    with pytest.raises(InvalidArgument, match="were registered anew since t/validate/1"):
+    with pytest.raises(InvalidArgument, match="have changed since t/validate/1"):
         run({"not_null": "k"}, since=certificate, options={"partition_types": {"k": "int"}})
     assert check not in [c["check"] for c in certificate["checks"]]
 

@@ -664,7 +664,7 @@ def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: 
     with_values(path, ROWS + 3)
     report = indexes.build(kind=kind, columns=["k"])
     assert [f.file for f in report.not_indexed] == ["2.parquet"]
-    assert f"a row group has {ROWS + 2} rows, and {ROWS + 3} by its footer" in report.not_indexed[0].why
+    assert f"a row group has {ROWS + 2} rows, but its footer says {ROWS + 3}" in report.not_indexed[0].why
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [7]).uncovered] == ["2"]
 
 
@@ -808,7 +808,7 @@ def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> N
     Lake(tmp_path / "t").new(Schema(NestedField(1, "u", UUIDType()), NestedField(2, "at", TimeType())))
     indexes = Indexes(tmp_path / "t", tmp_path / "shared")
     indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
-    for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
+    for column, why in (("u", "its type is uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
         with pytest.raises(InvalidArgument, match=why):
             indexes.plan(columns=[column])
 

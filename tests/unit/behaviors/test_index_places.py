@@ -15,10 +15,11 @@ import pytest
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.files import NotRegular, TooLarge
-from distop_behaviors.index import DropIndex, build_plan, postings, segments
+from distop_behaviors.index import DropIndex, covered_files, postings, segments
 from distop_behaviors.index import index_folder as folder
-from distop_behaviors.index.build_plan import file_list
-from distop_behaviors.index.index_folder import Folder, Generation, Named
+from distop_behaviors.index.covered_files import file_list
+from distop_behaviors.index.generation import Generation, Named
+from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
 from tests.support.indexed import Indexes, Operation
 from tests.unit.behaviors.test_index_build import add, clean, holds, indexes, named
@@ -316,7 +317,7 @@ def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest
     current = found.current()
     assert current is not None
     assert file_list(found, current).num_rows == 3
-    monkeypatch.setattr(build_plan, "LIST_BYTES", 10)
+    monkeypatch.setattr(covered_files, "LIST_BYTES", 10)
     with pytest.raises(TooLarge, match=r"the list of files .*\.parquet is larger than the maximum of 10 bytes"):
         file_list(found, current)
 

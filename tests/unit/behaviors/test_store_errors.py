@@ -47,7 +47,7 @@ def parquet() -> bytes:
         (400, "ExpiredToken", store_errors.NOT_ACCEPTED),
         (401, "Unauthorized", store_errors.DENIED),
         (407, "ProxyAuthenticationRequired", store_errors.PROXY),
-        (418, "Teapot", f"{store_errors.ANSWERS} 418"),
+        (418, "Teapot", f"{store_errors.STATUS} 418"),
         (501, "NotImplemented", store_errors.FAILING),
     ],
 )
@@ -138,7 +138,7 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
         (_S3, "no (Service: S3, Status Code: 416, Request ID: 7)", None),
         (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_errors.THROTTLED),
         (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_errors.FAILING),
-        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.ANSWERS} 418"),
+        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.STATUS} 418"),
         (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
         (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_errors.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
@@ -180,7 +180,7 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
         == store_errors.CONNECTION
     )
     with pytest.raises(Unreadable, match="cannot be read"):
-        parquet_footers.unchanged(*plan[0])
+        parquet_footers.check_unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])

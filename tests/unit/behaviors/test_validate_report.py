@@ -8,7 +8,8 @@ import pytest
 
 from distop.protocol.jobs import MAX_OUTCOME_BYTES
 from distop_behaviors.validate.validate_argument import MAX_CHECKS, Argument
-from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample, bounded, combine, sentence
+from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample, bounded
+from distop_behaviors.validate.validate_report import combine, sentence
 
 
 def result(*checks: CheckResult, rows: int | None = 10) -> Result:

@@ -35,7 +35,7 @@ from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.spark_session import settings
 from distop.worker.daemon_side.child_logs import TAIL, tail
 from distop_behaviors.validate import spark_errors
-from distop_behaviors.validate.partition_checks import Tally
+from distop_behaviors.validate.partition_state import Tally
 from tests.support.running import Child
 
 if TYPE_CHECKING:

@@ -162,8 +162,8 @@ def test_ctrl_c_ends_the_registration_of_a_table_that_never_answers(monkeypatch:
 INVALID: dict[str, str] = {
     "s3://": "names no bucket",
     "gs://": "names no bucket",
-    "file://": "is no path on this machine",
-    "file://other/folder": "is no path on this machine",
+    "file://": "is not a path on this machine",
+    "file://other/folder": "is not a path on this machine",
     "s3://bucket?endpoint_override=%zz": "has parameters, which could choose an endpoint",
     "nothing://known": "has the scheme 'nothing', which is not known",
     "a\0b": "must be a path or a URL",

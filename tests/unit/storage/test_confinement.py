@@ -25,14 +25,18 @@ from distop.storage import confinement
 from distop.storage.files import local_path
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
-from distop.tables.iceberg import iceberg_format as iceberg
-from distop.tables.iceberg import iceberg_rows as reading
-from distop.tables.iceberg import manifest_facts
-from distop.tables.iceberg import metadata_file as metadata_files
+from distop.tables.iceberg import (
+    iceberg_rows,
+    manifest_facts,
+    metadata_file,
+    snapshot_checks,
+    snapshot_files,
+    snapshot_plan,
+)
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import check_files, metadata_file
-from distop.tables.iceberg.iceberg_rows import uri
-from distop.tables.iceberg.metadata_file import read_file
+from distop.tables.iceberg.java_tables import uri
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
+from distop.tables.iceberg.snapshot_checks import check_files, check_loaded
 from distop.worker.child_side.shared_files import with_files
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from tests.support.lake import Folder
@@ -97,12 +101,12 @@ def with_entry(folder: Path, file: DataFile, writing: type[written.ManifestWrite
     with written.write_manifest_list(2, out, snapshot.snapshot_id, None, 1, "null") as of:
         of.add_manifests([*listed, writer.to_manifest_file()])
     os.replace(snapshot.manifest_list + ".new", snapshot.manifest_list)  # noqa: PTH105
-    return metadata_file(Location.of(str(folder)))
+    return current_metadata_file(Location.of(str(folder)))
 
 
 def forget() -> None:
     """What was read by another executor."""
-    for kept in (iceberg._plans, iceberg._checked, manifest_facts._snapshots):
+    for kept in (snapshot_plan._plans, snapshot_checks._checked, manifest_facts._snapshots):
         kept._values.clear()
 
 
@@ -151,9 +155,9 @@ def test_spark_is_not_asked_for_a_table_that_names_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = forged(tmp_path / "t", "http://127.0.0.1:9/latest", "deletes")
-    monkeypatch.setattr(reading, "check_installed", lambda jvm: None)
+    monkeypatch.setattr(iceberg_rows, "check_installed", lambda jvm: None)
     with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
-        reading._load(SimpleNamespace(_jvm=None), source, lineage=False)  # type: ignore[arg-type]
+        iceberg_rows._load(SimpleNamespace(_jvm=None), source, lineage=False)  # type: ignore[arg-type]
 
 
 def test_metadata_tell_of_a_delete_file_that_is_their_own(tmp_path: Path) -> None:
@@ -169,7 +173,7 @@ def test_a_copy_of_metadata_elsewhere_is_of_the_same_table(tmp_path: Path) -> No
     copy.write_bytes(Path(source).read_bytes())
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         check_files(read_file(str(copy)))
-    confinement.copied(source, str(copy))
+    confinement.note_copy(source, str(copy))
     check_files(read_file(str(copy)))
 
 
@@ -377,7 +381,7 @@ def test_hole_2_metadata_of_another_table_are_not_read_through_a_link(tmp_path: 
         (own / Path(source).name).symlink_to(source)
     ours = f"{own}/{Path(source).name}"
     with pytest.raises(InvalidArgument, match="symbolic link"):
-        metadata_file(Location.of(str(tmp_path / "t")))
+        current_metadata_file(Location.of(str(tmp_path / "t")))
     for ask in asked(tmp_path / "t", ours):
         with pytest.raises(InvalidArgument, match="symbolic link"):
             ask()
@@ -402,7 +406,7 @@ def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, 
     check_files(read_file(fine))
     planned = plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     evil = forged(tmp_path / "u", "http://127.0.0.1:9/latest", "deletes")
-    lists = [iceberg.read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
+    lists = [read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
     if changed == "list":
         os.replace(lists[1], lists[0])  # noqa: PTH105
     else:
@@ -424,14 +428,14 @@ def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_
     host = "hdfs://evil.example:8020/x"
     evil = tmp_path / "evil"
     evil.write_text(json.dumps(data | {"snapshots": [snapshot | {"manifest-list": host}]}))
-    manifests_of = iceberg.manifests_of
+    manifests_of = snapshot_files.manifests_of
 
     def exchanged(*given: Any) -> Any:
         if evil.exists():
             evil.rename(source)
         return manifests_of(*given)
 
-    for module in (iceberg, manifest_facts):
+    for module in (snapshot_files, manifest_facts):
         monkeypatch.setattr(module, "manifests_of", exchanged)
     if by == "planning":
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
@@ -441,14 +445,14 @@ def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_
         manifest_facts.snapshot_of(source, frozenset())
     assert not evil.exists()
     with pytest.raises(InvalidArgument, match="names the host"):
-        iceberg.check_loaded(read_file(source), str(snapshot["snapshot-id"]), host)
+        check_loaded(read_file(source), str(snapshot["snapshot-id"]), host)
 
 
 def test_hole_2_metadata_that_are_written_over_on_an_object_store_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the name tells a file there from the one that was checked."""
-    for module in (iceberg, metadata_files, manifest_facts):
+    for module in (snapshot_files, snapshot_checks, metadata_file, manifest_facts):
         monkeypatch.setattr(module, "identity", lambda location: (location,))
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
@@ -462,25 +466,25 @@ def test_hole_2_metadata_that_are_written_over_on_an_object_store_are_checked_ag
 
 def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
-    snapshot = iceberg.read_metadata(source)[0].current_snapshot()
+    snapshot = read_metadata(source)[0].current_snapshot()
     place, file = snapshot.manifest_list.removeprefix("file://"), read_file(source)
-    iceberg.check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
+    check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
     for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
         with pytest.raises(InvalidArgument, match="Java and Python read the "):
-            iceberg.check_loaded(file, id_, listed)
+            check_loaded(file, id_, listed)
     Path(place).write_bytes(Path(place).read_bytes() + b"\0")
     with pytest.raises(TableUnavailable, match="cannot (be )?read"):
-        iceberg.check_loaded(file, str(snapshot.snapshot_id), place)
+        check_loaded(file, str(snapshot.snapshot_id), place)
 
 
 def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: Path) -> None:
     source, other = (forged(tmp_path / name, f"{tmp_path}/{name}/data/a.parquet") for name in ("t", "other"))
-    listed = iceberg.read_metadata(other)[0].current_snapshot().manifest_list
+    listed = read_metadata(other)[0].current_snapshot().manifest_list
     data = json.loads(Path(source).read_text())
     data["snapshots"].append({**data["snapshots"][0], "snapshot-id": 7, "manifest-list": listed})
     Path(source).write_text(json.dumps(data))
     confinement.confine(True)
-    metadata, io = iceberg.read_metadata(source)
+    metadata, io = read_metadata(source)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         new_files(metadata, io, "7")
 
@@ -490,7 +494,7 @@ def test_hole_5_a_metadata_file_is_the_one_that_iceberg_loads(tmp_path: Path) ->
     fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     odd = f"{fine}#all_data_files"
     Path(odd.removeprefix("file://")).write_bytes(Path(fine.removeprefix("file://")).read_bytes())
-    for ask in (lambda odd: check_files(read_file(odd)), iceberg.read_metadata, uri):
+    for ask in (lambda odd: check_files(read_file(odd)), read_metadata, uri):
         with pytest.raises(InvalidArgument, match="has a '#', which Iceberg reads as another path"):
             ask(odd)
     assert uri(fine)

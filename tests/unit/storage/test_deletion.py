@@ -31,8 +31,9 @@ from distop.storage.places import (
     stage_of,
 )
 from distop.worker.child_side import shared_files
-from distop_behaviors.index.index_folder import Folder, Generation
-from distop_behaviors.validate import certification
+from distop_behaviors.index.generation import Generation
+from distop_behaviors.index.index_folder import Folder
+from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
 from tests.support.further import with_further
 from tests.support.source_trees import sources
@@ -247,7 +248,7 @@ def _spill(place: Place) -> None:
 def _keep(place: Place) -> None:
     ctx = FakeContext(Path(place.anchor))
     ctx.shared, ctx.shared_dir = place, place.location
-    certification.write_file_list("files-1", lambda: [("/t/a", 1, 1)], ctx)
+    file_lists.write_file_list("files-1", lambda: [("/t/a", 1, 1)], ctx)
 
 
 def _result(place: Place) -> None:

@@ -18,7 +18,7 @@ from distop.storage.files import read
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
 from distop.tables.iceberg import manifest_facts
-from distop.tables.iceberg.iceberg_format import metadata_file
+from distop.tables.iceberg.metadata_file import current_metadata_file
 from distop.tables.parquet import page_headers
 from distop.tables.reading import parquet_footers, parquet_tail
 from distop.tables.reading.file_facts import Unreadable
@@ -73,7 +73,7 @@ def test_a_version_hint_cannot_show_another_file(folder: Path, tmp_path: Path) -
 
 @IRREGULAR
 def test_metadata_that_are_no_regular_file_are_refused(folder: Path, irregular: Any) -> None:
-    source = metadata_file(Location.of(str(folder)))
+    source = current_metadata_file(Location.of(str(folder)))
     irregular(Path(source))
     refused(folder, "v2.metadata.json.* is (not a regular file: it is a pipe|a symbolic link)")
     with pytest.raises((Unreadable, InvalidArgument), match="is (not a regular file|a symbolic link)"):
@@ -117,7 +117,7 @@ def test_nothing_is_read_of_an_irregular_file(tmp_path: Path, irregular: Any) ->
         with pytest.raises(OSError, match="is not a regular file"):
             ask(str(path))
     with pytest.raises(Unreadable, match="is not a regular file"):
-        parquet_footers.unchanged(str(path), 0, path.stat().st_mtime_ns)
+        parquet_footers.check_unchanged(str(path), 0, path.stat().st_mtime_ns)
 
 
 def test_what_is_mounted_on_demand_is_mounted_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from distop.tables import reader_of
 from distop.testing import MemoryProgress
 from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import file_rewrite
-from distop_behaviors.apply.file_rewrite import Stage
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.index.index_argument import BuildArgument
 from distop_behaviors.index.segments import Job
 
@@ -198,7 +198,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     planted.mkdir(parents=True)
     raw = {"format-version": 2, "current-schema-id": 0, "schemas": [{"schema-id": 0, "fields": []}]}
     monkeypatch.setattr(file_rewrite, "session_of", lambda _: SimpleNamespace(_jvm=None))
-    monkeypatch.setattr(file_rewrite.iceberg_rows, "check_installed", lambda _: None)
+    monkeypatch.setattr(file_rewrite.iceberg_jar, "check_installed", lambda _: None)
     monkeypatch.setattr(file_rewrite, "raw_metadata", lambda *_: raw)
     monkeypatch.setattr(file_rewrite, "new_schema", lambda *_: {})
     monkeypatch.setattr(file_rewrite, "staging_metadata", lambda *_: {})

@@ -16,7 +16,7 @@ from distop.storage.storage_urls import HOSTS, check_paths, check_place, holds_s
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.bounded_io import BoundedIO
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import ddl
 from distop.worker.child_side.shared_files import with_files
 from tests.support.refusing import RefusingStore
@@ -90,7 +90,7 @@ def test_a_path_that_hadoop_reads_as_a_url_is_refused(path: str) -> None:
 def test_hole_2_a_path_with_a_space_before_it_is_not_opened(before: str, tmp_path: Path) -> None:
     """It was no local path, and so another user's link was followed."""
     (tmp_path / "v1.metadata.json").write_text("{}")
-    with pytest.raises(InvalidArgument, match="its readers differ on it"):
+    with pytest.raises(InvalidArgument, match="its readers may resolve it differently"):
         BoundedIO().new_input(f"{before}file://{tmp_path}/v1.metadata.json")
 
 
@@ -150,7 +150,7 @@ def test_the_endpoint_of_a_store_comes_from_the_environment(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["int) , (SELECT 1", "int`", "int /* */", "", "decimal(1,2),x int"])
 def test_a_type_in_a_plan_cannot_be_sql(kind: Any) -> None:
-    with pytest.raises(ValueError, match="is no type of Spark"):
+    with pytest.raises(ValueError, match="is not a Spark type"):
         ddl(("struct", (("a", ("array", kind)),)))
     assert ddl(("map", "string", "decimal(38, 3)")) == "map<string,decimal(38, 3)>"
 

@@ -59,7 +59,7 @@ def turn(folder: Path, target: Path) -> None:
 
 def planned(location: Path) -> Any:
     record = TableRecord(name="mine", format="parquet", location=str(location))
-    return parquet_format.plan_table(record, lambda: None, lambda: None)
+    return parquet_format.FORMAT.plan_table(record, lambda: None, lambda: None)
 
 
 @pytest.mark.parametrize("where", ["the folder", "a folder above it", "a file"])
@@ -179,7 +179,7 @@ def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
     def plan(*days: int) -> Any:
         described = Described("parquet", str(mine), COLUMNS, ("day",), [located[n] for n in days])
         monkeypatch.setattr(spark_format.spark_catalog, "describe", lambda *_: described)
-        return spark_format.plan_table(
+        return spark_format.FORMAT.plan_table(
             TableRecord(name="mine", format="spark", location="d.mine"), lambda: None, lambda: None
         )
 

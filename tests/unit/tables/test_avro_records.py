@@ -23,7 +23,7 @@ from distop.tables import plan_table
 from distop.tables.iceberg import avro, avro_records, iceberg_changes, manifest_facts
 from distop.tables.iceberg.avro import Damaged
 from distop.tables.iceberg.avro_records import RecordFile
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import Unreadable
 from tests.support.lake import Folder
 from tests.unit.tables.test_avro import MARK, file_of, number, text
@@ -179,7 +179,7 @@ def test_hole_9_a_list_of_what_takes_no_bytes_is_not_read(items: Any) -> None:
     }
     given: Any = Bytes(file_of((1, number(1 << 40) + number(0)), schema=json.dumps(schema)))
     with (
-        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of what takes no bytes"),
+        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of values without bytes"),
         RecordFile[Any](given),
     ):
         pass
@@ -220,7 +220,7 @@ def test_hole_9_an_entry_of_a_manifest_is_bounded(tmp_path: Path, before: int) -
     path = with_field(table, "split_offsets", number(most) + number(7) * most + number(0), before=before)
     assert path.stat().st_size < 200_000
     for read in readings(table):
-        with pytest.raises(InvalidArgument, match=rf"{path.name} has an entry of more than {most} bytes"):
+        with pytest.raises(InvalidArgument, match=rf"{path.name} has an entry of more than {most} decompressed bytes"):
             read()
 
 

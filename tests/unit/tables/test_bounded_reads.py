@@ -18,7 +18,7 @@ from distop.storage import files
 from distop.storage.files import TooLarge, read, read_whole
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
-from distop.tables.iceberg import bounded_io, guarded_catalogs, iceberg_catalogs, iceberg_format, manifest_facts
+from distop.tables.iceberg import bounded_io, guarded_catalogs, iceberg_catalogs, manifest_facts, metadata_file
 from distop.tables.reading import parquet_tail
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index.index_folder import Folder as IndexFolder
@@ -56,7 +56,7 @@ def record(tmp_path: Path) -> TableRecord:
 
 
 def current(tmp_path: Path) -> str:
-    return iceberg_format.metadata_file(Location.of(str(tmp_path / "t")))
+    return metadata_file.current_metadata_file(Location.of(str(tmp_path / "t")))
 
 
 def lower(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -114,7 +114,7 @@ def test_hole_9_metadata_that_are_parsed_have_a_bound_of_their_own(
 
 
 def test_manifests_of_iceberg_are_bounded(tmp_path: Path, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    iceberg_format.read_metadata(current(tmp_path))  # it is larger than its manifests, and kept
+    metadata_file.read_metadata(current(tmp_path))  # it is larger than its manifests, and kept
     lower(monkeypatch, 100)
     with pytest.raises(TableUnavailable, match=r"cannot read the .*: the file .*\.avro has more than 100 bytes"):
         plan_table(record(tmp_path))

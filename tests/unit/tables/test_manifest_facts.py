@@ -292,7 +292,7 @@ def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_defa
     other = written(tmp_path / "2.parquet", {}, a=[1, 2], b=[3, 4])
     gone = FileFacts(str(tmp_path / "3.parquet"), 2)
     more = FileFacts(one.path, 3)
-    found = footer_fallback.look([imported], wanted)[one.path].closer
+    found = footer_fallback.with_footers([imported], wanted)[one.path].closer
     assert found is not None
     assert found.chunks["a",] == (Chunk(2, 1, 1, 1),)
     assert found.chunks["b",] == (Chunk(2, 2),)
@@ -300,7 +300,7 @@ def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_defa
     assert ("given",) not in found.chunks
     assert ("s", "leaf") not in found.chunks
     # Columns without ids, a file that is not there, and one that is not what the manifest has.
-    assert footer_fallback.look([other, gone, more], wanted) == {}
+    assert footer_fallback.with_footers([other, gone, more], wanted) == {}
 
 
 def test_a_footer_of_another_type_is_not_believed_about_values(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_footer_of_another_type_is_not_believed_about_values(tmp_path: Path) -
     wanted = fields_of(schema, frozenset({"a", "t"}))
     at = pa.array([0, 1], pa.timestamp("us", "UTC"))
     file = written(tmp_path / "1.parquet", {"a": 1, "t": 2}, a=["x", "y"], t=at)
-    found = footer_fallback.look([file], wanted)[file.path].closer
+    found = footer_fallback.with_footers([file], wanted)[file.path].closer
     assert found is not None
     assert [found.leaves[path].kind for path in (("a",), ("t",))] == ["other", "other"]
     assert found.chunks["a",][0].nulls == 0
@@ -374,7 +374,7 @@ def test_a_data_file_that_is_not_as_long_as_its_manifest_says_is_not_judged_by_t
         plans = Validate().jobs({"checks": checks}, planned, None, FakeContext(tmp_path, record(tmp_path)))
         ran = alone(tmp_path, *checks, partitions=plans)
         assert ran.report["verdict"] == "error"
-        error = f"the file {path} does not have the {size} bytes that its manifest says: it was cut off"
+        error = f"the file {path} does not have the {size} bytes that its manifest says: it was truncated"
         assert error in ran.report["checks"][0]["error"]
     assert [o.result["verdict"] for o in alone(tmp_path, {"not_null": "id"}, partitions=planned).outcomes] == [
         "error",

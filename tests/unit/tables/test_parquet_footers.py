@@ -94,7 +94,7 @@ def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) ->
     KINDS[f"counts-{kind}-rows"](path)
     found = of(path)
     assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
-    assert "its row groups hold 2000" in found.contradiction
+    assert "its row groups have 2000" in found.contradiction
 
 
 @pytest.mark.parametrize("mode", ["only", "auto", "never"])
@@ -285,7 +285,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
     def unchanged(*_: Any) -> None:
         over.wait()
 
-    monkeypatch.setattr(read, "unchanged", unchanged)
+    monkeypatch.setattr(read, "check_unchanged", unchanged)
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
     monkeypatch.setattr(read, "LONGEST_READ", 0.2)
     yield file
@@ -325,7 +325,7 @@ def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPat
             progress()
         return "read"
 
-    assert read.answered("a.parquet", parts, lambda: None) == "read"
+    assert read.read_with_timeout("a.parquet", parts, lambda: None) == "read"
 
 
 def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:

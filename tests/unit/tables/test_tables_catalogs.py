@@ -26,7 +26,7 @@ from distop.storage.storage_urls import holds_secret
 from distop.tables import check_reachable, check_table, folders_of, place_of, plan_table
 from distop.tables.formats import OWN
 from distop.tables.iceberg import iceberg_catalogs
-from distop.tables.iceberg.iceberg_format import EMPTY
+from distop.tables.parquet.parquet_format import EMPTY
 from tests.support.icebergrest import RestCatalogServer, configure, sql_catalog
 from tests.support.lake import Folder
 

@@ -14,7 +14,7 @@ from distop.errors import JobCancelled, TableUnavailable
 from distop.tables import plan_table
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:

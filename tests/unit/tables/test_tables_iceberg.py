@@ -23,8 +23,11 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.storage.location import Location
 from distop.tables import check_reachable, check_table, plan_table
-from distop.tables.iceberg import iceberg_format
-from distop.tables.iceberg.iceberg_format import EMPTY, NO_SNAPSHOT, _Naming, metadata_file
+from distop.tables.iceberg import snapshot_plan
+from distop.tables.iceberg.metadata_file import current_metadata_file
+from distop.tables.iceberg.snapshot_files import PartitionNames
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
+from distop.tables.parquet.parquet_format import EMPTY
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -89,7 +92,7 @@ def test_a_hundred_thousand_partitions(tmp_path: Path, monkeypatch: pytest.Monke
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a"))
     entries = [("", f"k={n % 100_000}", (f"/data/{n}", 1, 0)) for n in range(200_000)]
-    monkeypatch.setattr(iceberg_format, "_data_files", lambda *_: iter(entries))
+    monkeypatch.setattr(snapshot_plan, "data_files", lambda *_: iter(entries))
     planned = plan_table(record(tmp_path)).partitions
     assert [p.name for p in planned[9:12]] == ["k=9", "k=10", "k=11"]
     assert planned[99_999].files == (("/data/99999", 1, 0), ("/data/199999", 1, 0))
@@ -135,7 +138,7 @@ def test_partitions_by_transforms_are_called_as_people_read_them() -> None:
     )
 
     metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, "/nowhere")
-    naming = _Naming(spec, metadata)
+    naming = PartitionNames(spec, metadata)
     assert naming.prefix == "spec-3/"
     assert naming.name(Record(15706, 3, None, 0)) == "at_day=2013-01-01/id bucket=3/day=1970-01-01"
 
@@ -157,13 +160,13 @@ def test_a_repeated_plan_of_the_same_metadata_reads_no_manifest(
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a", "b"))
     read: list[str] = []
-    files = iceberg_format._data_files
+    files = snapshot_plan.data_files
 
     def counted(*given: Any) -> Any:
         read.append("manifests")
         return files(*given)
 
-    monkeypatch.setattr(iceberg_format, "_data_files", counted)
+    monkeypatch.setattr(snapshot_plan, "data_files", counted)
     first, again = plan_table(record(tmp_path)), plan_table(record(tmp_path))
     assert (len(read), again) == (1, first)
     assert again.partitions is not first.partitions, "whoever changes the list changes nobody else's"
@@ -229,9 +232,9 @@ def test_hole_2_metadata_have_the_names_that_spark_looks_for(tmp_path: Path, nam
     (tmp_path / "metadata" / name).write_text("not read")
     if name.endswith(".json.gz"):
         with pytest.raises(InvalidArgument, match="named by an early Iceberg release"):
-            metadata_file(Location.of(str(tmp_path)))
+            current_metadata_file(Location.of(str(tmp_path)))
     else:
-        assert metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
+        assert current_metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
 
 
 def test_planning_asks_whether_to_go_on(tmp_path: Path) -> None:
@@ -264,10 +267,10 @@ def test_a_location_without_a_table_is_rejected(tmp_path: Path) -> None:
     Folder(tmp_path / "t").new(SCHEMA)
     metadata = tmp_path / "t" / "metadata"
     (metadata / "v1.metadata.json").write_text('{"format-version": 2}')
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "v1.metadata.json").write_text("{")
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "version-hint.text").write_text("7")
     with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text"):

@@ -197,7 +197,7 @@ def test_an_unknown_format_or_option_is_named(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument) as caught:
             check_table(record(tmp_path, **options))
         assert words in str(caught.value)
-    with pytest.raises(InvalidArgument, match="no partition column"):
+    with pytest.raises(InvalidArgument, match="is not a partition column"):
         plan_table(record(tmp_path, partition_types={"q": "int"}))
 
 
@@ -281,7 +281,7 @@ def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
     remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem(), "mem://")
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
-    assert remote.begins_as_parquet(entries[0])
+    assert remote.has_parquet_magic(entries[0])
     assert str(remote.nothing_there()) == "the location 'mem://bucket/t' is empty"
 
 
@@ -301,7 +301,7 @@ def test_types_of_columns_that_are_not_there_are_refused_when_the_table_is_added
     put(tmp_path / "parts", "day=1/a.parquet", "day=2/a.parquet")
     put(tmp_path / "flat", "a.parquet")
     assert check_table(record(tmp_path / "parts", partition_types={"day": "int"}))
-    with pytest.raises(InvalidArgument, match="names 'dax', which is no partition column of .* \\(it has: day\\)"):
+    with pytest.raises(InvalidArgument, match="has 'dax', which is not a partition column of .* \\(it has: day\\)"):
         check_table(record(tmp_path / "parts", partition_types={"dax": "int"}))
     with pytest.raises(InvalidArgument, match="names 'day', .* \\(it has: none\\)"):
         check_table(record(tmp_path / "flat", partition_types={"day": "int"}))

@@ -19,7 +19,8 @@ from distop.tables.reading.file_facts import Chunk, FileFacts, Leaf, holds, of_j
 from distop.tables.spark.spark_catalog import CatalogPartition, Described, path_of
 from distop.tables.spark.spark_format import plan
 from distop.tables.table_options import Options
-from distop_behaviors.validate.partition_checks import Names, Preparation
+from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_state import Names
 from distop_behaviors.validate.validate_argument import Argument
 
 if TYPE_CHECKING:

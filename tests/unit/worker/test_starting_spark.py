@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from distop.behavior import PartitionPlan
-from distop.worker.child_side.job_context import STARTING_SPARK, ChildContext
+from distop.worker.child_side.job_context import ChildContext
+from distop.worker.child_side.job_status import STARTING_SPARK
 
 
 class Session:

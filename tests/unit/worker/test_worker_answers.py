@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, RootModel, field_validator
 
 from distop.behavior import Behavior, JobContext, JobFailed, OperationFailed, PartitionPlan, Summary, TableRecord
 from distop.worker.child_side.answer_checks import dump, validate_result
-from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample
+from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample
 from tests.support.running import Child, kinds
 
 if TYPE_CHECKING:
