@@ -136,55 +136,7 @@ class Finishes:
         self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
-            self._ctx.log.info(
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation finished as %s",
-                state,
-                extra={"operation": str(final.ref)},
-            )
+            self._ctx.log.info("Operation finished as %s", state, extra={"operation": str(final.ref)})
         return applied > 0
 
     def _withdrawn(self, applied: asyncio.Future[int]) -> None:
