@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VALUES = (
-    "config",
-    "etcd",
-    "namespace",
-    "user",
-    "password-file",
-    "cacert",
-    "cert",
-    "key",
-    "connect-timeout",
-    "log-level",
-    "log-format",
+SETTINGS_OF_ALL = (
+    *("etcd", "namespace", "user", "password_file", "cacert", "cert", "key", "connect_timeout"),
+    *("log_level", "log_format"),
 )
+"""Settings that all commands take as options."""
+VALUES = ("config", *(name.replace("_", "-") for name in SETTINGS_OF_ALL))
 """Global options that take a value."""
 FLAGS = ("json", "debug")
 

@@ -9,6 +9,7 @@ import typer
 from distop.cli import output
 from distop.cli.command_context import Interrupted, current
 from distop.cli.command_options import (
+    NO_FILTERS,
     NO_OPTIONS,
     OF_TYPE,
     OP,
@@ -16,14 +17,16 @@ from distop.cli.command_options import (
     WITH_LABEL,
     check_waiting,
     count,
-    duration_or_time,
+    history_filters,
     labels,
     parse,
     start_options,
 )
 from distop.cli.wait_for_end import ended, follow
 from distop.errors import InvalidArgument, UsageError
+from distop.protocol.keys import Keys
 from distop.protocol.texts import shown
+from distop.services.inspection.history_filters import HistoryFilters
 from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from distop.client.async_operation import Operation
     from distop.errors import WaitTimeout
     from distop.protocol.records import OperationRef
+    from distop.services.inspection.history_filters import Query
     from distop.services.inspection.history_pages import HistoryPage
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationResult, OperationStatus
@@ -337,41 +341,6 @@ def pause(
         raise late
 
 
-def _list_actions(
-    ask: Callable[[Client], Awaitable[HistoryPage]],
-    op: OperationRef | None,
-    table: str | None,
-    *,
-    others: bool,
-    since: float | None,
-    until: float | None,
-) -> None:
-    """Print the actions on the operations that ``ask`` finds, or on ``op``, which may be open; the newest first.
-
-    ``others``: also the actions on tables and executors.
-    """
-    from distop.cli.operation_text import action_rows
-    from distop.errors import NotFound
-    from distop.services import actions
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        found = actions.within(await client.actions(table), since, until) if others else []
-        try:
-            records = [result.record for result in await ask(client)]
-        except NotFound:
-            if not found:
-                raise
-            records = []
-        return await actions.listed(client.etcd, client.keys, records, found, op)
-
-    listed = current.with_client(work)
-    if current.json:
-        output.write_json(listed)
-        return
-    rows = [(one["time"], one["name"], *rest) for one, (_, *rest) in zip(listed, action_rows(listed), strict=True)]
-    output.table(("time", "of", "action", "by", "what"), rows, "no action is recorded")
-
-
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
     """Wait until the operation is not pausing any more; the error to raise if that takes too long."""
     import asyncio
@@ -415,79 +384,73 @@ def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
         output.say(f"{ref} is altered: {said}")
 
 
+@history_filters
 def history(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
-    of_type: OF_TYPE = None,
-    op: Annotated[str | None, typer.Option(metavar="OP", help="Only this operation.")] = None,
-    state: Annotated[
-        list[str] | None, typer.Option(metavar="S", help="success, failed, cancelled (repeatable).")
-    ] = None,
-    since: Annotated[
-        float | None,
-        typer.Option(metavar="T", parser=duration_or_time("--since"), help="Ended then or later: a time, or 36h ago."),
-    ] = None,
-    until: Annotated[
-        float | None,
-        typer.Option(metavar="T", parser=duration_or_time("--until"), help="Ended before then: a time, or 36h ago."),
-    ] = None,
-    label: WITH_LABEL = None,
-    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Only those that this request started.")] = None,
+    filters: HistoryFilters = NO_FILTERS,
     limit: Annotated[int, typer.Option(metavar="N", parser=count("--limit"), help="At most N, the newest first.")] = 50,
-    alarms: Annotated[bool, typer.Option("--alarms", help="Only with an alarm: prepared, never confirmed.")] = False,
-    after: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="The page that follows, as the last names it.")
-    ] = None,
     actions: Annotated[
         bool, typer.Option("--actions", help="List who did what to operations, tables and executors.")
     ] = False,
 ) -> None:
     """List the operations that have ended, the newest first."""
     _check_table(table)
-    wanted: dict[str, Any] = {
-        "op": parse(op) if op is not None else None,
-        "states": state or None,
-        "since": since,
-        "until": until,
-        "labels": labels(label),
-        "request_id": request_id,
-    }
-    from distop.protocol.keys import Keys
-    from distop.services.inspection.history_pages import query
-
-    # Wrong arguments are reported before etcd is asked.
-    query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)
+    wanted = filters.query(Keys(), table, limit)  # reports wrong arguments before etcd is asked
 
     async def work(client: Client) -> HistoryPage:
-        page = await client.history(table, limit, type=of_type, after=after, alarms=alarms, **wanted)
+        page = await client.history(table, limit, **filters.given)
         if not page:
             await _check_known(client, table)
         return page
 
     if actions:
-        named = wanted["op"]
-        others = after is None and not any((of_type, op, state, label, request_id, alarms))
-        _list_actions(work, named, table, others=others, since=since, until=until)
-        return
-    found = current.with_client(work)
+        narrowed = any(value for name, value in filters.given.items() if name not in ("since", "until"))
+        _list_actions(work, wanted, others=not narrowed)
+    else:
+        _show_history(current.with_client(work), table, filters)
+
+
+def _show_history(found: HistoryPage, table: str | None, filters: HistoryFilters) -> None:
     if current.json:
         records = [dict(result.record) for result in found]
         if found.after is not None:
             records[-1]["after"] = found.after
         output.write_json(records)
         return
-    which = " of that kind" if any(value is not None for value in (*wanted.values(), of_type, after)) else ""
-    which += " with an alarm" if alarms else ""
-    further = ("alarm",) if alarms else ()
+    which = " of that kind" if filters.given.keys() - {"alarms"} else ""
+    which += " with an alarm" if filters.alarms else ""
+    rows = [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found]
     output.table(
-        ("op", "state", "jobs", "took", "finished", *further),
-        [
-            (
-                *(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")),
-                *((r.alarm,) if alarms else ()),
-            )
-            for r in found
-        ],
+        ("op", "state", "jobs", "took", "finished", *(("alarm",) if filters.alarms else ())),
+        [(*row, r.alarm) for row, r in zip(rows, found, strict=True)] if filters.alarms else rows,
         f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
     )
     if found.after is not None:
         output.note(f"list older operations with --after {found.after}")
+
+
+def _list_actions(ask: Callable[[Client], Awaitable[HistoryPage]], wanted: Query, *, others: bool) -> None:
+    """Print the actions on the operations that ``ask`` finds, or on the wanted one, which may be open, newest first.
+
+    ``others``: also the actions on tables and executors.
+    """
+    from distop.cli.operation_text import action_rows
+    from distop.errors import NotFound
+    from distop.services import actions
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        found = actions.within(await client.actions(wanted.table), wanted.since, wanted.until) if others else []
+        try:
+            records = [result.record for result in await ask(client)]
+        except NotFound:
+            if not found:
+                raise
+            records = []
+        return await actions.listed(client.etcd, client.keys, records, found, wanted.ref)
+
+    listed = current.with_client(work)
+    if current.json:
+        output.write_json(listed)
+        return
+    rows = [(one["time"], one["name"], *rest) for one, (_, *rest) in zip(listed, action_rows(listed), strict=True)]
+    output.table(("time", "of", "action", "by", "what"), rows, "no action is recorded")

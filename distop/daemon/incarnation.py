@@ -43,7 +43,7 @@ from distop.protocol.records import History, Node, OperationRef, TableRecord
 from distop.protocol.texts import did_you_mean
 from distop.protocol.txn import Get, Put, Txn, unchanged
 from distop.protocol.user_actions import NO_ACTIONS, entries
-from distop.settings import ALL_TYPES, ExecutorConfig
+from distop.setting_values import ALL_TYPES
 from distop.store.session import Session
 from distop.store.watch import Feed
 from distop.worker.daemon_side.host import Worker
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import ParsedKey
     from distop.runtime.logs import ContextLogger
+    from distop.settings import ExecutorConfig
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 

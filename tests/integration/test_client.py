@@ -12,7 +12,7 @@ import pytest
 
 import distop
 from distop import aio
-from distop.client.connection import configure
+from distop.client.connection_options import configure
 from distop.protocol import operation_finish
 from distop.protocol.identity import plan_digest
 from distop.protocol.records import CLUSTER_TABLE, Spec, State, TableRecord
@@ -605,7 +605,7 @@ def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:
     theirs.close()
     with pytest.raises(distop.InvalidArgument, match="not both"):
         configure("127.0.0.1:1", client=theirs)
-    with pytest.raises(distop.InvalidArgument, match=r"no etcd3\.Etcd3Client"):
+    with pytest.raises(distop.InvalidArgument, match=r"not an etcd3\.Etcd3Client"):
         configure(client=object())
 
 

@@ -7,18 +7,19 @@ those of what is prepared, rerun or altered. To add an option: add a field here,
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import check_time_limit
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.operation_options import MAX_LIMIT, MOST_URGENT
 from distop.protocol.texts import did_you_mean
+from distop.runtime.keyword_signatures import F, takes_fields_of
+from distop.services.command_flags import Flag
 from distop.services.submission import option_values as v
 
 if TYPE_CHECKING:
@@ -30,30 +31,11 @@ if TYPE_CHECKING:
 
 Verb: TypeAlias = Literal["start", "prepare", "graph", "rerun", "apply", "alter"]
 """What takes options: ``graph`` is an operation in a graph."""
-Kind: TypeAlias = Literal["text", "texts", "seconds", "count", "number", "switch"]
-"""How the command line reads a value."""
 
 _NEW: tuple[Verb, ...] = ("start", "prepare", "graph")
 _ONCE: tuple[Verb, ...] = ("start", "graph", "rerun", "apply")
 _RULES: tuple[Verb, ...] = (*_NEW, "rerun")
 _LIMITS: tuple[Verb, ...] = (*_NEW, "alter")
-F = TypeVar("F", bound="Callable[..., Any]")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """An option of the command line, which gives a field of StartOptions, or a part of it."""
-
-    name: str
-    metavar: str
-    help: str
-    kind: Kind = "text"
-    default: Any = None
-
-    @property
-    def parameter(self) -> str:
-        """Its name as a parameter of a function."""
-        return self.name.removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,19 +242,7 @@ def options(verb: Verb) -> Mapping[str, Option]:
 
 def takes_options(verb: Verb) -> Callable[[F], F]:
     """Show these options in the signature of a function that takes them as ``**options``."""
-
-    def shown(function: F) -> F:
-        own = inspect.signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        known = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_FIELDS[name].default, annotation=kind)
-            for name in options(verb)
-            if name not in own.parameters and (kind := _FIELDS[name].type)
-        ]
-        function.__signature__ = own.replace(parameters=[*named, *known])  # type: ignore[attr-defined]
-        return function
-
-    return shown
+    return takes_fields_of(StartOptions, options(verb))
 
 
 # ------------------------------------------------------- for the type checker

@@ -26,8 +26,8 @@ from distop.protocol.records import OperationRef, Spec, State
 from distop.protocol.revisioned import Seen
 from distop.protocol.txn import GetResult, KeyValue, TxnResult
 from distop.services.claims import owned_jobs as m
-from distop.services.claims import types_without_code
 from distop.services.claims.claim_candidates import takings
+from distop.services.claims.types_without_code import TypeOptions
 from distop.services.open_operation import OpenOperation
 
 REF = OperationRef("t", "copy", "", 7)
@@ -59,7 +59,7 @@ def test_the_records_of_an_actor_survive_encoding() -> None:
 
 
 def test_only_a_declaration_without_code_has_that_field() -> None:
-    plain = types_without_code.declaration("copy", None, None, None, "many", (), True, None, "retry", "fail_fast", "")
+    plain = TypeOptions().declaration("copy")
     assert Declaration.decode(plain.encode()) == plain
     assert (plain.code, plain.completes, plain.rules().code) == (False, False, False)
     assert Rules.from_json(plain.rules().to_json()) == plain.rules()
