@@ -37,6 +37,14 @@ def check_waiting(wait: bool, timeout: float | None) -> None:
         raise UsageError("--timeout needs --wait: add --wait, or leave --timeout out")
 
 
+def check_start(type_name: str, table: str, argument: Any, options: StartOptions) -> None:
+    """Report wrong arguments of a start before etcd is asked. Raises InvalidArgument."""
+    from distop.schemas.argument_schema import encode_argument
+    from distop.services.submission.start_request import request
+
+    request(type_name, table, encode_argument(argument), options, "")
+
+
 def seconds(option: str) -> Callable[[Any], float]:
     """Reads the value of an option that is a time. What it returns raises InvalidArgument."""
 

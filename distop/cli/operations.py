@@ -93,8 +93,11 @@ def ls(
     wanted: dict[str, Any] = {"type": of_type, "states": state or None, "labels": labels(label)}
     if count:
         _count(table, wanted)
-        return
+    else:
+        _list(table, wanted)
 
+
+def _list(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
         if not (active := await client.operations(table, **wanted)):
             await _check_known(client, table)
@@ -201,21 +204,22 @@ def show(
         raise UsageError("--failed and --html exclude each other: the page lists all partitions")
     if html is not None:
         _show_page(ref, html)
-        return
-    if failed:
+    elif failed:
         _show_failed(ref, limit if limit is not None else _FAILED_LISTED, after if after is not None else -1)
-        return
+    else:
+        _show_operation(ref)
 
-    async def work(client: Client) -> Any:
+
+def _show_operation(ref: OperationRef) -> None:
+    from distop.cli.operation_text import show_result, show_status
+
+    async def work(client: Client) -> OperationStatus:
         return await client.operation(ref).status()
 
     seen = current.with_client(work)
     if current.json:
         output.write_json(seen.to_json())
-        return
-    from distop.cli.operation_text import show_result, show_status
-
-    if seen.result is not None:
+    elif seen.result is not None:
         show_result(seen.result)
     else:
         show_status(seen)

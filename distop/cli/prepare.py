@@ -8,7 +8,7 @@ import typer
 
 from distop.cli import output
 from distop.cli.command_context import current, parse_argument
-from distop.cli.command_options import NO_OPTIONS, count, parse, seconds, start_options
+from distop.cli.command_options import NO_OPTIONS, check_start, count, parse, seconds, start_options
 from distop.errors import UsageError
 from distop.services.submission.start_options import StartOptions
 
@@ -41,16 +41,13 @@ def prepare(
     options: StartOptions = NO_OPTIONS,
 ) -> None:
     """Insert an operation that begins once it is confirmed."""
-    from distop.schemas.argument_schema import encode_argument
-    from distop.services.submission.start_request import request
     from distop.services.submission.two_phase import check_verifier, external
 
     argument = parse_argument(arg)
     external(external_id)
     if verify is not None:
         check_verifier(verify)
-    # What is wrong whatever etcd holds is said before it is asked.
-    request(type_name, table, encode_argument(argument), options, "")
+    check_start(type_name, table, argument, options)
 
     async def work(client: Client) -> Operation:
         return await client.prepare_operation(
