@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from distop.daemon.saved_checkpoints import read_checkpoints
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol import job_transitions
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.json_codec import loads
@@ -77,7 +77,7 @@ class Reaper:
         pages = [seen[n : n + size] for n in range(0, len(seen), size)]
 
         def revoke(page: Sequence[tuple[int, int, Claim]]) -> Txn:
-            return job_transitions.revoke(self._ctx.keys, op.ref, self._guard, op.state_mod, page, next_steps.revoked)
+            return job_transitions.revoke(self._ctx.keys, op.ref, self._guard, op.state_mod, page, job_claims.revoked)
 
         results = await asyncio.gather(*(self._ctx.commit(revoke(page)) for page in pages))
         return [

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from distop.clock import secrets, time
-from distop.decide import next_steps
+from distop.decide import job_claims
+from distop.decide.job_claims import Claimant
 from distop.decide.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol import keys as K
@@ -191,9 +192,9 @@ class Candidates:
         if op is None:
             return None
         self._looked[ref] = time.monotonic()
-        patience = op.spec.rules.retry.maximum
+        by = Claimant(actor, self._cluster.nodes, (), op.spec.rules.retry.maximum)
         try:
-            await op.look(self._etcd, self._keys, self._cluster.nodes, actor, (), patience)
+            await op.look(self._etcd, self._keys, by)
         except UnreadableRecord as error:
             self._unreadable[ref] = time.monotonic() + UNREADABLE_PAUSE
             left_out(self._etcd, error)
@@ -229,14 +230,14 @@ def takings(
     for p, (seen, lost) in others.items():
         if taken >= size:
             break
-        claim, mod, over = next_steps.claim_for(seen, actor, "", lost, rules)
-        if next_steps.only_ends(claim, rules):
+        claim, mod, over = job_claims.claim_for(seen, actor, "", lost, rules)
+        if job_claims.only_ends(claim, rules):
             continue  # an executor ends it, after the cleanup that no actor has code for
         old = seen.value
         dead = old.incarnation if lost else ""
         outcome = None
         if over:
-            name, text = str(op.partition(p).get("name", p)), next_steps.lost_text(old, claim.failures)
+            name, text = str(op.partition(p).get("name", p)), job_claims.lost_text(old, claim.failures)
             began = old.since or now
             outcome = Outcome(
                 *(name, old.executor, old.incarnation, old.attempt, began, now), error=text, tried=claim.tried

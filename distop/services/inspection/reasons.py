@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from distop.decide import coordinator_ranking
-from distop.decide.next_steps import abandoned_in
+from distop.decide.job_claims import abandoned_in
 from distop.protocol.dependencies import GRAPH, hold_named
 from distop.protocol.executor_nodes import NodeState, named, refusal
 from distop.protocol.frozen import frozen
