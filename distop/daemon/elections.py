@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import random, time
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.coordinator.label_routing import ABSENT
 from distop.decide import coordinator_ranking, work_shares
 from distop.decide.view import ENDING_PHASES
@@ -335,13 +336,12 @@ class Elections:
             if not fence:
                 await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
                 return
-        role = Coordinator(
-            *(ctx, table, type_name, fence),
-            lambda error: self._failed(subject, fence, error),
-            lambda: self._hand_over(subject, fence),
-            lambda: self._pass_on(subject, fence),
-            not self._here(subject),
+        callbacks = Callbacks(
+            failed=lambda error: self._failed(subject, fence, error),
+            trouble=lambda: self._hand_over(subject, fence),
+            elsewhere=lambda: self._pass_on(subject, fence),
         )
+        role = Coordinator(ctx, table, type_name, fence, callbacks, only_ending=not self._here(subject))
         self._roles[subject] = self._on_table.setdefault(table, {})[subject] = role
         await role.start()
         if self._roles.get(subject) is role:

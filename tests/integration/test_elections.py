@@ -13,6 +13,7 @@ from distop.daemon import elections
 from distop.daemon.capability import Capability
 from distop.daemon.coordinator import coordinator_role as coordinator
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Context
 from distop.daemon.rejected_writes import RejectedWrites
@@ -214,7 +215,7 @@ def claims_problem(role: Coordinator) -> str:
 
 async def test_a_role_that_is_closed_while_it_lists_claims(life: Life) -> None:
     await cancelled_beside_a_job(life)
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
+    role = Coordinator(life.ctx, *SUBJECT, 1, Callbacks(lambda error: None, lambda: None, lambda: True))
     await role.start()
     assert role._cancelling
     await role.stop()
@@ -254,7 +255,7 @@ async def test_a_role_that_cannot_start_leaves_nothing_behind(
 
 
 async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
+    role = Coordinator(life.ctx, *SUBJECT, 1, Callbacks(lambda error: None, lambda: None, lambda: True))
     start = asyncio.ensure_future(role.start())
     await asyncio.sleep(0)
     role.close()
