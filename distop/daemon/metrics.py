@@ -156,9 +156,7 @@ class Metrics(Meter):
         yield _gauge("distop_coordinated_operations", coordinated, now.operations, "type", "stage")
         yield _gauge("distop_watch_silence_seconds", "Time since a watch's last response.", {
             (name,): seconds for name, seconds in now.silent.items()}, "watch")  # fmt: skip
-        restarts = CounterMetricFamily(
-            "distop_child_restarts", "Worker processes that died or were killed."
-        )
+        restarts = CounterMetricFamily("distop_child_restarts", "Worker processes that died or were killed.")
         restarts.add_metric((), self._restarts + now.child_restarts)
         yield restarts
         yield _gauge("distop_child_memory_bytes", "Resident memory of the worker process, its JVM and workers.", {

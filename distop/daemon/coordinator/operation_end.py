@@ -113,9 +113,7 @@ class Ending:
         self._follow_ups = FollowUps(ctx)
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, election.guard, election.reached)
-        self._ends = Reporter(
-            ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.rejected_writes, ctx.limits, what="ends of operations"
-        )
+        self._ends = Reporter(ctx, "ends of operations")
         """Group commit of the deletions of their keys."""
 
     def close(self) -> None:

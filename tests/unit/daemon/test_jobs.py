@@ -139,7 +139,7 @@ class Here(Context):
         self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
-        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.rejected_writes)
+        self.reporter = Reporter(self)
         files = RunFiles(directory)
         files.names()
         self.local = LocalJobs(files, "me")
