@@ -207,6 +207,13 @@ def _for_actors(gate: Gate) -> bool:
     return not gate.options.limited and not gate.where
 
 
+def _lost_outcome(op: OpenOperation, partition: int, old: Claim, claim: Claim, now: str) -> Outcome:
+    """The outcome of a job that was lost once too often, last under the claim ``old``."""
+    name, began = str(op.partition(partition).get("name", partition)), old.since or now
+    by = (name, old.executor, old.incarnation, old.attempt, began, now)
+    return Outcome(*by, error=job_claims.lost_text(old, claim.failures), tried=claim.tried)
+
+
 def takings(
     op: OpenOperation, actor: str, size: int, duration: float, wanted: Callable[[Claim, int], bool]
 ) -> list[Taking]:
@@ -235,14 +242,8 @@ def takings(
             continue  # an executor ends it, after the cleanup that no actor has code for
         old = seen.value
         dead = old.incarnation if lost else ""
-        outcome = None
-        if over:
-            name, text = str(op.partition(p).get("name", p)), job_claims.lost_text(old, claim.failures)
-            began = old.since or now
-            outcome = Outcome(
-                *(name, old.executor, old.incarnation, old.attempt, began, now), error=text, tried=claim.tried
-            )
-        elif not wanted(claim, p):
+        outcome = _lost_outcome(op, p, old, claim, now) if over else None
+        if not over and not wanted(claim, p):
             continue
         taken += not over
         chosen_again.append((p, lost))
