@@ -109,13 +109,7 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         # Java objects. Spark generates the secret.
         user = {**user, "spark.authenticate": "true"}
     if master.startswith("local"):
-        cores = re.match(r"local\[(\d+)", master)
-        count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1
-        conf |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
-        }
+        conf |= _local_settings(master)
     else:
         java[EXECUTOR_JAVA_OPTIONS] = exits
         # A Spark executor without a connection to its driver must stop before the claims of its jobs can be taken over.
@@ -128,6 +122,17 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         user = {**user, secret_settings.PATTERN_SETTING: f"{secret_settings.PATTERN}|(?:{pattern})"}
     # If two Java options contradict each other, Java uses the last one.
     return {**conf, **user, **{name: f"{own} {user.get(name, '')}".rstrip() for name, own in java.items()}}
+
+
+def _local_settings(master: str) -> dict[str, str]:
+    """The settings of a session whose executors are in the driver."""
+    cores = re.match(r"local\[(\d+)", master)
+    count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
+    }
 
 
 def ignore_checksum_files(session: SparkSession) -> None:

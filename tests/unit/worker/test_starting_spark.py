@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distop.behavior import PartitionPlan
-from distop.worker.child_side.job_context import STARTING_SPARK, ChildContext
+from distop.worker.child_side.job_context import STARTING_SPARK, ChildContext, JobScope
 
 
 class Session:
@@ -33,7 +33,7 @@ def job(spark: Session) -> tuple[ChildContext, list[str]]:
     sent: list[str] = []
     outbox = SimpleNamespace(send=lambda message: sent.append(message["text"]))
     env: Any = SimpleNamespace(spark=spark, outbox=outbox)
-    return ChildContext(env, "t/validate/1", None, number=1, partition=PartitionPlan(0, "p")), sent
+    return ChildContext(env, JobScope("t/validate/1", None, run=1, partition=PartitionPlan(0, "p"))), sent
 
 
 def test_the_start_of_spark_is_reported_while_it_lasts() -> None:
