@@ -278,6 +278,26 @@ class EmbeddedEtcd:
             self._reserved = ports.reserve(sum(port is None for port in self._fixed) + 1)
             ours = iter(self._reserved)
             self._ports = [port if port is not None else next(ours) for port in (*self._fixed, None)]
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
+        environment = {
+            name: value
+            for name, value in secret_settings.environment(os.environ).items()
+            if not name.startswith("ETCD_")
+        }
+        with self._new_log() as output:
+            starting = _launching_thread().submit(
+                subprocess.Popen,
+                [*launcher, *self._command(binary)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C goes to this process only, which then stops the server
+            )
+            self._process = starting.result()
+
+    def _command(self, binary: str) -> list[str]:
+        """The command line of the server."""
         client = f"{self._scheme}://127.0.0.1:{self._ports[0]}"
         peer = f"http://127.0.0.1:{self._ports[1]}"
         command = [
@@ -295,24 +315,7 @@ class EmbeddedEtcd:
         if self._compaction is not None:
             mode = "revision" if self._compaction.isdigit() else "periodic"
             command += ["--auto-compaction-mode", mode, "--auto-compaction-retention", self._compaction]
-        command += self._arguments
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-        environment = {
-            name: value
-            for name, value in secret_settings.environment(os.environ).items()
-            if not name.startswith("ETCD_")
-        }
-        with self._new_log() as output:
-            starting = _launching_thread().submit(
-                subprocess.Popen,
-                [*launcher, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C goes to this process only, which then stops the server
-            )
-            self._process = starting.result()
+        return [*command, *self._arguments]
 
     def _new_log(self) -> BinaryIO:
         try:

@@ -110,17 +110,9 @@ class Repeater:
             if attempts.stop_on_no_space and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
             if failure.fate is Fate.TOKEN:
-                attempts.tokens += 1
-                final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
-                if final or not self._config.username:
-                    failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
-                else:
-                    try:
-                        await self.fresh_token(token)
-                    except EtcdRejected as error:
-                        refusal = error
-                    if attempts.tokens == 1 and refusal is None:
-                        continue
+                failure, refusal = await self._renew_token(attempts, failure, token)
+                if attempts.tokens == 1 and refusal is None and failure.fate is Fate.TOKEN:
+                    continue
             if failure.fate is Fate.FINAL and refusal is None:
                 refusal = self._transport.rejection(failure, f"the {attempts.what}")
             if refusal is not None and not attempts.unknown:
@@ -140,6 +132,20 @@ class Repeater:
                 await asyncio.sleep(pause)
             else:
                 await asyncio.wait([attempts.until], timeout=pause)
+
+    async def _renew_token(
+        self, attempts: Attempts, failure: Failure, token: str | None
+    ) -> tuple[Failure, EtcdRejected | None]:
+        """Get a new token. Returns the failure, final if no token helps, and the error if etcd rejects the user."""
+        attempts.tokens += 1
+        final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
+        if final or not self._config.username:
+            return replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED"), None
+        try:
+            await self.fresh_token(token)
+        except EtcdRejected as error:
+            return failure, error
+        return failure, None
 
     def _log_failure(self, attempts: Attempts, failure: Failure) -> None:
         rejected = "etcd rejected the %s; retrying: %s"
