@@ -24,6 +24,7 @@ from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.services.submission import insertion, submit
 from distop.store.session import Session
+from distop.worker.daemon_side.requests import CompleteRequest
 from tests.simulation.planted_watches import BUGS
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
 from tests.simulator import scenes
@@ -146,10 +147,8 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
             async def none(start: int) -> tuple[list[Any], None]:
                 return [], None
 
-            await self._ctx.worker.complete(
-                op=str(op.ref), type=op.ref.type, arg=arg, table=None, verdict="success", total=0, success=0, failed=0,
-                fetch=none,
-            )  # fmt: skip
+            counts = "success", 0, 0, 0
+            await self._ctx.worker.complete(CompleteRequest(str(op.ref), op.ref.type, arg, None, *counts, none))
         return await former(self, op, step, refused=refused)
 
     substitute(patch, Coordinator, "_perform", perform)

@@ -31,7 +31,7 @@ from distop.protocol.record_reading import read
 from distop.protocol.record_signature import signature
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Get
-from distop.worker.daemon_side.requests import PlanPages, WorkerError
+from distop.worker.daemon_side.requests import CompleteRequest, PlanPages, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -154,21 +154,17 @@ class Ending:
         try:
             argument = await self._ctx.argument(ref)
             self.foresee(op)
+            counts = str(decision.verdict), decision.total, decision.success, decision.failed
             done: CompleteResult = await self._call(
                 ref,
                 op.stage,
                 lambda: worker.complete(
-                    str(ref),
-                    ref.type,
-                    argument,
-                    table_of(op),
-                    str(decision.verdict),
-                    decision.total,
-                    decision.success,
-                    decision.failed,
-                    outcomes.page,
-                    outcomes.ready(),
-                    self._plan_of(op),
+                    CompleteRequest(
+                        *(str(ref), ref.type, argument, table_of(op), *counts),
+                        fetch=outcomes.page,
+                        first=outcomes.ready(),
+                        plan=self._plan_of(op),
+                    )
                 ),
             )
         finally:
