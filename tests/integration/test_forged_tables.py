@@ -140,9 +140,11 @@ async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker
 
         plan = PlanPages("", True, 1, page)
         with pytest.raises(WorkerError, match="differs from the one with which t/sample/1 was started"):
-            await worker.complete(CompleteRequest(
-                OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
-            ))
+            await worker.complete(
+                CompleteRequest(
+                    OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
+                )
+            )
     assert "start" not in diary.read_text()
     malformed = {**ROW, "beside": [{"table": None}]}
     assert (await run(worker, MINE.to_json(), {}, malformed))[0] == "fatal"

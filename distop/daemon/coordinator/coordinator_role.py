@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 LONG_STEP = 5.0
 """Minimum age in seconds of a step that keeps the election, despite the failure of another operation's call."""
 REFUSED_PAUSE = (0.02, 2.0)
+RELIST = 300.0
+"""Minimum seconds between two listings behind a watch."""
 TOLD_AFTER = 8
 """Refused decisions in a row after which the cause is logged: a view that lags has caught up by then."""
 
@@ -99,9 +101,7 @@ class Coordinator:
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled and wait for the deletion of their claims."""
         self._watching: asyncio.Task[None] | None = None
-        self._ready = False
-        self._closed = False
-        self._relist_every = max(ctx.config.poll, 300.0)
+        self._ready = self._closed = False
         self._jobs = self._watch_of_jobs(table, type_name)
         self._claims = self._watch_of_claims(table, type_name)
         self._actions = ActionLog(ctx.log)
@@ -116,7 +116,7 @@ class Coordinator:
             self._ctx.client,
             *self._keys.type_range(table, type_name),
             self._fold_jobs,
-            relist_every=self._relist_every,
+            relist_every=max(self._ctx.config.poll, RELIST),
             name="jobs",
             ignore=(b".progress",),
             gather=self._view.listing,
@@ -124,7 +124,7 @@ class Coordinator:
         )
 
     def _watch_of_claims(self, table: str, type_name: str) -> ClaimWatch:
-        claims, every = self._keys.type_claims(table, type_name), self._relist_every
+        claims, every = self._keys.type_claims(table, type_name), max(self._ctx.config.poll, RELIST)
         return ClaimWatch(
             lambda apply: Feed(self._ctx.client, *claims, apply, relist_every=every, name="claims"),
             self._fold_claims,

@@ -231,10 +231,7 @@ def takings(
         grant = f"{secrets.randbits(64):016x}"
         return replace(claim, executor=actor, incarnation="", actor=actor, duration=duration, grant=grant, since=now)
 
-    chosen_free: list[int] = []
-    chosen_again: list[tuple[int, bool]] = []
-    others = {**op.again, **op.suspects}
-    for p, (seen, lost) in others.items():
+    for p, (seen, lost) in {**op.again, **op.suspects}.items():
         if taken >= size:
             break
         claim, mod, over = job_claims.claim_for(seen, actor, "", lost, rules)
@@ -246,18 +243,16 @@ def takings(
         if not over and not wanted(claim, p):
             continue
         taken += not over
-        chosen_again.append((p, lost))
         result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome, old))
-    first = Claim(actor, "", 1, 0)
+    again = [taking.partition for taking in result]
+    first, free = Claim(actor, "", 1, 0), list[int]()
     for p in op.free:
-        if taken >= size:
+        if taken + len(free) >= size:
             break
         if wanted(first, p):
-            taken += 1
-            chosen_free.append(p)
-            result.append(Taking(op.ref, op.gate_mod, p, mine(first)))
-    op.take_these(chosen_free)
-    for p, _ in chosen_again:
+            free.append(p)
+    op.take_these(free)
+    for p in again:
         op.again.pop(p, None)
         op.suspects.pop(p, None)
-    return result
+    return result + [Taking(op.ref, op.gate_mod, p, mine(first)) for p in free]

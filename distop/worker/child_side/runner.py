@@ -64,7 +64,6 @@ class Run:
         self.op: str = message["op"]
         self.type: str = message["type"]
         self._arg_json = message["arg"]
-        self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._batch: bool = message["batch"]
         self._cleanup_first: bool = message["cleanup"]
         self._careful: bool = message["careful"]
@@ -103,7 +102,7 @@ class Run:
         """What the contexts of all jobs share."""
         return JobScope(
             self.op,
-            self._table,
+            TableRecord.from_json(message["table"]) if message["table"] else None,
             run=self.number,
             incarnation=message["incarnation"],
             opened=message.get("opened", 0),
@@ -245,7 +244,7 @@ class Run:
             raise InvalidArgument(self._malformed)
         beside = (other.table for partition, *_ in self._items.values() for other in partition.beside)
         try:
-            self._env.refuse_unserved(self.op, self.type, (self._table, *beside))
+            self._env.refuse_unserved(self.op, self.type, (self._scope.table, *beside))
             behavior = self._behavior = self._env.behavior(self.type)
         except (NotServed, UnknownBehavior) as error:
             self._env.log.warning("Refusing jobs: %s", error)
@@ -560,7 +559,7 @@ class Run:
 
         Raises ValueError if large results are not allowed, and OSError.
         """
-        where = shared_of(self._env.shared_dir, self._env.space, self._table)
+        where = shared_of(self._env.shared_dir, self._env.space, self._scope.table)
         to_file = self._behavior.large_results == "file"
         if not to_file or where is None:
             limit, advice = MAX_OUTCOME_BYTES - OUTCOME_MARGIN, "put large results into a file and return its path"

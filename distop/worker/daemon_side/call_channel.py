@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distop.runtime.logs import Log
     from distop.worker.daemon_side.admission import Gate
     from distop.worker.daemon_side.child_keeper import ChildKeeper
+    from distop.worker.daemon_side.child_launch import Child
 
     CallMessage = (
         child_messages.PlanMessage
@@ -54,6 +55,16 @@ def _retrieve_error(attended: asyncio.Task[Answer]) -> None:
     """Retrieve the error of an abandoned call, so that asyncio does not log it."""
     if not attended.cancelled():
         attended.exception()
+
+
+async def _write(child: Child, message: CallMessage, rows: Rows | None) -> None:
+    if rows is None or message["t"] not in ("cleanup", "complete"):
+        child.send(message)
+        return
+    for frame in child_messages.encode_paged(message, rows()):
+        child.send_frame(frame)
+        # Encoding many items takes long; yield so that the daemon renews its lease.
+        await asyncio.sleep(0)
 
 
 class _PendingCall:
@@ -199,13 +210,7 @@ class Caller:
             pending.sink = call
             try:
                 message["call"], message["deadline"] = call.number, self._keeper.deadline
-                if rows is not None and message["t"] in ("cleanup", "complete"):
-                    for frame in child_messages.encode_paged(message, rows()):
-                        child.send_frame(frame)
-                        # Encoding many items takes long; yield so that the daemon renews its lease.
-                        await asyncio.sleep(0)
-                else:
-                    child.send(message)
+                await _write(child, message, rows)
                 await wait_first(call.result, child.died)
             except asyncio.CancelledError:
                 call.stop()
