@@ -373,29 +373,21 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
     work_dir = settings.get("work_dir")
     check_heartbeats(settings.get("spark_master"), settings.get("ttl"), settings.get("spark_conf"))
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
+    same = (
+        *("shared_dir", "spark_master", "spark_conf", "ttl", "poll", "log_level", "log_format", "history_limit"),
+        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "actions_log"),
+    )
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),
         work_dir=path.absolute(),
         namespace=check_namespace(settings.get("namespace")),
         executor_id=executor_id,
-        shared_dir=settings.get("shared_dir"),
         slots=settings.get("slots") or cores(),
-        spark_master=settings.get("spark_master"),
-        spark_conf=settings.get("spark_conf"),
-        ttl=settings.get("ttl"),
-        poll=settings.get("poll"),
         labels=settings.get("label"),
-        log_level=settings.get("log_level"),
-        log_format=settings.get("log_format"),
-        history_limit=settings.get("history_limit"),
-        history_age=settings.get("history_age"),
-        metrics=settings.get("metrics"),
-        call_limit=settings.get("call_limit"),
         job_time_limits=settings.get("job_time_limit"),
         verifier_urls=settings.get("verifier_url"),
-        trusted_spark_catalogs=settings.get("trusted_spark_catalogs"),
         serves=executor_nodes.Serves(settings.get("types"), settings.get("tables")),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
-        actions_log=settings.get("actions_log"),
         source=settings.file.text,
+        **{name: settings.get(name) for name in same},
     )

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
     from distop.services.inspection.history_filters import Query
     from distop.services.inspection.history_pages import HistoryPage
-    from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationResult, OperationStatus
-    from distop.services.page import Gathered
 
 
 _FAILED_LISTED = 100
@@ -147,10 +145,7 @@ def why(op: OP) -> None:
     """Show what an operation waits for, and what to do about it."""
     ref = parse(op)
 
-    async def work(client: Client) -> Why:
-        return await client.why(ref)
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: client.why(ref))
     if current.json:
         output.write_json(found.to_json())
         return
@@ -213,10 +208,7 @@ def show(
 def _show_operation(ref: OperationRef) -> None:
     from distop.cli.operation_text import show_result, show_status
 
-    async def work(client: Client) -> OperationStatus:
-        return await client.operation(ref).status()
-
-    seen = current.with_client(work)
+    seen = current.with_client(lambda client: client.operation(ref).status())
     if current.json:
         output.write_json(seen.to_json())
     elif seen.result is not None:
@@ -246,10 +238,7 @@ def _show_page(ref: OperationRef, file: str) -> None:
 
     page_file.check(file, json=current.json)
 
-    async def work(client: Client) -> Gathered:
-        return await gather(client.etcd, client.keys, ref)
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: gather(client.etcd, client.keys, ref))
     page_file.write(found, file)
     if current.json:
         output.write_json(found.status.to_json())
@@ -280,14 +269,8 @@ def watch(op: OP) -> None:
 def _command(op: str, name: str, done: str, *arguments: str) -> None:
     ref = parse(op)
 
-    async def work(client: Client) -> None:
-        await getattr(client.operation(ref), name)(*arguments)
-
-    current.with_client(work)
-    if current.json:
-        output.write_json({"op": str(ref), "state": done})
-    else:
-        output.say(f"{ref} is {done}")
+    current.with_client(lambda client: getattr(client.operation(ref), name)(*arguments))
+    current.answer({"op": str(ref), "state": done}, f"{ref} is {done}")
 
 
 def cancel(
@@ -303,14 +286,8 @@ def cancel(
         return
     ref = parse(op)
 
-    async def work(client: Client) -> str:
-        return await client.operation(ref).end_series(text)
-
-    ended = current.with_client(work)
-    if current.json:
-        output.write_json({"op": ended, "state": "cancelling"})
-    else:
-        output.say(f"{ended} is cancelling, and its series has ended")
+    ended = current.with_client(lambda client: client.operation(ref).end_series(text))
+    current.answer({"op": ended, "state": "cancelling"}, f"{ended} is cancelling, and its series has ended")
 
 
 def pause(
@@ -377,15 +354,9 @@ def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
     if not wanted:
         raise UsageError("nothing to alter: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed")
 
-    async def work(client: Client) -> None:
-        await client.operation(ref).alter(**wanted)
-
-    current.with_client(work)
-    if current.json:
-        output.write_json({"op": str(ref), **wanted})
-    else:
-        said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
-        output.say(f"{ref} is altered: {said}")
+    current.with_client(lambda client: client.operation(ref).alter(**wanted))
+    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
+    current.answer({"op": str(ref), **wanted}, f"{ref} is altered: {said}")
 
 
 @history_filters

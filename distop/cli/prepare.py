@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distop.cli import output
 from distop.cli.command_context import current, parse_argument
 from distop.cli.command_options import NO_OPTIONS, check_start, count, parse, seconds, start_options
 from distop.errors import UsageError
@@ -108,8 +107,7 @@ def _check(op: str | None, external_id: str | None) -> None:
 
 
 def _tell(op: Operation, done: str, external_id: str | None) -> None:
-    if current.json:
-        told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
-        output.write_json(told | ({"external_id": external_id} if external_id is not None else {}))
-    else:
-        output.say(f"{done} {op.ref}")
+    told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
+    if external_id is not None:
+        told["external_id"] = external_id
+    current.answer(told, f"{done} {op.ref}")
