@@ -33,8 +33,7 @@ def add(
     ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
     replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Change a registered table; its open operations fail."),
+        bool, typer.Option("--replace", help="Change a registered table; its open operations fail.")
     ] = False,
 ) -> None:
     """Register a table."""
@@ -155,14 +154,7 @@ def behaviors(
     output.table(
         ("type", "executors", "instances", "conflicts with", "policy", "description"),
         [
-            (
-                d.type_name,
-                one.executors,
-                d.instances,
-                ", ".join(d.conflicts_with),
-                d.failure_policy,
-                d.description,
-            )
+            (d.type_name, one.executors, d.instances, ", ".join(d.conflicts_with), d.failure_policy, d.description)
             for one in found
             for d in (one.declaration,)
         ],

@@ -160,12 +160,7 @@ def _after_jobs(keys: Keys, op: OperationView, rules: Rules, planned: int, elect
 
 
 def _after_cancel(
-    keys: Keys,
-    op: OperationView,
-    live: Collection[str],
-    election: Compare,
-    now: float,
-    actors: Mapping[int, float],
+    keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, actors: Mapping[int, float]
 ) -> Step:
     """Clean up after the jobs of a cancelled operation that no holder runs, and decide it when no claim is left."""
     gone = tuple(

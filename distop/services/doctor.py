@@ -137,9 +137,7 @@ def judge_space(size: int, quota: int) -> Finding:
     if size < _NEARLY_FULL * limit:
         return Finding("space", "ok", f"no alarm, {held}{whose}")
     return Finding(
-        "space",
-        "warning",
-        f"{held}{whose}; a full etcd refuses writes: compact and defragment it, or raise its quota",
+        "space", "warning", f"{held}{whose}; a full etcd refuses writes: compact and defragment it, or raise its quota"
     )
 
 

@@ -237,12 +237,7 @@ class Ending:
     # ----------------------------------------------------------------- finish
 
     async def finish(
-        self,
-        op: OperationView,
-        decision: Decision,
-        decision_mod: int,
-        report: Any = None,
-        failure: str | None = None,
+        self, op: OperationView, decision: Decision, decision_mod: int, report: Any = None, failure: str | None = None
     ) -> bool:
         """Write the terminal state and the history record.
 

@@ -18,15 +18,7 @@ from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import Accepted, Forget, Got, Look, Reason, Release, Round, Run, Stop, Wait
 from distop.decide.executor import PAUSE, BreakerScope
 from distop.decide.job_claims import Claimant
-from distop.errors import (
-    DistopError,
-    EtcdRejected,
-    MalformedRequest,
-    NotFound,
-    SessionLost,
-    UnreadableRecord,
-    describe,
-)
+from distop.errors import DistopError, EtcdRejected, MalformedRequest, NotFound, SessionLost, UnreadableRecord, describe
 from distop.protocol.records import Phase
 from distop.services.open_operation import OpenOperation
 

@@ -518,8 +518,7 @@ class Jobs:
                 local.released(op.ref, partition)
             if not applied:
                 self._ctx.log.info(
-                    "Dropping the end of a job that this executor no longer holds",
-                    extra=_where(op, partition, held),
+                    "Dropping the end of a job that this executor no longer holds", extra=_where(op, partition, held)
                 )
             self._scheduler.settled(op, partition, ended=bool(applied and ended))
 

@@ -155,9 +155,7 @@ class StartOptions:
     max_failed: int | str | None = field(
         default=None,
         metadata=_option(
-            v.budget,
-            Flag("--max-failed", "N|N%", "Tolerate up to N failed jobs, whatever the policy."),
-            of=_LIMITS,
+            v.budget, Flag("--max-failed", "N|N%", "Tolerate up to N failed jobs, whatever the policy."), of=_LIMITS
         ),
     )
     where: Mapping[str, str] | None = field(

@@ -65,10 +65,7 @@ class Child:
             redacted_output.redacting_stream(sys.stdout),
             redacted_output.redacting_stream(sys.stderr),
         )
-        logging.basicConfig(
-            level=config["log_level"].upper(),
-            stream=sys.stderr,
-        )
+        logging.basicConfig(level=config["log_level"].upper(), stream=sys.stderr)
         # py4j logs every connection that a thread opens or closes.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for handler in logging.getLogger().handlers:
