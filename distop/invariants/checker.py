@@ -237,9 +237,8 @@ class Checker:
 
     def _check_touched(self, touched: _Touched) -> None:
         for table, type_name in touched.started:
-            self._found(
-                6, self.keys.next_instance(table, type_name), "an operation started without taking an instance number"
-            )
+            text = "an operation started without taking an instance number"
+            self._found(6, self.keys.next_instance(table, type_name), text)
         for table in touched.tables:
             if text := self._cluster.miscounted(table):
                 self._found(7, self.keys.run_ops(table), text)
@@ -417,12 +416,8 @@ class Checker:
         elif name == "planning":
             tries = Attempts.decode(change.kv.value).attempts
             if op.planning is not None and tries <= op.planning.attempts:
-                self._found(
-                    10,
-                    where,
-                    f"planning attempts changed from {op.planning.attempts} to {tries}; they must increase",
-                    op,
-                )
+                text = f"planning attempts changed from {op.planning.attempts} to {tries}; they must increase"
+                self._found(10, where, text, op)
         elif name == "cancel" and Cancel.decode(change.kv.value).reason == "failed":
             self._elected(op, where)
         elif name == "decision" and op.decision is not None:
@@ -451,9 +446,8 @@ class Checker:
         if change.deleted:
             named = self._request_keys.deleted(where)
             if named and self._requests.known(OperationRef.parse(named)):
-                self._found(
-                    14, where, f"the key was deleted while {named}, which it names, still has keys or a history record"
-                )
+                text = f"the key was deleted while {named}, which it names, still has keys or a history record"
+                self._found(14, where, text)
             self._cluster_log.pop(where, None)
             return
         try:
@@ -535,9 +529,8 @@ class Checker:
         if record.void:
             self._requests.forget(op.ref)
             if op.spec is None or op.spec.hold not in self._cluster.denied:
-                self._found(
-                    14, history.kv.key, "the record is void, but the hold of the operation's graph was not denied", op
-                )
+                text = "the record is void, but the hold of the operation's graph was not denied"
+                self._found(14, history.kv.key, text, op)
         for number, text in unfit_record(op, record):
             self._found(number, history.kv.key, text, op)
 
@@ -598,9 +591,8 @@ class Checker:
         self._elected(op, where)
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
-            self._found(
-                9, where, f"{plural(op.keys, 'key')} remained after the operation's end: {', '.join(left[:5])}", op
-            )
+            text = f"{plural(op.keys, 'key')} remained after the operation's end: {', '.join(left[:5])}"
+            self._found(9, where, text, op)
         if before is not None and (text := self._without_next(op, before)):
             self._found(19, where, text, op)
         if (place := self._ids.gone(op)) is not None:

@@ -1,7 +1,8 @@
 """StartOptions: the one list of the options of a start, with their types, defaults, bounds and help.
 
 All faces come from it: the signatures of the clients, the options of the command line, the fields of a graph file, and
-those of what is prepared, rerun or altered. To add an option: add a field, a row of the table below it, its keyword in the ``…Keywords`` (the type checker reads these; a test holds them equal), and what it does in
+those of what is prepared, rerun or altered. To add an option: add a field, a row of the table below it, its keyword in
+the ``…Keywords`` (the type checker reads these; a test holds them equal), and what it does in
 ``services.submission.start_request``.
 """
 
