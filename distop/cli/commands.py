@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import access, audit, daemons, doctor, operations, prepare, registry, start
+from distop.cli import access, audit, daemons, doctor, history, operations, prepare, registry, start
 from distop.cli.command_context import SETTINGS_OF_ALL
 from distop.cli.command_options import NOTHING, Given, setting_options
 from distop.cli.option_parsing import Command, Group
@@ -21,7 +21,7 @@ OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registr
 OTHERS: tuple[Callable[..., None], ...] = (
     *(start.start, start.apply, start.rerun, prepare.prepare, prepare.confirm, prepare.abandon),
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
-    *(operations.pause, operations.resume, operations.alter, operations.history),
+    *(operations.pause, operations.resume, operations.alter, history.history),
     *(registry.nodes, registry.drain, registry.behaviors),
     *(access.access, audit.audit, doctor.doctor),
 )

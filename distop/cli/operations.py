@@ -1,4 +1,4 @@
-"""Commands on started operations: ls, show, why, watch, cancel, pause, resume, alter, history."""
+"""Commands on started operations: ls, show, why, watch, cancel, pause, resume, alter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 from distop.cli import output
 from distop.cli.command_context import Interrupted, current
 from distop.cli.command_options import (
-    NO_FILTERS,
     NO_OPTIONS,
     OF_TYPE,
     OP,
@@ -17,28 +16,21 @@ from distop.cli.command_options import (
     WITH_LABEL,
     check_waiting,
     count,
-    history_filters,
     labels,
     parse,
     start_options,
 )
 from distop.cli.wait_for_end import ended, follow
 from distop.errors import InvalidArgument, UsageError
-from distop.protocol.keys import Keys
 from distop.protocol.texts import shown
-from distop.services.inspection.history_filters import HistoryFilters
 from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from distop.client.async_client import Client
     from distop.client.async_operation import Operation
     from distop.errors import WaitTimeout
     from distop.protocol.records import OperationRef
-    from distop.services.inspection.history_filters import Query
-    from distop.services.inspection.history_pages import HistoryPage
     from distop.services.operation_results import OperationResult, OperationStatus
 
 
@@ -46,15 +38,8 @@ _FAILED_LISTED = 100
 """Failed partitions in one page of ``show --failed``, unless ``--limit`` gives another number."""
 
 
-def _check_table(table: str | None) -> None:
-    from distop.protocol.keys import encode
-
-    if table is not None:
-        encode(table)
-
-
-async def _check_known(client: Client, table: str | None) -> None:
-    """No operation of a table was found. Raises NotFound where there is no such table and there never was one."""
+async def check_known(client: Client, table: str | None) -> None:
+    """Called when no operation of a table was found. Raises NotFound if there is no such table, and never was."""
     from distop.services.registered import check_table_known
 
     await check_table_known(client.etcd, client.keys, table)
@@ -62,13 +47,11 @@ async def _check_known(client: Client, table: str | None) -> None:
 
 def _table(positional: str | None, option: str | None) -> str | None:
     """The table, given as an argument or with ``--table``. Raises UsageError, InvalidArgument."""
-    from distop.errors import UsageError
+    from distop.services.inspection.filters import table_of
 
     if positional is not None and option is not None and positional != option:
         raise UsageError(f"the tables {positional} and {option} are both given: give one of them")
-    table = positional if positional is not None else option
-    _check_table(table)
-    return table
+    return table_of(positional if positional is not None else option)
 
 
 def ls(
@@ -98,7 +81,7 @@ def ls(
 def _list(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
         if not (active := await client.operations(table, **wanted)):
-            await _check_known(client, table)
+            await check_known(client, table)
         return active
 
     found = current.with_client(work)
@@ -126,7 +109,7 @@ def _list(table: str | None, wanted: dict[str, Any]) -> None:
 def _count(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
         if not (counted := await client.counts(table, **wanted)):
-            await _check_known(client, table)
+            await check_known(client, table)
         return list(counted)
 
     found = current.with_client(work)
@@ -357,75 +340,3 @@ def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
     current.with_client(lambda client: client.operation(ref).alter(**wanted))
     said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
     current.answer({"op": str(ref), **wanted}, f"{ref} is altered: {said}")
-
-
-@history_filters
-def history(
-    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
-    filters: HistoryFilters = NO_FILTERS,
-    limit: Annotated[int, typer.Option(metavar="N", parser=count("--limit"), help="At most N, the newest first.")] = 50,
-    actions: Annotated[
-        bool, typer.Option("--actions", help="List who did what to operations, tables and executors.")
-    ] = False,
-) -> None:
-    """List the operations that have ended, the newest first."""
-    _check_table(table)
-    wanted = filters.query(Keys(), table, limit)  # reports wrong arguments before etcd is asked
-
-    async def work(client: Client) -> HistoryPage:
-        page = await client.history(table, limit, **filters.given)
-        if not page:
-            await _check_known(client, table)
-        return page
-
-    if actions:
-        narrowed = any(value for name, value in filters.given.items() if name not in ("since", "until"))
-        _list_actions(work, wanted, others=not narrowed)
-    else:
-        _show_history(current.with_client(work), table, filters)
-
-
-def _show_history(found: HistoryPage, table: str | None, filters: HistoryFilters) -> None:
-    if current.json:
-        records = [dict(result.record) for result in found]
-        if found.after is not None:
-            records[-1]["after"] = found.after
-        output.write_json(records)
-        return
-    which = " of that kind" if filters.given.keys() - {"alarms"} else ""
-    which += " with an alarm" if filters.alarms else ""
-    rows = [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found]
-    output.table(
-        ("op", "state", "jobs", "took", "finished", *(("alarm",) if filters.alarms else ())),
-        [(*row, r.alarm) for row, r in zip(rows, found, strict=True)] if filters.alarms else rows,
-        f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
-    )
-    if found.after is not None:
-        output.note(f"list older operations with --after {found.after}")
-
-
-def _list_actions(ask: Callable[[Client], Awaitable[HistoryPage]], wanted: Query, *, others: bool) -> None:
-    """Print the actions on the operations that ``ask`` finds, or on the wanted one, which may be open, newest first.
-
-    ``others``: also the actions on tables and executors.
-    """
-    from distop.cli.operation_text import action_rows
-    from distop.errors import NotFound
-    from distop.services import actions
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        found = actions.within(await client.actions(wanted.table), wanted.since, wanted.until) if others else []
-        try:
-            records = [result.record for result in await ask(client)]
-        except NotFound:
-            if not found:
-                raise
-            records = []
-        return await actions.listed(client.etcd, client.keys, records, found, wanted.ref)
-
-    listed = current.with_client(work)
-    if current.json:
-        output.write_json(listed)
-        return
-    rows = [(one["time"], one["name"], *rest) for one, (_, *rest) in zip(listed, action_rows(listed), strict=True)]
-    output.table(("time", "of", "action", "by", "what"), rows, "no action is recorded")
