@@ -173,7 +173,7 @@ def name(value: Any) -> str:
 
 
 class WrongPair(ValueError):
-    """One of several pairs is wrong: that one is shown, not all of them."""
+    """One of several pairs is invalid: the message shows that one, not all of them."""
 
     def __init__(self, item: object, what: str = "written as K=V") -> None:
         super().__init__(what)

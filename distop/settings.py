@@ -43,7 +43,7 @@ DEFAULT_JOB_TIME_LIMIT = 86_400.0
 
 @frozen
 class ClientConfig:
-    """Where etcd is, who we are there, and the namespace of distop's keys in it."""
+    """The settings of a client: etcd, its user, and the namespace of distop's keys."""
 
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     namespace: str = ""
@@ -53,7 +53,7 @@ class ClientConfig:
 
 @frozen
 class ExecutorConfig:
-    """What an executor daemon is told.
+    """The settings of an executor daemon.
 
     ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
     under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds
@@ -196,10 +196,10 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 class Settings:
-    """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file``: the settings file; a
-    library reads none. ``names``: what flags are called where they are no options of a command line.
+    """The settings of one run. Raises InvalidArgument for an unknown setting in the file.
 
-    Raises InvalidArgument where the file has a setting that is not known.
+    ``flags``: the given settings, by Python name (None: not given). ``file``: the settings file; a library reads none.
+    ``names``: the names of flags in messages, if they are not options of a command line.
     """
 
     def __init__(
@@ -222,9 +222,10 @@ class Settings:
             raise InvalidArgument(f"{file.path} has {what}: {named}; known: {', '.join(sorted(SETTINGS))}")
 
     def get(self, name: str) -> Any:
-        """The value of a setting: of the flag, else the variable, else the file, else its default. A setting of pairs
-        has those of all three: for one key the same order decides. Raises InvalidArgument, which says where the wrong
-        value stands.
+        """The value of a setting: of the flag, else the variable, else the file, else its default.
+
+        A setting of pairs has the pairs of all three, in the same order of precedence for each key. Raises
+        InvalidArgument, which names the source of the invalid value.
         """
         setting, variable = SETTINGS[name], f"DISTOP_{name.upper()}"
         sources = (
@@ -238,11 +239,11 @@ class Settings:
         return next(found, setting.default)
 
     def given(self, name: str) -> bool:
-        """The setting stands somewhere, and so is not the default."""
+        """Whether the setting was given anywhere, so that it is not the default."""
         return bool(name in self._flags or self._env.get(f"DISTOP_{name.upper()}") or name in self._values)
 
     def by_flag(self, name: str) -> bool:
-        """The setting stands in the command line."""
+        """Whether the setting was given on the command line."""
         return name in self._flags
 
     @staticmethod
@@ -258,7 +259,7 @@ class Settings:
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, for people: without the error's number, and without what stands in the file."""
+    """Why a file cannot be read, without the error's number and without the file's content."""
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "it is not UTF-8"
 
 
@@ -334,7 +335,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 
 
 def client_config(settings: Settings) -> ClientConfig:
-    """What a client is told. Raises InvalidArgument."""
+    """The settings of a client. Raises InvalidArgument."""
     etcd = etcd_config(settings)
     return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"))
 
@@ -367,7 +368,7 @@ def check_arguments(settings: Settings) -> None:
 
 
 def executor_config(settings: Settings, env: Mapping[str, str] | None = None) -> ExecutorConfig:
-    """What an executor daemon is told. Raises InvalidArgument."""
+    """The settings of an executor daemon. Raises InvalidArgument."""
     check_arguments(settings)
     executor_id = settings.get("id")
     work_dir = settings.get("work_dir")

@@ -28,11 +28,11 @@ Given: TypeAlias = Mapping[str, Any]
 """The values of options, by the names of their parameters."""
 NOTHING: Given = MappingProxyType({})
 _DIGITS = 19
-"""Nobody counts so far."""
+"""Maximum digits of a number."""
 
 
 def check_waiting(wait: bool, timeout: float | None) -> None:
-    """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
+    """Raises UsageError for ``--timeout`` without ``--wait``."""
     if timeout is not None and not wait:
         raise UsageError("--timeout needs --wait: add --wait, or leave --timeout out")
 
@@ -46,7 +46,7 @@ def check_start(type_name: str, table: str, argument: Any, options: StartOptions
 
 
 def seconds(option: str) -> Callable[[Any], float]:
-    """Reads the value of an option that is a time. What it returns raises InvalidArgument."""
+    """A reader of an option's value in seconds. It raises InvalidArgument."""
 
     def read(value: Any) -> float:
         try:
@@ -61,7 +61,7 @@ def seconds(option: str) -> Callable[[Any], float]:
 
 
 def count(option: str) -> Callable[[Any], int]:
-    """Reads the value of an option that is a number of things. What it returns raises InvalidArgument."""
+    """A reader of an option's value that is a count. It raises InvalidArgument."""
 
     def read(value: Any) -> int:
         text = str(value).strip()
@@ -73,15 +73,16 @@ def count(option: str) -> Callable[[Any], int]:
 
 
 def parse(op: str) -> OperationRef:
-    """The operation that is named, read before etcd is asked. Raises InvalidArgument."""
+    """The operation with this name, parsed before etcd is asked. Raises InvalidArgument."""
     from distop.client.async_operation import parse_ref
 
     return parse_ref(op)
 
 
 def duration_or_time(option: str) -> Callable[[Any], float]:
-    """Reads the value of an option that is a moment: a time with a zone, or how long ago (``90s``, ``36h``, ``7d``), as
-    seconds since the epoch. What it returns raises InvalidArgument.
+    """A reader of an option's value as seconds since the epoch. It raises InvalidArgument.
+
+    The value is a time with a zone, or how long ago (``90s``, ``36h``, ``7d``).
     """
 
     def read(value: Any) -> float:
@@ -99,7 +100,7 @@ def duration_or_time(option: str) -> Callable[[Any], float]:
 
 
 def labels(texts: list[str] | None) -> dict[str, str] | None:
-    """``--label K=V``, each given once. Raises InvalidArgument."""
+    """The labels of ``--label K=V``. Raises InvalidArgument."""
     from distop.protocol.operation_labels import labels as check
 
     found: dict[str, str] = {}
@@ -124,7 +125,7 @@ TIMEOUT = Annotated[
 
 
 def selected(given: list[str] | None) -> dict[str, str] | None:
-    """The labels of ``--where K=V``, each name once. Raises InvalidArgument."""
+    """The labels of ``--where K=V``. Raises InvalidArgument."""
     if not given:
         return None
     found: dict[str, str] = {}
@@ -138,7 +139,7 @@ def selected(given: list[str] | None) -> dict[str, str] | None:
 
 
 def _number(option: str) -> Callable[[Any], int]:
-    """Reads a whole number, which is checked where it is used."""
+    """A reader of a whole number; the caller checks its bounds. It raises InvalidArgument."""
 
     def read(value: Any) -> int:
         text = str(value).strip()
@@ -157,7 +158,7 @@ def predecessors(after: list[str] | None, after_end: list[str] | None) -> list[A
 
 
 def _series(given: Given) -> Every | None:
-    """``--every`` and what goes with it. Raises InvalidArgument."""
+    """The series of ``--every`` and its options. Raises InvalidArgument."""
     from distop.services.submission.option_values import Every
 
     parts = {"jitter": given["jitter"], "on": given["on"], "until": given["until"], "times": given["times"]}
