@@ -171,16 +171,20 @@ def _series(given: Given) -> Every | None:
     return None
 
 
-_READ: Mapping[str, Callable[[Given], Any]] = {
-    "op": lambda given: parse(given["op"]) if given["op"] is not None else None,
-    "states": lambda given: given["state"] or None,
+Readers: TypeAlias = Mapping[str, Callable[[Given], Any]]
+"""Fields that are made from the values of their options; any other is the value of its option."""
+_OF_STARTS: Readers = {
     "partitions": lambda given: given["partition"] or None,
     "labels": lambda given: labels(given["label"]),
     "where": lambda given: selected(given["where"]),
     "after": lambda given: predecessors(given["after"], given["after_end"]) or None,
     "every": _series,
 }
-"""Fields that are made from the values of their options; any other is the value of its option."""
+_OF_HISTORY: Readers = {
+    "op": lambda given: parse(given["op"]) if given["op"] is not None else None,
+    "states": lambda given: given["state"] or None,
+    "labels": lambda given: labels(given["label"]),
+}
 
 _PARSERS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = {
     "seconds": seconds,
@@ -229,13 +233,13 @@ def takes_flags(
 
 
 def _takes_fields(
-    name: str, options: type, flags: Mapping[str, Sequence[Flag]]
+    name: str, options: type, flags: Mapping[str, Sequence[Flag]], readers: Readers
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of these fields of a dataclass, in place of its parameter ``name``."""
 
     def read(given: Given) -> Any:
         return options(
-            **{one: _READ[one](given) if one in _READ else given[own[0].parameter] for one, own in flags.items()}
+            **{one: readers[one](given) if one in readers else given[own[0].parameter] for one, own in flags.items()}
         )
 
     return takes_flags(name, [flag for own in flags.values() for flag in own], read)
@@ -243,10 +247,11 @@ def _takes_fields(
 
 def start_options(verb: Verb) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of StartOptions that its verb takes, in place of its parameter ``options``."""
-    return _takes_fields("options", StartOptions, {name: one.flags for name, one in options(verb).items() if one.flags})
+    flags = {name: one.flags for name, one in options(verb).items() if one.flags}
+    return _takes_fields("options", StartOptions, flags, _OF_STARTS)
 
 
-history_filters = _takes_fields("filters", HistoryFilters, {name: (flag,) for name, flag in FILTERS.items()})
+history_filters = _takes_fields("filters", HistoryFilters, {name: (one,) for name, one in FILTERS.items()}, _OF_HISTORY)
 """Gives a command the options of HistoryFilters, in place of its parameter ``filters``."""
 
 
