@@ -247,24 +247,16 @@ class Incarnation(Context):
             self._actions_of_tables.append(watch)
 
     def _worker_config(self) -> WorkerConfig:
-        c = self.config
+        same = (
+            *("work_dir", "slots", "shared_dir", "spark_master", "spark_conf", "ttl", "log_level", "call_limit"),
+            *("verifier_urls", "trusted_spark_catalogs", "serves", "behaviors"),
+        )
         return WorkerConfig(
-            work_dir=c.work_dir,
             executor=self.executor_id,
             incarnation=self.incarnation,
-            slots=c.slots,
-            shared_dir=c.shared_dir,
             space=self._space,
-            spark_master=c.spark_master,
-            spark_conf=c.spark_conf,
-            ttl=c.ttl,
-            log_level=c.log_level,
-            call_limit=c.call_limit,
-            verifier_urls=c.verifier_urls,
-            trusted_spark_catalogs=c.trusted_spark_catalogs,
-            serves=c.serves,
-            behaviors=c.behaviors,
             find_tables=partial(find_tables, self),
+            **{name: getattr(self.config, name) for name in same},
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
