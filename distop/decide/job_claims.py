@@ -101,7 +101,7 @@ def claimable(
     ``unchanged_for``: seconds for which the claimant has seen a waiting claim, or an actor's, unchanged, by its own
     clock. ``resumable``: other live executors may first continue what they ran last, because they have its local state.
     """
-    free, waiting, lost = [], [], []
+    free, waiting, lost = list[int](), list[int](), list[int]()
     next_due: float | None = None
     for p in range(count):
         if p in ended:

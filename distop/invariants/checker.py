@@ -578,10 +578,10 @@ class Checker:
                     continue
                 with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
                     pred = OperationRef.parse(Edge.decode(change.kv.value).op)
-                    if not self._goes_on(pred) and not _starts(own.get(pred, ())):
+                    if not self._goes_on(pred) and not _starts(own.get(pred, [])):
                         text = f"the new edge waits for {pred}, which is {self._state_of(str(pred)) or 'absent'}"
                         self._found(15, change.kv.key, text, op, writes=[change])
-                    elif _ends(own.get(pred, ())):
+                    elif _ends(own.get(pred, [])):
                         text = f"the new edge waits for {pred}, which ends in the same transaction"
                         self._found(15, change.kv.key, text, op, writes=[change])
 
