@@ -284,12 +284,12 @@ async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
     await until(lambda: life.role is not None and not life.elections._work, "the role is taken up")
     role, first = life.role, await life.fence()
     assert role is not None
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is role, "there is nobody else"
     node = Node("other", "host", 1, ("noop",))
     await life.write(Put(life.ctx.keys.node("inc-2"), node.encode()))
     await until(lambda: "inc-2" in life.ctx.cluster.nodes)
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is None
     assert handed_over() == 1
     # The other one does not take it: it is sought again.
@@ -297,7 +297,7 @@ async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
     assert await life.fence() > first
     role = life.role
     assert role is not None
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is role
     assert handed_over() == 1
 

@@ -147,14 +147,14 @@ def test_a_node_resigns_for_failed_calls_at_most_once_a_minute(run: Any) -> None
         await asyncio.sleep(0.1)
         subject = one.pending(one.where_it_is_first())
         role = await one.until_elected(subject)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
         role = await one.until_elected(subject)  # the other one does not want it
         one.elections.poll()
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is role
         await asyncio.sleep(3 * POLL)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
 
     run(work)
