@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.revisioned import Change
     from distop.protocol.txn import KeyValue
+    from distop.store._proto import rpc_pb2 as rpc
     from distop.store.client import EtcdClient
     from distop.store.watch_position import Response
 
@@ -121,16 +122,15 @@ class HistoryReader:
 
     async def _one_stream(self) -> AsyncGenerator[Step, None]:
         """The steps of one stream, until it ends."""
-        client = self._client
-        stream = WatchStream(client, self._start, self._end, self._position.next_revision)
+        stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._position.opened()
         try:
-            await client.version()
+            await self._client.version()
         except EtcdRejected:
             log.debug("Cannot read etcd's version")
-        await stream.open(client.config.request_timeout)
-        ordered = orders_requested_progress(client.known_version(stream.address))
-        reading: asyncio.Task[object] | None = None
+        await stream.open(self._client.config.request_timeout)
+        ordered = orders_requested_progress(self._client.known_version(stream.address))
+        reading: asyncio.Task[rpc.WatchResponse | None] | None = None
         silent = 0.0
         try:
             while True:
@@ -150,7 +150,7 @@ class HistoryReader:
                 message, reading, silent = reading.result(), None, 0.0
                 if message is None:
                     return
-                steps, ended = await self._steps_of(decode_response(message))  # type: ignore[arg-type]
+                steps, ended = await self._steps_of(decode_response(message))
                 for step in steps:
                     yield step
                 if ended:

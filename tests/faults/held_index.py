@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
-from distop.worker.child_side.job_context import JobProgress
+from distop.worker.child_side.checkpoints import JobProgress
 from distop_behaviors import index
 from distop_behaviors.index import BuildIndex, DropIndex, postings, segments
 from distop_behaviors.index.index_argument import BuildArgument, DropArgument

@@ -12,7 +12,7 @@ import pytest
 
 import distop
 from distop import aio
-from distop.client.connection import configure
+from distop.client.connection_options import configure
 from distop.protocol import operation_finish
 from distop.protocol.identity import plan_digest
 from distop.protocol.records import CLUSTER_TABLE, Spec, State, TableRecord

@@ -13,6 +13,7 @@ from distop.daemon import elections
 from distop.daemon.capability import Capability
 from distop.daemon.coordinator import coordinator_role as coordinator
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Context
 from distop.daemon.rejected_writes import RejectedWrites
@@ -214,7 +215,7 @@ def claims_problem(role: Coordinator) -> str:
 
 async def test_a_role_that_is_closed_while_it_lists_claims(life: Life) -> None:
     await cancelled_beside_a_job(life)
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
+    role = Coordinator(life.ctx, *SUBJECT, 1, Callbacks(lambda error: None, lambda: None, lambda: True))
     await role.start()
     assert role._cancelling
     await role.stop()
@@ -254,7 +255,7 @@ async def test_a_role_that_cannot_start_leaves_nothing_behind(
 
 
 async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
+    role = Coordinator(life.ctx, *SUBJECT, 1, Callbacks(lambda error: None, lambda: None, lambda: True))
     start = asyncio.ensure_future(role.start())
     await asyncio.sleep(0)
     role.close()
@@ -283,12 +284,12 @@ async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
     await until(lambda: life.role is not None and not life.elections._work, "the role is taken up")
     role, first = life.role, await life.fence()
     assert role is not None
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is role, "there is nobody else"
     node = Node("other", "host", 1, ("noop",))
     await life.write(Put(life.ctx.keys.node("inc-2"), node.encode()))
     await until(lambda: "inc-2" in life.ctx.cluster.nodes)
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is None
     assert handed_over() == 1
     # The other one does not take it: it is sought again.
@@ -296,7 +297,7 @@ async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
     assert await life.fence() > first
     role = life.role
     assert role is not None
-    role._on_trouble()
+    role._callbacks.trouble()
     assert life.role is role
     assert handed_over() == 1
 

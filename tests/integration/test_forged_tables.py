@@ -16,7 +16,7 @@ from distop.protocol.plan import Gate, PartitionPlan, Pinned, Plan, chunked
 from distop.protocol.records import OperationRef, Spec, TableRecord
 from distop.protocol.txn import Delete, Put, Txn
 from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.daemon_side.requests import Listener, PlanPages
+from distop.worker.daemon_side.requests import CompleteRequest, Listener, PlanPages
 from tests.support.behaviors import sample_env
 from tests.support.daemons import daemons
 from tests.support.etcd import connected
@@ -96,7 +96,7 @@ async def everything(worker: Worker, table: Any, diary: Path, row: Any = ROW) ->
     arg, told = {"names": ["a"], "diary": str(diary)}, [await run(worker, table, {"diary": str(diary)}, row)]
     for asked in (
         worker.plan(OP, "sample", arg, table, None),
-        worker.complete(OP, "sample", arg, table, "success", 1, 1, 0, nothing),
+        worker.complete(CompleteRequest(OP, "sample", arg, table, "success", 1, 1, 0, nothing)),
         worker.cleanup(OP, "sample", arg, table, [JobItem(row, 1, 1)]),
         worker.sweep(OP, table),
     ):
@@ -141,7 +141,9 @@ async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker
         plan = PlanPages("", True, 1, page)
         with pytest.raises(WorkerError, match="differs from the one with which t/sample/1 was started"):
             await worker.complete(
-                OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
+                CompleteRequest(
+                    OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
+                )
             )
     assert "start" not in diary.read_text()
     malformed = {**ROW, "beside": [{"table": None}]}

@@ -15,7 +15,7 @@ from distop.protocol.plan import decode_chunk
 from distop.worker import child_messages
 from distop.worker.daemon_side.call_channel import PLACES
 from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.daemon_side.requests import PlanPages
+from distop.worker.daemon_side.requests import CompleteRequest, PlanPages
 from distop.worker.guardian import boottime
 from tests.support.behaviors import sample_env
 
@@ -195,7 +195,7 @@ def begin(worker: Worker, kind: str, action: str, tmp_path: Path, fetch: Fetch |
     if kind == "plan":
         called = worker.plan(OP, "sample", arg, TABLE, None)
     elif kind == "complete":
-        called = worker.complete(OP, "sample", arg, TABLE, "success", 60, 60, 0, fetch or pages)
+        called = worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 60, 60, 0, fetch or pages))
     else:
         # The second attempt is the one that goes on.
         items = [JobItem({"partition": i, "name": name}, i + 1, 1) for i, name in enumerate("ba")]
@@ -390,7 +390,9 @@ async def pages(start: int) -> tuple[list[str], int | None]:
 
 
 async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
-    done = await worker.complete(OP, "sample", {"does": {"follow": ""}}, TABLE, "failed", 60, 59, 1, pages)
+    done = await worker.complete(
+        CompleteRequest(OP, "sample", {"does": {"follow": ""}}, TABLE, "failed", 60, 59, 1, pages)
+    )
     assert done.failure is None
     assert done.report["verdict"] == "failed"
     assert done.report["rows"] == [[i, str(i), i != 3] for i in range(60)]
@@ -411,13 +413,13 @@ async def test_the_first_page_comes_with_the_call_where_it_is_known(worker: Work
         asked.append(start)
         return await pages(start)
 
-    whole = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch)
+    whole = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch))
     assert asked == [0, 20, 40]
-    done = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch, await pages(0))
+    done = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch, await pages(0)))
     assert asked[3:] == [20, 40]
     assert done == whole
     few = ([json.dumps({"partition": 0, "success": True, "outcome": None})] * 3, None)
-    done = await worker.complete(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few)
+    done = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few))
     assert done.report["rows"] == [[0, "0", True]] * 3
     assert len(asked) == 5
 
@@ -432,9 +434,9 @@ async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
         return [json.dumps(partitions[number].to_json())], number + 1 if number == 0 else None
 
     plan = PlanPages(planned.version, whole=False, chunks=2, page=page)
-    done = await worker.complete(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan)
+    done = await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan))
     assert done.report == {"version": "v1", "whole": False, "planned": [[0, "a", 4_000], [1, "b", 4_000]]}
-    done = await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages)
+    done = await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages))
     assert done.report == {"version": "", "whole": False, "planned": []}
 
     async def broken(number: int) -> tuple[list[str], int | None]:
@@ -442,11 +444,11 @@ async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
 
     with pytest.raises(WorkerError, match="cannot read the plan: .*etcd is away"):
         plan = PlanPages("v1", whole=True, chunks=1, page=broken)
-        await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan)
+        await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan))
 
 
 async def test_a_verdict_of_the_completion_keeps_its_report(worker: Worker) -> None:
-    done = await worker.complete(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages)
+    done = await worker.complete(CompleteRequest(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages))
     assert done.failure == "the answer is no"
     assert len(done.report["rows"]) == 60
 
@@ -456,18 +458,20 @@ async def test_outcomes_that_cannot_be_read(worker: Worker) -> None:
         raise ConnectionError("etcd is away")
 
     with pytest.raises(WorkerError, match="etcd is away") as caught:
-        await worker.complete(OP, "sample", {}, TABLE, "success", 1, 1, 0, broken)
+        await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 1, 1, 0, broken))
     assert caught.value.kind == "transient"
 
 
 async def test_a_report_that_is_too_large(worker: Worker) -> None:
     with pytest.raises(WorkerError, match="at most 524288 are allowed") as caught:
-        await worker.complete(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages)
+        await worker.complete(CompleteRequest(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages))
     assert caught.value.kind == "fatal"
 
 
 async def test_completion_code_starts_nothing_on_another_table(worker: Worker) -> None:
     for op, table in (("u/sample/1", {**TABLE, "name": "u"}), ("@cluster/sample/1", None)):
         with pytest.raises(WorkerError, match="is followed by operations on its own table alone, not on 't'") as caught:
-            await worker.complete(op, "sample", {"does": {"follow": ""}}, table, "success", 0, 0, 0, pages)
+            await worker.complete(
+                CompleteRequest(op, "sample", {"does": {"follow": ""}}, table, "success", 0, 0, 0, pages)
+            )
         assert caught.value.kind == "fatal"

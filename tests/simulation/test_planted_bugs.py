@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distop.daemon.executor.executor_role import Executor
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol import operation_transitions as t
 from tests.conftest import FIGURES
 from tests.simulation.planted_history import BUGS, Planted
@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found(
 def test_what_fails_by_itself_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that gives for one argument what another one was: that error is no find, nor is what comes of it."""
     rotten = Planted(
-        "rotten", lambda patch: give(patch, next_steps, "claimable", homes=1.5), ("liveness", "unexpected error")
+        "rotten", lambda patch: give(patch, job_claims, "claimable", by=1.5), ("liveness", "unexpected error")
     )
     with quietly(), monkeypatch.context() as patch:
         rotten.plant(patch)
@@ -80,7 +80,7 @@ def test_a_long_search_asks_to_record_the_seed_that_it_found() -> None:
 
 def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="claimable takes no patients"):
-        give(monkeypatch, next_steps, "claimable", patients=1.0)
+        give(monkeypatch, job_claims, "claimable", patients=1.0)
     with pytest.raises(TypeError, match="elect takes"):
         substitute(monkeypatch, t, "elect", lambda keys, table, type_name: None)
     with pytest.raises(TypeError, match="is awaited"):

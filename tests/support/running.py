@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.runner import Run
 from distop.worker.daemon_side.requests import JobEnded

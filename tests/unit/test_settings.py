@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distop.client.connection import configure
+from distop.client.connection_options import configure
 from distop.errors import InvalidArgument
-from distop.settings import Settings, client_config, executor_config, pairs
+from distop.setting_values import pairs
+from distop.settings import Settings, client_config, executor_config
 from distop.settings_file import find
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.errors import DistopError, InvalidToken, OutcomeUnknown
 from distop.protocol import actor_claims
 from distop.protocol.actor_claims import Token
@@ -285,14 +285,14 @@ class Owner:
         """The transaction that returns a job, and the value that it writes to its state or claim."""
         claim, rules, now = held.claim, held.rules, rfc3339(time.time())
         if isinstance(outcome, m.Release):
-            waiting = next_steps.released(claim, claim.actor)
+            waiting = job_claims.released(claim, claim.actor)
             return actor_claims.put_back(self._keys, token, held.fence, waiting), waiting
         error = ""
         if isinstance(outcome, m.Retry) or (isinstance(outcome, m.Abort) and not rules.can_fail):
             error = outcome.error if isinstance(outcome, m.Retry) else outcome.message
             if not rules.at_limit(claim.failures + 1):
                 pause = rules.retry.delay(claim.failures + 1) * random.uniform(0.5, 1.0)
-                waiting = next_steps.retried(claim, claim.actor, error, rfc3339(time.time() + pause))
+                waiting = job_claims.retried(claim, claim.actor, error, rfc3339(time.time() + pause))
                 return actor_claims.put_back(self._keys, token, held.fence, waiting), waiting
         elif isinstance(outcome, m.Abort):
             error = outcome.message

@@ -21,8 +21,8 @@ from distop.storage import confinement
 from distop.worker import child_messages
 from distop.worker.child_side import redacted_output
 from distop.worker.child_side.call_handlers import Call
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.error_texts import headline
-from distop.worker.child_side.job_context import Environment
 from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.run_queue import RunQueues
 from distop.worker.child_side.runner import Run
@@ -65,10 +65,7 @@ class Child:
             redacted_output.redacting_stream(sys.stdout),
             redacted_output.redacting_stream(sys.stderr),
         )
-        logging.basicConfig(
-            level=config["log_level"].upper(),
-            stream=sys.stderr,
-        )
+        logging.basicConfig(level=config["log_level"].upper(), stream=sys.stderr)
         # py4j logs every connection that a thread opens or closes.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for handler in logging.getLogger().handlers:

@@ -90,7 +90,6 @@ class Child:
 
     async def start(self, deadline: float) -> None:
         """Start the child, and wait for its hello. Raises WorkerError with the end of its log."""
-        config = self._config
         self._oom_kills = oom_kills.read_oom_kills()
         try:
             process, data = await self._spawn(deadline)
@@ -108,7 +107,7 @@ class Child:
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._read_control)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._reap(process))]
-        self.send(_config_message(config))
+        self.send(_config_message(self._config))
         hello = await self._wait_for_hello()
         self._watching = asyncio.create_task(self._ping_regularly())
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.daemon.coordinator import coordinator_role
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.incarnation_context import Context
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.protocol.jobs import JobState
@@ -88,7 +89,8 @@ class Coordinating:
         self.failures: list[BaseException] = []
         self.elsewhere = self.handed_over = 0
         fence = self.world.store.mod(self.world.keys.coordinator(TABLE, TYPE))
-        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, self._hand_over, self._elsewhere)
+        callbacks = Callbacks(self.failures.append, self._hand_over, self._elsewhere)
+        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, callbacks)
 
     def _hand_over(self) -> None:
         self.handed_over += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distop.daemon.coordinator import coordinator_role, operation_end
+from distop.daemon.coordinator import coordinator_role, follow_ups
 from distop.daemon.coordinator.coordinator_role import LONG_STEP
 from distop.decide.due_operations import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.errors import ClusterChanged, EtcdUnavailable, MalformedRequest, OperationStartError
@@ -108,7 +108,7 @@ def test_the_next_of_a_series_that_is_refused_for_a_while_is_started_soon_after(
         started.append("next")
         return SimpleNamespace(ref="the next")
 
-    monkeypatch.setattr(operation_end, "submit", submit)
+    monkeypatch.setattr(follow_ups, "submit", submit)
 
     async def work(one: Coordinating) -> None:
         ref = one.world.next_ref()

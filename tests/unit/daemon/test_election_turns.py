@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.elections import ABANDONED_AT_ONCE, RACE_DELAY
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.errors import EtcdUnavailable
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -58,7 +58,7 @@ class Cluster:
         """A table for which it seeks the election before all others."""
         nodes = sorted(self.daemon.cluster.nodes)
         names = (f"t{n}" for n in range(1000))
-        return next(name for name in names if not next_steps.turn(nodes, self.daemon.incarnation, f"{name}/noop"))
+        return next(name for name in names if not work_shares.turn(nodes, self.daemon.incarnation, f"{name}/noop"))
 
     def role(self, subject: Subject) -> Coordinator | None:
         return self.elections._roles.get(subject)
@@ -147,14 +147,14 @@ def test_a_node_resigns_for_failed_calls_at_most_once_a_minute(run: Any) -> None
         await asyncio.sleep(0.1)
         subject = one.pending(one.where_it_is_first())
         role = await one.until_elected(subject)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
         role = await one.until_elected(subject)  # the other one does not want it
         one.elections.poll()
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is role
         await asyncio.sleep(3 * POLL)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
 
     run(work)

@@ -13,7 +13,7 @@ import pytest
 from distop.daemon.coordinator.coordinator_role import Coordinator
 from distop.daemon.elections import Elections
 from distop.daemon.executor.executor_role import Executor
-from distop.daemon.incarnation import Incarnation
+from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.decide.view import ClusterView
 from distop.protocol import keys as K
 from distop.protocol.dependencies import Hold, HoldState
@@ -44,13 +44,13 @@ class Daemon(Incarnation):
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, client: Any = None) -> None:
         client = client if client is not None else ModelClient()
         client.transport = SimpleNamespace(identity=SimpleNamespace(revision=0))
-        super().__init__(ExecutorConfig(EtcdConfig(), folder), client, "ann", logs.get("distop.test"))
+        super().__init__(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get("distop.test")), client)
         self.store = client.store
         self.types = frozenset({"noop"})
         self.worker: Any = SimpleNamespace(trouble="")
         self.lost = asyncio.get_running_loop().create_future()
         self.executor, self.elections = Executor(self), Elections(self)
-        self._published, self._caught_up = self._current_node(), True
+        self.node_record._published, self._caught_up = self.node_record.current(), True
         self._families = [families for _, _, families in self._watched()]
         self.looked_at: Counter[str] = Counter()
         """Tables for which it was asked whether this node coordinates them."""

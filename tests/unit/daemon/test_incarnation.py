@@ -12,7 +12,8 @@ import pytest
 
 from distop.daemon import incarnation as module
 from distop.daemon.executor.executor_role import Executor
-from distop.daemon.incarnation import Incarnation, run_all
+from distop.daemon.incarnation import DaemonSetup, Incarnation, run_all
+from distop.daemon.record_lookup import find_tables
 from distop.errors import PermissionDenied
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -69,7 +70,7 @@ class Record:
 
 
 def incarnation(folder: Path, record: Record) -> Any:
-    one: Any = Incarnation(ExecutorConfig(EtcdConfig(), folder), None, "ann", logs.get())  # type: ignore[arg-type]
+    one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get()), None)  # type: ignore[arg-type]
     one.session, one._caught_up = record, True
     one.executor = one.elections = SimpleNamespace(busy=False)
     one.worker = SimpleNamespace(trouble="")
@@ -78,8 +79,8 @@ def incarnation(folder: Path, record: Record) -> Any:
 
 async def said(one: Any) -> None:
     """What is being said is said, or refused."""
-    if one._publishing is not None:
-        await one._publishing
+    if one.node_record._publishing is not None:
+        await one.node_record._publishing
 
 
 async def test_a_rejected_node_update_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ async def test_a_rejected_node_update_is_repeated_at_the_next_poll(tmp_path: Pat
     await said(one)
     assert [node.state for node in record.said] == [NodeState.DRAINED]
     one.activity_changed()
-    assert one._publishing is None, "it is said once"
+    assert one.node_record._publishing is None, "it is said once"
 
 
 async def test_a_rejected_count_of_releases_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ async def test_all_tables_that_are_asked_for_are_found(tmp_path: Path, count: in
     puts = (Put(one.keys.table(name), record.encode()) for name, record in records.items())
     for put in puts:
         one.client.store.apply(Txn((), (put,)))
-    assert await one._find_tables([*records, "not there"]) == {**records, "not there": None}
+    assert await find_tables(one, [*records, "not there"]) == {**records, "not there": None}
 
 
 class Quiet:
@@ -293,7 +294,7 @@ def test_an_action_whose_event_was_lost_is_logged_in_the_end(
     caplog.set_level(logging.INFO, "distop.actions")
 
     async def main() -> None:
-        one: Any = Incarnation(ExecutorConfig(EtcdConfig(), tmp_path), ModelClient(), "ann", logs.get())  # type: ignore[arg-type]
+        one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), tmp_path), "ann", logs.get()), ModelClient())  # type: ignore[arg-type]
         one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
         one.lost = asyncio.get_running_loop().create_future()
         living = asyncio.ensure_future(one._live())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from distop.protocol.dependencies import Edge
 from distop.protocol.job_transitions import Guarded
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef, State
-from distop.protocol.size_limits import Limits
+from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Put, Txn, TxnResult, absent, flaw
 from distop.runtime.logs import ContextLogger
 from tests.support.modelclient import ModelClient
@@ -37,6 +38,14 @@ def report(n: int) -> Guarded:
     return Guarded(absent(key), (Put(key, b"1"), Put(f"{key}.a", b"1"), Put(f"{key}.b", b"1")), "report")
 
 
+def context(client: Any, lost: Any, rejected_writes: RejectedWrites, limits: Limits = DEFAULT) -> Any:
+    """What a reporter needs of an incarnation."""
+    log = ContextLogger(logging.getLogger("tests"), {})
+    return SimpleNamespace(
+        client=client, keys=Keys(), lost=lost, log=log, rejected_writes=rejected_writes, limits=limits
+    )
+
+
 def written(txn: Txn) -> int:
     """How many reports a transaction has."""
     return len(txn.compares)
@@ -50,7 +59,7 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
         refusals = RejectedWrites(log, lambda: None)
-        reporter = Reporter(client, Keys(), lost, log, refusals, Limits(reports=3))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, refusals, Limits(reports=3)))
         held, applied = asyncio.Event(), list[int]()
 
         async def late(txn: Txn) -> TxnResult:
@@ -85,7 +94,7 @@ def test_reports_are_sent_again_while_etcd_refuses_them_and_not_without_a_pause(
         client, applied = ModelClient(), list[int]()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, Keys(), lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, RejectedWrites(log, lambda: None)))
 
         def refuse(txn: Txn) -> TxnResult:
             if now() < 120.0 and len(refused) < 200:
@@ -123,7 +132,7 @@ class Picky:
         log = ContextLogger(logging.getLogger("tests"), {})
         self.rejected_writes = RejectedWrites(log, lambda: None)
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.reporter = Reporter(self.client, KEYS, self.lost, log, self.rejected_writes)  # type: ignore[arg-type]
+        self.reporter = Reporter(context(self.client, self.lost, self.rejected_writes))
         self.client.usual = self._take
 
     def _take(self, txn: Txn) -> TxnResult:
@@ -223,7 +232,7 @@ def test_writes_to_one_key_use_separate_transactions() -> None:
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, KEYS, lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, RejectedWrites(log, lambda: None)))
         world, answers = World(), list[int]()
         world.join("a")
         world.do(world.elect("a"))

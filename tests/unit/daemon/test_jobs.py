@@ -17,7 +17,7 @@ from distop.daemon.job_progress import Doing
 from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.rejected_writes import RejectedWrites
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.decide.view import ClusterView
 from distop.errors import EtcdRejected, EtcdUnavailable
 from distop.protocol import job_transitions
@@ -139,7 +139,7 @@ class Here(Context):
         self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
-        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.rejected_writes)
+        self.reporter = Reporter(self)
         files = RunFiles(directory)
         files.names()
         self.local = LocalJobs(files, "me")
@@ -218,7 +218,7 @@ async def test_a_release_that_won_before_its_answer_was_lost_counts(
         here.jobs.release(here.op, [0, 1, 2, 3])
         await here.jobs.drain()
     assert here.op.held == {}
-    assert [here.claim(p) for p in range(4)] == [next_steps.released(Claim("ex-me", "me", 1, 0), "ex-me")] * 4
+    assert [here.claim(p) for p in range(4)] == [job_claims.released(Claim("ex-me", "me", 1, 0), "ex-me")] * 4
     assert caplog.records == []
 
 
@@ -411,7 +411,7 @@ async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Pa
     """The other node has run other jobs of the type, so its record names no failure."""
     here = Here(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
-    given_back = next_steps.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
+    given_back = job_claims.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
     assert given_back.failures == 0
     here.op.held[0] = replace(here.op.held[0], claim=replace(here.op.held[0].claim, tried=given_back.tried))
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])

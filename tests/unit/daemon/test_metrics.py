@@ -16,7 +16,8 @@ from distop.daemon import metrics as module
 from distop.daemon.meter import NO_METER, Gauges, Meter
 from distop.daemon.metrics import Metrics, resident
 from distop.errors import InvalidArgument
-from distop.settings import Settings, duration, executor_config
+from distop.setting_values import duration
+from distop.settings import Settings, executor_config
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -14,6 +14,7 @@ import pytest
 from distop.daemon.action_log import ActionLog
 from distop.daemon.coordinator import due_times, pending_starts
 from distop.daemon.coordinator.coordinator_role import Coordinator as Role
+from distop.daemon.coordinator.election import Election
 from distop.daemon.coordinator.pending_starts import Waiters
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.decide.due_operations import Blocked, EndWaiting, Join, fate
@@ -53,8 +54,9 @@ class Coordinator:
             config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
             rejected_writes=RejectedWrites(log, self.done.set),
         )  # fmt: skip
-        guard, actions = value_is(election, b"e1"), ActionLog(ctx.log)
-        self.waiters = Waiters(ctx, guard, self.view, self._commit, self._reached, actions)
+        call: Any = None
+        elected = Election(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached, call)
+        self.waiters = Waiters(elected, ActionLog(ctx.log))
 
     async def _send(self, txn: Txn) -> TxnResult:
         result = await self.etcd.commit(txn)

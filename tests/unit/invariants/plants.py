@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.decide import next_steps as decide
+from distop.decide import job_claims as decide
 from distop.decide.due_operations import ended_waiting
 from distop.protocol import operation_finish as f
 from distop.protocol import operation_transitions as t

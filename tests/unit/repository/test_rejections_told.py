@@ -27,7 +27,7 @@ LOCAL = "nothing is sent"
 EXCEPTED = {
     "finish_batches.Finishes._tell": READS,
     "finish_batches.Finishes._write": DIVIDES,
-    "incarnation.Incarnation._publish_node": ITSELF,
+    "node_record.NodeRecord._publish": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
     "executor_role.Executor._claim_fresh": DIVIDES,
     "claimer.by_halves": DIVIDES,
@@ -36,7 +36,7 @@ EXCEPTED = {
     "elections.Elections._commit_resignation": SMALL,
     "elections.Elections._look_up": READS,
     "elections.Elections._seek": SMALL,
-    "incarnation.Incarnation._live": READS,
+    "incarnation.Incarnation._start_watches": READS,
     "job_runs.Jobs._ended": LOCAL,
     "history_pruning.HistoryPruner._watermark": SMALL,
     "history_pruning.HistoryPruner.keep_young": SMALL,

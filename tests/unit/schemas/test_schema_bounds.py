@@ -16,7 +16,7 @@ from distop.protocol.json_codec import dumps
 from distop.schemas.argument_schema import check_argument
 from distop.schemas.parameters import parameters
 from distop.schemas.schema_bounds import DIALECT, MAX_BYTES, MAX_DEPTH
-from distop.services.claims.types_without_code import declaration
+from distop.services.claims.types_without_code import TypeOptions
 
 NESTED: dict[str, Any] = {}
 for _ in range(MAX_DEPTH):
@@ -60,7 +60,7 @@ def test_hole_7_a_published_schema_is_judged_again_at_submission(schema: Any, wh
 
 
 def declared(arg: Any, result: Any = None) -> Declaration:
-    return declaration("greedy", arg, result, None, "many", (), True, None, "retry", "fail_fast", "")
+    return TypeOptions(result_schema=result).declaration("greedy", arg)
 
 
 def test_hole_7_a_behavior_is_not_published_with_a_pattern_that_may_take_exponential_time() -> None:

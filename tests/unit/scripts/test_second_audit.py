@@ -18,7 +18,7 @@ from auditing.content import Finding
 from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
 from auditing.records import OperationName, operation_key, operation_name
 
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.jobs import Claim, Tried
 
@@ -417,12 +417,12 @@ def test_every_finding_is_told_of_some_history(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(places - told) == []
 
 
-@pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", next_steps.LOST),)])
+@pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", job_claims.LOST),)])
 def test_a_claim_that_another_revokes_is_told_from_one_that_its_holder_gives_up(tried: tuple[Tried, ...]) -> None:
     """As distop writes them: in a cancel nothing but the words of the last error tells of it."""
     claim = Claim("ex-a", "a", 2, len(tried), losses=len(tried), tried=tried)
-    by_others = next_steps.revoked(claim), next_steps.revoked_lost(claim, Rules())
-    by_holder = next_steps.retried(claim, "ex-a", "broke", ""), next_steps.released(claim, "ex-a", "no room")
+    by_others = job_claims.revoked(claim), job_claims.revoked_lost(claim, Rules())
+    by_holder = job_claims.retried(claim, "ex-a", "broke", ""), job_claims.released(claim, "ex-a", "no room")
     for waiting, revoked in [(one, True) for one in by_others] + [(one, False) for one in by_holder]:
         assert job_rules._revoked(json.loads(claim.encode()), json.loads(waiting.encode())) is revoked
 

@@ -19,7 +19,7 @@ from distop.storage.deletion import Place
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.tables import reader_of
 from distop.testing import MemoryProgress
-from distop.worker.child_side.job_context import ChildContext
+from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop_behaviors.apply import file_rewrite
 from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.index.index_argument import BuildArgument
@@ -33,7 +33,7 @@ def context(table: Path, shared: str = "", again: bool = False, number: int = 1)
     env: Any = SimpleNamespace(shared_dir=shared, space="c0ffee", log=logging.getLogger("tests.stages"))
     record = TableRecord("t", "parquet", str(table), {})
     plan = PartitionPlan(0, "p")
-    made = ChildContext(env, OP, record, number=number, partition=plan, fence=7, incarnation="inc")
+    made = ChildContext(env, JobScope(OP, record, run=number, partition=plan, fence=7, incarnation="inc"))
     made.again = again
     return made
 

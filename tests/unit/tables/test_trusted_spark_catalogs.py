@@ -14,7 +14,7 @@ from distop.settings import Settings, executor_config
 from distop.settings_file import SettingsFile
 from distop.tables import check_reachable, folders_of, place_of, plan_table
 from distop.tables.spark.spark_catalog import check_catalog
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop_behaviors.apply import file_rewrite
 
 ICEBERG = "org.apache.iceberg.spark.SparkCatalog"

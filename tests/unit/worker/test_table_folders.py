@@ -18,7 +18,7 @@ from distop.tables import plan_table
 from distop.tables.spark import spark_catalog
 from distop.tables.spark.spark_catalog import CatalogPartition, Described
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import ChildContext
+from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.running import Child
@@ -49,10 +49,10 @@ class _Child:
 def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> PartitionPlan:
     """As a job opens it: in a plan of the table, and beside the plan of another one."""
     child = child or _Child()
-    found = ChildContext(child, "t/noop/1", table, partition=partition).with_files(partition)
+    found = ChildContext(child, JobScope("t/noop/1", table, partition=partition)).with_files(partition)
     beside = Pinned(table, "v", partition.files, source=partition.source)
     other = PartitionPlan(0, "p", beside=(beside,))
-    ChildContext(child, "u/noop/1", None, partition=other).with_files(other)
+    ChildContext(child, JobScope("u/noop/1", None, partition=other)).with_files(other)
     return found
 
 
@@ -123,7 +123,7 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
     plan = PartitionPlan(0, "p", files=((str(elsewhere / "d" / "a.parquet"), 1, 1),))
 
     def job(number: int) -> None:
-        made = ChildContext(child, "t/noop/1", table, partition=plan, opened=7, number=number)  # type: ignore[arg-type]
+        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, opened=7, run=number))  # type: ignore[arg-type]
         made.with_files(plan)
 
     job(1)
@@ -144,15 +144,15 @@ def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_
 
     def context(**told: Any) -> ChildContext:
         call = told.pop("call", "")
-        made = ChildContext(child, "t/noop/1", table, partition=plan, **told)  # type: ignore[arg-type]
+        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, **told))  # type: ignore[arg-type]
         made.call = call
         return made
 
-    context(opened=7, number=1).with_files(plan)
+    context(opened=7, run=1).with_files(plan)
     context(call="complete2").with_files(plan)
     places[0] = "/w/t"
-    context(opened=7, number=3).with_files(plan)  # a later job of the same operation
-    for other in (context(opened=9, number=4), context(call="complete5"), context(number=6)):
+    context(opened=7, run=3).with_files(plan)  # a later job of the same operation
+    for other in (context(opened=9, run=4), context(call="complete5"), context(run=6)):
         with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
             other.with_files(plan)
 
