@@ -36,7 +36,7 @@ from distop.worker.child_side.spark_session import settings
 from distop.worker.daemon_side.child_logs import TAIL, tail
 from distop_behaviors.validate import spark_errors
 from distop_behaviors.validate.partition_checks import Tally
-from tests.support.running import Child
+from tests.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -320,7 +320,7 @@ class Quoting(Behavior):
     """Quotes the secret in a status, and in an error of a job and of completion."""
 
     type_name = "quoting"
-    Arg = type("NoArg", (BaseModel,), {})
+    Arg = NoArg
     Result = Rejecting
     Report = Rejecting
 
