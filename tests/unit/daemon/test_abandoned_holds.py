@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, work: Any, **nodes: NodeState) -> None:
     asyncio.run(main())
 
 
-def test_C14_a_verifier_is_asked_verify_after_seconds_after_the_hold_was_seen(
+def test_C14_a_hold_is_verified_verify_after_seconds_after_it_was_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work(daemon: Daemon) -> None:
@@ -136,7 +136,7 @@ def test_C14_of_many_due_holds_only_those_that_can_be_verified_now_are_checked(
 
 
 @pytest.mark.parametrize(("other", "when"), [(NodeState.ACTIVE, 60.0 + p.TURN), (NodeState.DRAINED, 60.0)])
-def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C14_a_drained_executor_verifies_last(other: NodeState, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """This executor is drained; the other one may be."""
 
     def work(daemon: Daemon) -> None:

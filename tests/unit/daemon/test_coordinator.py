@@ -247,7 +247,7 @@ def test_a_coordinator_reports_a_failed_watch(run: Any) -> None:
     run(work)
 
 
-def test_an_election_is_given_up_for_another_node_once_the_work_here_has_ended(run: Any) -> None:
+def test_an_election_is_resigned_for_another_node_once_the_work_here_has_ended(run: Any) -> None:
     async def work(one: Coordinating) -> None:
         one.ctx.worker = completing("done")
         world, first = one.world, one.open(1)

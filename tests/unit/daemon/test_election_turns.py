@@ -161,7 +161,7 @@ def test_a_node_resigns_for_failed_calls_at_most_once_a_minute(run: Any) -> None
 
 
 @pytest.mark.parametrize("polls", [False, True])
-def test_a_node_that_resigned_for_other_labels_lets_all_others_try_first(run: Any, polls: bool) -> None:
+def test_a_node_that_resigned_for_other_labels_tries_after_all_others(run: Any, polls: bool) -> None:
     async def work(one: Cluster) -> None:
         one.join("other")
         await asyncio.sleep(0.1)

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 async def test_the_first_part_that_fails_ends_all_others() -> None:
     ended = []
 
-    async def goes_on() -> None:
+    async def unfinished() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            ended.append("goes on")
+            ended.append("unfinished")
 
     async def fails() -> None:
         await asyncio.sleep(0)
         raise PermissionDenied("no")
 
     with pytest.raises(PermissionDenied):
-        await run_all(goes_on(), fails(), goes_on())
-    assert ended == ["goes on", "goes on"]
+        await run_all(unfinished(), fails(), unfinished())
+    assert ended == ["unfinished", "unfinished"]
 
 
 class Record:

@@ -51,7 +51,7 @@ def test_an_operation_that_was_left_to_a_node_that_is_gone_is_checked_again(
     asyncio.run(scenario())
 
 
-def test_an_election_that_cannot_be_given_up_yet_is_given_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_election_that_cannot_be_resigned_yet_is_resigned_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator is still starting."""
     monkeypatch.setattr(coordinator_ranking, "missing_executor", lambda *args: "")
     monkeypatch.setattr(coordinator_ranking, "candidates", lambda *args: ["other"])
