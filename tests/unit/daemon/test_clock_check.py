@@ -13,7 +13,7 @@ from distop.daemon.clock_check import TOLD_AFTER, ClockCheck
 from distop.protocol.records import Node
 from distop.runtime import logs
 from distop.store import server_clock
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from distop.store.connection_settings import Endpoint, EtcdConfig
 
 WHY = "no HTTP at 127.0.0.1:2379: timed out"
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 class Etcd:

@@ -23,13 +23,8 @@ from distop.protocol.size_limits import Limits
 from distop.protocol.txn import Put, Txn, TxnResult, absent, flaw
 from distop.runtime.logs import ContextLogger
 from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 from tests.support.world import TABLE, TYPE, World
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def report(n: int) -> Guarded:

@@ -34,7 +34,7 @@ from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.testing import ModelStore
 from distop.worker.daemon_side.requests import JobEnded, JobItem
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 REF = OperationRef("t", "noop", "", 1)
 RULES = Rules()
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 class Etcd:

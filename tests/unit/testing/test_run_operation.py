@@ -47,7 +47,7 @@ class Result(BaseModel):
 
 
 class Scripted(Behavior):
-    """Does what its argument says."""
+    """Its jobs act as its argument specifies."""
 
     type_name = "scripted"
     Arg = Arg
