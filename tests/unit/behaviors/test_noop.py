@@ -44,5 +44,5 @@ def test_a_noop_job_sleeps_at_most_an_hour(seconds: float) -> None:
 
 
 def test_noop_has_no_argument_that_harms_a_node() -> None:
-    """Everybody who may start operations may start this one, on every executor."""
+    """Every user who may start operations may start this one, on every executor."""
     assert set(NoopArg.model_fields) == {"jobs", "sleep", "fail"}

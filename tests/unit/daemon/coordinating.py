@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from distop.protocol.behavior_declaration import Rules
 
-AT_ONE_MOMENT = 200
-"""Requests that etcd gets at one moment of virtual time at most."""
+MAX_AT_ONE_MOMENT = 200
+"""Maximum number of requests to etcd at one moment of virtual time."""
 
 
 class BusyClient(ModelClient):
-    """``busy``: etcd was asked again and again, without a pause."""
+    """A client that sets ``busy`` if etcd gets requests without a pause."""
 
     busy = False
     _now = _count = 0.0
@@ -42,14 +42,14 @@ class BusyClient(ModelClient):
         now = asyncio.get_running_loop().time()
         self._count = self._count + 1 if now == self._now else 0
         self._now = now
-        if self._count > AT_ONE_MOMENT:
+        if self._count > MAX_AT_ONE_MOMENT:
             self.busy = True
             await asyncio.sleep(1.0)
         await super()._ask(what)
 
 
 class UnitContext(Context):
-    """What a coordinator needs of its node, which is the incarnation ``a``."""
+    """The context of a coordinator on the incarnation ``a``."""
 
     def __init__(self, world: World, client: ModelClient) -> None:
         self.config = ExecutorConfig(EtcdConfig(), Path("nowhere"))
@@ -69,8 +69,10 @@ class UnitContext(Context):
 
 
 class Coordinating:
-    """A coordinator that is elected, and what it is told of failures. ``elsewhere``: how often it was to give up its
-    election for the sake of another node; ``handed_over``: how often because a call into the child had failed.
+    """An elected coordinator, and the failures that it reports.
+
+    ``elsewhere``: how often it asked to give up its election in favour of another node; ``handed_over``: after a failed
+    call into the child.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:
@@ -105,7 +107,7 @@ class Coordinating:
         return ref
 
     def open(self, jobs: int) -> OperationRef:
-        """An operation with so many jobs, which it did not plan itself."""
+        """An operation with this many jobs, which another coordinator planned."""
         ref = self.started()
         self.world.do(self.world.plan(ref, jobs))
         return ref
@@ -128,6 +130,6 @@ class Coordinating:
         for p in range(jobs):
             self.world.do(self.world.report(ref, p, JobState.SUCCESS))
 
-    def tell_of_nodes(self) -> None:
+    def nodes_changed(self) -> None:
         self.ctx.cluster = self.world.cluster()
         self.role.cluster_changed()

@@ -44,7 +44,7 @@ class HoursAhead(StandingClock):
         return self.now + 7200.0
 
 
-async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
+async def test_a_wrong_wall_clock_does_not_shorten_the_retries_of_a_follow_up() -> None:
     clock, keys = HoursAhead(), Keys()
     ctx: Any = context(keys, None)
     reset = source.set(clock)
@@ -55,14 +55,14 @@ async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
             clock.now += pauses[-1]
             pauses.append(following._pause(REF))
         assert FOLLOW_UP_TIME <= clock.now < FOLLOW_UP_TIME + 61.0
-        assert pauses[:-1] == sorted(pauses[:-1]), "the longer the later"
+        assert pauses[:-1] == sorted(pauses[:-1]), "growing pauses"
         following.keep(())
-        assert not following._refused, "what is gone takes no memory"
+        assert not following._refused, "ended operations take no memory"
     finally:
         source.reset(reset)
 
 
-async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_follow_up_is_started_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, keys, asked = StandingClock(), Keys(), list[int]()
     refusals = [OperationStartError("excluded by t/noop/2")]
 
@@ -88,7 +88,7 @@ async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("kind", "final"), [("fatal", True), ("transient", False)])
-async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str, final: bool) -> None:
+async def test_completion_code_with_a_fatal_error_does_not_run_again(kind: str, final: bool) -> None:
     keys, written = Keys(), list[Decision]()
 
     async def commit(txn: Txn) -> bool:

@@ -1,4 +1,4 @@
-"""Reports that come while one is being committed, on the model of etcd."""
+"""Reports of jobs: group commit, and rejected writes, on the model of etcd."""
 
 from __future__ import annotations
 
@@ -24,13 +24,8 @@ from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Put, Txn, TxnResult, absent, flaw
 from distop.runtime.logs import ContextLogger
 from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 from tests.support.world import TABLE, TYPE, World
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def report(n: int) -> Guarded:
@@ -47,12 +42,12 @@ def context(client: Any, lost: Any, rejected_writes: RejectedWrites, limits: Lim
 
 
 def written(txn: Txn) -> int:
-    """How many reports a transaction has."""
+    """The number of reports in a transaction."""
     return len(txn.compares)
 
 
-def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not() -> None:
-    """Parts went beside up to two others, in twice as many transactions."""
+def test_a_partial_group_waits_for_the_current_commit_and_a_full_one_does_not() -> None:
+    """Partial groups were sent beside up to two others, in twice as many transactions."""
 
     async def main() -> None:
         client = ModelClient()
@@ -72,11 +67,11 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         for n in (1, 2):
             reporter.submit([(report(n), applied.append)])
             await asyncio.sleep(0)
-        assert len(client.committed) == 1, "less than a group waits"
+        assert len(client.committed) == 1, "a partial group waits"
         reporter.submit([(report(n), applied.append) for n in (3, 4)])
         await client.until(lambda: len(client.committed) == 2)
         await asyncio.sleep(0)
-        assert list(map(written, client.committed)) == [1, 3], "a whole group goes"
+        assert list(map(written, client.committed)) == [1, 3], "a full group is sent"
         held.set()
         await reporter.drain()
         assert list(map(written, client.committed)) == [1, 3, 1]
@@ -86,8 +81,8 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
     asyncio.run(main())
 
 
-def test_reports_are_sent_again_while_etcd_refuses_them_and_not_without_a_pause() -> None:
-    """As where a role is revoked for a while."""
+def test_reports_are_retried_with_pauses_while_etcd_refuses_them() -> None:
+    """Such as while a role is revoked."""
     refused: list[float] = []
 
     async def main() -> None:
@@ -151,7 +146,7 @@ def progress(partition: int) -> str:
 def test_a_rejected_write_is_set_aside_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A group with one rejected write was resent for ever, and blocked the queue."""
+    """A group with one rejected write was resent forever, and blocked the queue."""
 
     async def main() -> None:
         one = Picky(monkeypatch, progress(2), progress(5))
@@ -165,7 +160,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()
         known = len(one.client.committed)
-        await one.client.until(lambda: len(one.client.committed) > known + 3)  # they are tried again
+        await one.client.until(lambda: len(one.client.committed) > known + 3)  # they are retried
         one.refused.clear()
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert sorted(one.answers) == list(range(10))
@@ -176,7 +171,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
 
 
 def test_a_rejected_write_stays_reported_when_another_one_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs of one operation: what was told of both was gone until the next retry of the second one."""
+    """Two jobs of one operation: the report of both was gone until the next retry of the second one."""
 
     async def main() -> None:
         one = Picky(monkeypatch, progress(2), progress(5))

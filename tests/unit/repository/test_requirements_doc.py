@@ -1,5 +1,6 @@
-"""docs/internals/requirements.md names every requirement once, and only code and tests that exist; what
-docs/internals/guarantees.md calls tested names tests, too.
+"""docs/internals/requirements.md has every requirement once, and names existing code and tests.
+
+So do the tested guarantees of docs/internals/guarantees.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 ENTRY = re.compile(r"^\*\*([PCLIF])(\d+)\.\*\* ", re.MULTILINE)
 """The start of an entry: a requirement or a fault. A list of its code and tests, or of a reason, follows."""
-ELSEWHERE = {"P11", "P23"}  # said at the top of the document
+ELSEWHERE = {"P11", "P23"}  # explained at the top of the document
 LAST = {"P": 37, "C": 33, "L": 37, "I": 44}
 FAULTS = 43
 
@@ -52,28 +53,28 @@ def rows() -> list[Entry]:
 
 
 def named(text: str) -> list[str]:
-    """What stands in it as code."""
+    """The code spans of a text."""
     return re.findall(r"`([^`]+)`", text)
 
 
 def unexplained(text: str) -> list[str]:
-    """Where "not yet" stands without a reason: a clause of at least two words behind a colon."""
+    """Each "not yet" without a reason: a clause of at least two words after a colon."""
     return re.findall(r".{0,40}(?<!\*)\bnot yet\b(?!: [^|;():]*\w [^|;():]*\w).{0,20}", " ".join(text.split()))
 
 
-def test_every_number_stands_once_and_in_order() -> None:
+def test_every_number_is_listed_once_and_in_order() -> None:
     expected = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
     assert [one.number for one in rows()] == [number for number in expected if number not in ELSEWHERE]
 
 
 def missing(one: str) -> bool:
-    """There is no such file, or in it no such test."""
+    """Whether the file, or the test in it, does not exist."""
     path, _, name = one.partition("::")
     file = ROOT / path
     return not file.exists() or (name != "" and f"def {name}(" not in file.read_text())
 
 
-def test_what_is_named_exists() -> None:
+def test_named_code_and_tests_exist() -> None:
     assert [f"{one.number}: {name}" for one in rows() for name in named(" ".join([*one.code, *one.tests]))
             if missing(name)] == []  # fmt: skip
     tests = re.findall(r"`(tests/[^`]+)`", document())
@@ -81,19 +82,19 @@ def test_what_is_named_exists() -> None:
 
 
 def whole_files(text: str) -> list[str]:
-    """Test files of which no test is named, so that nobody knows what holds the row."""
+    """Test files named without a test."""
     kept = re.sub(r"every test of `[^`]+`", "", text)
     return [one for one in named(kept) if one.startswith("tests/") and "test_" in one and "::test_" not in one]
 
 
-def test_a_row_names_the_tests_that_hold_it() -> None:
+def test_each_row_names_at_most_three_tests() -> None:
     for one in rows():
         assert whole_files(" ".join(one.tests)) == [], one.number
         assert len(one.tests) <= 3, one.number
         assert all(len(named(test)) == 1 for test in one.tests), one.number
 
 
-def test_what_is_guaranteed_names_the_tests_that_hold_it() -> None:
+def test_each_tested_guarantee_names_existing_tests() -> None:
     text = (ROOT / "docs/internals/guarantees.md").read_text()
     found = re.findall(r"^### (.+)\n\n((?:(?!#).+\n|\n)+?)\nTests:\n\n((?:[- ] .+\n)+)", text, re.MULTILINE)
     assert len(found) > 80
@@ -104,14 +105,14 @@ def test_what_is_guaranteed_names_the_tests_that_hold_it() -> None:
         assert [one for one in named(tests) if one.startswith("tests/") and missing(one)] == [], what
 
 
-def test_a_whole_file_is_noticed() -> None:
+def test_a_test_file_without_a_test_is_found() -> None:
     assert whole_files("`tests/unit/test_a.py`, `tests/unit/test_b.py::test_c`") == ["tests/unit/test_a.py"]
     assert whole_files("every test of `tests/unit/test_a.py`, `tests/faults/conftest.py`, `scripts/soak`") == []
 
 
-def test_a_test_that_does_not_exist_is_missed() -> None:
-    assert not missing("tests/unit/repository/test_requirements_doc.py::test_what_is_named_exists")
-    assert missing("tests/unit/repository/test_requirements_doc.py::test_what_is_named")
+def test_a_missing_test_or_file_is_found() -> None:
+    assert not missing("tests/unit/repository/test_requirements_doc.py::test_named_code_and_tests_exist")
+    assert missing("tests/unit/repository/test_requirements_doc.py::test_named_code_and_tests")
     assert missing("tests/unit/test_nothing.py")
 
 
@@ -126,8 +127,8 @@ def test_every_fault_is_listed_with_the_tests_that_cause_it() -> None:
         assert [name for name in named(" ".join(one.tests)) if "::test_" not in name or missing(name)] == [], one.number
 
 
-def test_a_row_says_where_or_why_not() -> None:
-    """Code and a test; or a reason; or that it is no requirement of distop's: a mark or a remark in its place."""
+def test_each_row_names_code_and_a_test_or_a_reason() -> None:
+    """A row without a reason that is no requirement of distop starts with a mark or a remark."""
     for one in rows():
         if one.code:
             assert len(one.code) == 1, one.number
@@ -139,11 +140,11 @@ def test_a_row_says_where_or_why_not() -> None:
             assert len(one.reasons) == 1 or (not one.reasons and one.text[0] in "[("), one.number
 
 
-def test_what_is_not_yet_there_has_a_reason() -> None:
+def test_each_not_yet_has_a_reason() -> None:
     assert unexplained(document()) == []
 
 
-def test_a_reason_that_is_missing_is_missed() -> None:
+def test_a_not_yet_without_a_reason_is_found() -> None:
     for text in ("| not yet |", "an index not yet; more", "(not yet)", "not yet:", "not yet: no", "not yet: | — |"):
         assert unexplained(text), text
     assert not unexplained("a copy not yet: it takes a hypervisor | **not yet** is meant literally")

@@ -1,4 +1,4 @@
-"""What ``scripts/bench operations`` sets its figures beside, and what it says where that is not there."""
+"""The comparison of ``scripts/bench operations`` with Celery, and the message without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *there: str) -> None:
     monkeypatch.setattr(celerytasks.shutil, "which", lambda name: name if name in there else None)
 
 
-def test_what_the_comparison_lacks_is_said_and_the_result_is_as_it_was(
+def test_missing_programs_are_reported_and_the_result_is_unchanged(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     installed(monkeypatch, "celery")
@@ -22,7 +22,7 @@ def test_what_the_comparison_lacks_is_said_and_the_result_is_as_it_was(
     assert "because redis, redis-server is not installed" in capfd.readouterr().err
 
 
-def test_where_all_is_there_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celery_is_measured_if_all_programs_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "celery", "redis", "redis-server")
     monkeypatch.setattr(celerytasks, "rate", lambda tasks, clients, processes: tasks / clients / processes)
     result = Result("operations", {})

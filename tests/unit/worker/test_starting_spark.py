@@ -1,4 +1,4 @@
-"""A job that starts the Spark session reports that, and reports its own status again once the session is there."""
+"""The status of a job while it starts the Spark session, and after that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distop.worker.child_side.job_status import STARTING_SPARK
 
 
 class Session:
-    """Stands for ``SparkHolder``: a session that starts once a test lets it."""
+    """Replaces ``SparkHolder``: the session starts once ``may_start`` is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.started = False
@@ -72,7 +72,7 @@ def test_the_status_before_the_start_is_reported_again_after_it(error: Exception
         assert sent[-2:] == [STARTING_SPARK, before], "an empty status removes the last one"
 
 
-def test_planning_has_no_status_to_report_a_start_by() -> None:
+def test_planning_does_not_report_the_start_of_spark() -> None:
     spark = Session()
     spark.may_start.set()
     ctx, sent = job(spark, run=0)

@@ -1,4 +1,4 @@
-"""The files of a plan belong to the table, of a table of a catalog by what the catalog says."""
+"""The files of a plan must lie in the folders that the catalog gives for the table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
@@ -21,7 +20,7 @@ from distop.worker.child_side.call_handlers import Call
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
-from tests.support.running import Child
+from tests.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ ROWS = pa.table({"id": [1, 2, 3]})
 
 
 class _Child:
-    """What :class:`ChildContext` takes of its child here."""
+    """The attributes of a child that :class:`ChildContext` uses here."""
 
     executor, shared_dir, space, started = "e", "", "", True
     outbox: Any = None
@@ -47,7 +46,7 @@ class _Child:
 
 
 def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> PartitionPlan:
-    """As a job opens it: in a plan of the table, and beside the plan of another one."""
+    """Open the partition as a job does: of its own table, and beside that of another table."""
     child = child or _Child()
     found = ChildContext(child, JobScope("t/noop/1", table, partition=partition)).with_files(partition)
     beside = Pinned(table, "v", partition.files, source=partition.source)
@@ -56,7 +55,7 @@ def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> P
     return found
 
 
-def test_hole_2_a_forged_plan_names_no_metadata_of_another_table_of_a_catalog(
+def test_hole_2_a_forged_plan_with_metadata_of_another_table_of_a_catalog_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sql_catalog(tmp_path / "lake") as catalog:
@@ -68,12 +67,12 @@ def test_hole_2_a_forged_plan_names_no_metadata_of_another_table_of_a_catalog(
         (mine,), (theirs,) = plan_table(orders).partitions, plan_table(people).partitions
         assert opened(mine, orders) is mine
         catalog.load_table("sales.orders").append(ROWS)
-        assert opened(mine, orders) is mine, "of an older snapshot"
+        assert opened(mine, orders) is mine, "a plan of an older snapshot"
         with pytest.raises(InvalidArgument, match=r"people/metadata/.*' lies outside of its table '.*/orders'"):
             opened(theirs, orders)
 
 
-def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
+def test_hole_2_a_forged_plan_with_files_of_another_table_of_spark_s_catalog_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
@@ -106,7 +105,7 @@ def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
             opened(of(path), table, child)
 
 
-def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again(
+def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, elsewhere, other = (tmp_path / name for name in ("t", "elsewhere", "other"))
@@ -133,18 +132,18 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
         job(2)
 
 
-def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_used_again(
+def test_hole_2_the_folder_of_a_table_is_read_again_for_a_reused_operation_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The catalog has the table elsewhere by now; what another operation of this name was told counts no more."""
+    """The table has moved in the catalog since the earlier operation with this number."""
     places = ["/w/former"]
     monkeypatch.setattr(spark_catalog, "describe", lambda *_, **__: Described("parquet", places[0]))
     table, child = TableRecord("t", "spark", "db.t"), _Child()
     plan = PartitionPlan(0, "p", files=(("/w/former/a.parquet", 1, 1),))
 
-    def context(**told: Any) -> ChildContext:
-        call = told.pop("call", "")
-        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, **told))  # type: ignore[arg-type]
+    def context(**fields: Any) -> ChildContext:
+        call = fields.pop("call", "")
+        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, **fields))  # type: ignore[arg-type]
         made.call = call
         return made
 
@@ -157,22 +156,18 @@ def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_
             other.with_files(plan)
 
 
-class _Nothing(BaseModel):
-    """Nothing to say."""
-
-
 class _Leaving(Behavior):
-    """Has nothing to clean up."""
+    """Has no cleanup."""
 
     type_name = "leaving"
-    Arg = _Nothing
+    Arg = NoArg
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         raise NotImplementedError
 
 
 class _Cleaning(_Leaving):
-    """Remembers the partitions that it cleans up after."""
+    """Records the partitions that it cleans up."""
 
     type_name = "cleaning"
 
@@ -183,7 +178,7 @@ class _Cleaning(_Leaving):
         self.cleaned.append(partition.name)
 
 
-def test_hole_2_the_cleanup_of_a_job_asks_the_catalog_as_the_job_does(
+def test_hole_2_the_cleanup_of_a_job_checks_its_files_as_the_job_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []

@@ -1,4 +1,4 @@
-"""The command line without a store: options anywhere, wrong use, exit codes, an etcd that is not there."""
+"""The command line without etcd: global options, usage errors, exit codes, help."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["distop_command"]
 
 CLOSED = ("--etcd", "127.0.0.1:1", "--connect-timeout", "0.2")
-OF_ONE = ("show", "watch", "cancel", "pause", "resume")
+OPERATION_COMMANDS = ("show", "watch", "cancel", "pause", "resume")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ OF_ONE = ("show", "watch", "cancel", "pause", "resume")
         ["ls", "t", "--etcd=a:1", "--json"],
     ],
 )
-def test_global_options_stand_anywhere(argv: list[str]) -> None:
+def test_global_options_may_stand_anywhere(argv: list[str]) -> None:
     context, rest = take_globals(argv)
     assert rest == ["ls", "t"]
     assert context.json
@@ -93,7 +93,7 @@ def test_arguments_after_two_dashes_are_not_global_options() -> None:
         (["ls", "--connect-timeout", "soon"], "--connect-timeout must be a number"),
         (["ls", "--log-level", "loud"], "--log-level must be one of debug"),
         (["ls", "--namespace", "a/b"], "'a/b' is not a namespace"),
-        *(([command, "noop/7", *CLOSED], "'noop/7' is not an operation") for command in OF_ONE),
+        *(([command, "noop/7", *CLOSED], "'noop/7' is not an operation") for command in OPERATION_COMMANDS),
         (["show", "t/noop/1", "--html", "-", "--json", *CLOSED], "--html - and --json would both write to stdout"),
         (
             ["show", "t/noop/1", "--html", "no/page.html", *CLOSED],
@@ -127,7 +127,7 @@ def test_a_usage_error_is_one_sentence_with_exit_code_2(
     ran = distop_command(*argv)
     assert words in ran.sentence
     assert ran.code == 2
-    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+    assert list(tmp_path.iterdir()) == [], "no file was written"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_unreachable_etcd_is_one_sentence_with_exit_code_3(
 def test_an_unknown_host_name_and_a_closed_port_have_different_errors(
     distop_command: Callable[..., Ran],
 ) -> None:
-    """`.invalid` is no name anywhere (RFC 2606)."""
+    """The domain `.invalid` never exists (RFC 2606)."""
     unknown = distop_command("ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.2")
     assert (unknown.code, "nothing answers" in unknown.sentence) == (3, False)
     assert "nohost.invalid:2379 (unknown host name" in unknown.sentence, unknown.sentence
@@ -174,7 +174,7 @@ def test_doctor_checks_the_machine_even_without_etcd(distop_command: Callable[..
 def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
     distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is none that could be caused from outside, or it would be mended: so one is put in."""
+    """No input is known to cause a defect, so the test adds one."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by zero\nand more")
@@ -189,10 +189,10 @@ def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
     assert "Traceback" in ran.err
 
 
-def test_an_interrupt_is_code_130(tmp_path: Path) -> None:
+def test_an_interrupt_has_exit_code_130(tmp_path: Path) -> None:
     pipe = tmp_path / "argument"
     os.mkfifo(pipe)
-    # A shell starts what runs in its background without the signal.
+    # A shell starts background processes with this signal ignored.
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listening}; from distop.cli.main import main; main()"
     words = [sys.executable, "-c", code, "start", "a", "b", "--arg", f"@{pipe}"]
@@ -246,7 +246,7 @@ COMMANDS = (
 
 
 def test_help_describes_each_command_in_one_line(distop_command: Callable[..., Ran]) -> None:
-    """Each stands in one line, whole; in the usage, names stand as in the documents."""
+    """No description is truncated, and the usage has the names that the docs use."""
     listed = distop_command("--help").out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     assert sorted(line.split()[0] for line in listed) == sorted({name.split()[0] for name in COMMANDS})
     assert not [line for line in listed if not line.endswith(".")]
@@ -275,7 +275,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-def test_arguments_from_files(tmp_path: Path) -> None:
+def test_arguments_are_read_from_files(tmp_path: Path) -> None:
     file = tmp_path / "arg.json"
     file.write_text('{"a": "ü"}')
     assert parse_argument(f"@{file}") == {"a": "ü"}
@@ -288,7 +288,7 @@ def test_arguments_from_files(tmp_path: Path) -> None:
         parse_argument(f"@{file}")
 
 
-def test_small_parts() -> None:
+def test_options_are_parsed_and_durations_formatted() -> None:
     assert parse_options(["a=1", 'b={"c": true}', "d=text", "e=x=y"]) == {
         "a": 1,
         "b": {"c": True},

@@ -1,4 +1,4 @@
-"""How values of options are read without what typer would load for it; what stays typer's."""
+"""Option values are read without typer's parser, which is slow to load, where possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distop.cli.option_parsing import _read_plainly
 
 
 class Parameter(SimpleNamespace):
-    """An option as typer makes one."""
+    """An option of the form that typer creates."""
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         return "as typer reads it"
@@ -28,7 +28,7 @@ def test_texts_and_values_with_a_parser_are_read_without_typer() -> None:
     assert read("a", annotation=str, parameter_info=plain) == "a"
     assert read(["a", "b"], annotation=list[str], parameter_info=plain) == ["a", "b"]
     assert read("abc", annotation=int, parameter_info=by_length) == 3
-    assert read("", annotation=float, parameter_info=plain) == "", "what was not given stays the default"
+    assert read("", annotation=float, parameter_info=plain) == "", "a missing value stays the default"
 
 
 def test_other_values_are_read_by_typer() -> None:

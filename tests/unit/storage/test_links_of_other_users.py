@@ -1,4 +1,4 @@
-"""A link of another user leads nowhere: who owns a table's folder cannot have it be another table."""
+"""Links of other users are not followed: the owner of a table's folder cannot redirect it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 def turn(folder: Path, target: Path) -> None:
-    """What its owner does: put a link in its place."""
+    """Replace a folder by a link, as its owner can."""
     folder.rename(folder.with_name("aside"))
     folder.symlink_to(target)
     given_away(folder)
@@ -87,7 +87,7 @@ def test_a_table_behind_a_link_of_another_user_is_not_read(tables: Path, where: 
             check_metadata(f"{location}/metadata/v1.metadata.json")
 
 
-def test_no_table_has_files_behind_another_users_link_in_the_place_of_a_listed_folder(
+def test_a_listed_folder_that_another_user_replaced_by_a_link_is_refused(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = tables / "listed"
@@ -100,7 +100,7 @@ def test_no_table_has_files_behind_another_users_link_in_the_place_of_a_listed_f
         TableFiles(str(tables / "mine")).check([f"{listed}/day=1/a.parquet"], below=True)
 
 
-def test_a_link_of_the_executors_user_or_of_root_leads_to_a_table(tables: Path, tmp_path: Path) -> None:
+def test_a_link_of_the_executors_user_or_of_root_is_followed(tables: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tables / "mine")
     TableFiles(str(link)).check([f"{link}/day=1/a.parquet"], below=True)
@@ -125,10 +125,10 @@ def test_hole_3_nothing_is_removed_read_or_written_behind_a_link_of_another_user
 
 
 @pytest.mark.parametrize("first", ["a folder", "a link"])
-def test_hole_3_a_folder_is_judged_as_it_is_open_whenever_it_is_exchanged(
+def test_hole_3_a_folder_of_another_user_is_refused_whenever_it_is_swapped_with_a_link(
     tables: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Another user's folder, and his link to a folder of ours: neither passes, nor does one for the other."""
+    """The folder, and the link to one of our folders, belong to another user: neither passes."""
     mine, aside, link = tables / "mine", tables / "aside", tables / "link"
     link.symlink_to(tables / "other")
     given_away(link)
@@ -165,10 +165,10 @@ def test_hole_3_a_folder_is_judged_as_it_is_open_whenever_it_is_exchanged(
     raise AssertionError("the walk did not end")
 
 
-def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
+def test_a_partition_of_a_catalogs_table_that_is_a_link_out_of_it_is_refused(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also not one of ours: what lies below the table by its path must lie there."""
+    """Even a link of ours: a path below the table must not lead out of it."""
     mine, elsewhere = tables / "mine", tables.parent / "elsewhere"
     (tables / "other" / "day=1").rename(elsewhere)
     (mine / "day=2").symlink_to(elsewhere)
@@ -196,7 +196,7 @@ def test_a_partition_of_a_catalogs_table_is_no_link_out_of_the_table(
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
 def test_a_link_of_another_user_in_the_folder_is_not_followed(tables: Path, what: str) -> None:
-    """Wherever it seems to lead: one through /proc can lead to what no path shows."""
+    """Regardless of its target: a link through /proc can lead anywhere."""
     link = tables / "mine" / ("day=2" if what == "a folder" else "day=1/b.parquet")
     link.symlink_to(tables / "mine" / ("day=1" if what == "a folder" else "day=1/a.parquet"))
     path = f"{link}/a.parquet" if what == "a folder" else str(link)
@@ -209,8 +209,8 @@ def test_a_link_of_another_user_in_the_folder_is_not_followed(tables: Path, what
         list(Location.of(str(tables / "mine")).walk())
 
 
-def test_a_link_is_followed_through_paths_of_any_length(tables: Path) -> None:
-    """The kernel goes from folder to folder; of a path over 4,096 bytes Python's realpath knows no links."""
+def test_links_are_checked_in_paths_of_any_length(tables: Path) -> None:
+    """The kernel follows each folder, but Python's realpath ignores links in paths over 4,096 bytes."""
     mine, target, name = tables / "mine", tables / "other" / "day=1" / "a.parquet", "n" * 200
     here = os.open(mine, os.O_RDONLY)
     for n in range(26):
@@ -229,10 +229,10 @@ def test_a_link_is_followed_through_paths_of_any_length(tables: Path) -> None:
         TableFiles(str(mine)).check([str(link)], below=True)
 
 
-def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
+def test_a_listing_shows_nothing_of_the_target_of_a_link_that_replaced_a_folder(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names, sizes and times of files stand in plans."""
+    """Plans contain names, sizes and times of files."""
     mine, real = tables / "mine", os.open
 
     def opened(path: Any, *args: Any, **options: Any) -> int:
@@ -245,7 +245,7 @@ def test_a_listing_shows_nothing_of_what_a_folder_was_exchanged_for(
         list(Location.of(str(mine)).walk())
 
 
-def test_a_location_does_not_tell_whether_there_is_what_it_is_exchanged_for(
+def test_a_location_swapped_with_a_link_does_not_show_whether_the_target_exists(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, aside, link = tables / "mine", tables / "aside", tables / "link"
@@ -277,7 +277,7 @@ def test_a_location_does_not_tell_whether_there_is_what_it_is_exchanged_for(
     raise AssertionError("the walk did not end")
 
 
-def test_a_location_tells_no_size_and_time_of_a_file_that_it_is_exchanged_for(tables: Path) -> None:
+def test_a_location_swapped_with_a_link_shows_no_size_and_time_of_the_target(tables: Path) -> None:
     path, other = tables / "mine" / "day=1" / "a.parquet", tables / "other" / "day=1" / "a.parquet"
     location = Location.of(str(path))
     assert [entry.path for entry in location.walk()] == [str(path)]
@@ -289,8 +289,8 @@ def test_a_location_tells_no_size_and_time_of_a_file_that_it_is_exchanged_for(ta
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_file_is_opened_behind_no_link_of_another_user(tables: Path, follow: bool) -> None:
-    """Whatever was looked at before it is opened."""
+def test_no_file_is_opened_behind_a_link_of_another_user(tables: Path, follow: bool) -> None:
+    """Opening a file includes this check."""
     turn(tables / "mine", tables / "other")
     with pytest.raises(NotRegular, match=f"the link {tables}/mine belongs to the user {STRANGER}"):
         open_regular(str(tables / "mine" / "day=1" / "a.parquet"), follow=follow)

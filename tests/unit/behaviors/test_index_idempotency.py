@@ -1,6 +1,4 @@
-"""Twice is once, of indexes: jobs that are tried again after their reports were lost, completions that are run again,
-and whole operations, over random histories of random tables.
-"""
+"""Idempotency of indexes: jobs, completions and operations run twice, in random histories of random tables."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ STEPS = 5
 
 
 class World:
-    """A table, its index, and what becomes of both by the steps of a history."""
+    """A table and its index, changed by the steps of a history."""
 
     def __init__(self, source: Path, home: Path) -> None:
         self.table = home / "t"
@@ -40,13 +38,11 @@ class World:
         return self.indexes.folder()
 
     def once(self, behavior: Any, arg: dict[str, Any]) -> Any:
-        """Its report."""
+        """Run the operation once; return its report."""
         return Operation(self.indexes, behavior, arg).run_all().complete()
 
     def twice(self, behavior: Any, arg: dict[str, Any], rng: random.Random) -> Any:
-        """With each job tried up to three times, one of whose results is the one that was reported, and with a
-        completion that is run again.
-        """
+        """Run each job two or three times, keep one of the results, run the completion twice; return the report."""
         operation = Operation(self.indexes, behavior, arg)
         for partition in operation.planned.partitions:
             results = []
@@ -56,14 +52,14 @@ class World:
                 if stopped(lambda ctx=ctx, partition=partition: operation.run(partition, ctx)):  # type: ignore[misc]
                     continue
                 results.append(operation.outcomes[partition.partition])
-            assert len({str(_apart(result.result)) for result in results}) == 1
+            assert len({str(_without_journal(result.result)) for result in results}) == 1
             operation.outcomes[partition.partition] = rng.choice(results)
         reports = [operation.complete() for _ in range(2)]
         assert reports[0] == reports[1]
         return reports[0]
 
     def state(self, keys: list[tuple[Any, ...]]) -> Any:
-        """All that the index says, by the names of the files; and which of them a lookup of each key is told."""
+        """The content of the index by file names, and the files that a lookup of each key finds."""
         current = self.folder.current()
         if current is None:
             with pytest.raises(NotFound):
@@ -74,7 +70,7 @@ class World:
         paths = dict(zip(files.column("file").to_pylist(), files.column("path").to_pylist(), strict=True))
         runs = [pq.read_table(self.folder.data / run.name, partitioning=None) for run in current.runs]
         rows = [row for run in runs for row in run.to_pylist()]
-        # Those of files that are gone stay until there are many of them.
+        # Postings of removed files stay until there are many.
         postings = sorted((r["key"], paths[r["file"]], r["block"]) for r in rows if r["file"] in paths)
         listed = files.drop_columns(["file"]).to_pylist()
         told = (current.kind, current.columns, current.options, current.families, sorted(current.schema))
@@ -93,21 +89,19 @@ def _names(files: Any, table: Path) -> list[str]:
     return [str(Path(file[0]).relative_to(table)) for file in files]
 
 
-def _apart(result: Any) -> Any:
-    """But for where the journal of the attempt is, and what that makes of its lines."""
+def _without_journal(result: Any) -> Any:
+    """The result without the fields that depend on the path of the attempt's journal."""
     return {name: value for name, value in result.items() if name not in ("journal", "digest", "bytes")}
 
 
-def _told(report: Any) -> Any:
-    """But for numbers of generations, of which a second operation may take more, and the version of a table that lies
-    elsewhere.
-    """
+def _comparable(report: Any) -> Any:
+    """The report without generation numbers, which a second operation may increase, and without the table's version."""
     told = report if isinstance(report, dict) else report.model_dump(mode="json")
     return {name: value for name, value in told.items() if name not in ("generation", "table_version", "bytes")}
 
 
 def _changed(worlds: list[World], pool: list[Path], rng: random.Random) -> None:
-    """A file is added, replaced or removed: the same in all of them."""
+    """Add, replace or remove a file, the same in all worlds."""
     files = sorted(path for path in worlds[0].rows() if path.endswith(".parquet"))
     taken, name = rng.choice(pool), f"p=0/more-{rng.randrange(10**6)}.parquet"
     what = rng.choice(["add", "replace", "remove", "nothing"])
@@ -123,10 +117,13 @@ def _changed(worlds: list[World], pool: list[Path], rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_twice_is_once_over_a_random_history(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One world is led through it once; in the other each job and each completion runs twice, and then the operation.
-    Both say the same at each moment; a second operation that only brings up to date changes no byte; and nothing is
-    there but what a generation names.
+def test_repeated_operations_change_nothing_in_a_random_history(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One world runs it once; in the other each job and each completion runs twice, and then the operation.
+
+    Both have the same state after each step; a repeated incremental operation changes no byte; and there are only
+    files that a generation names.
     """
     print(f"the history of seed {seed}")
     rng = random.Random(seed)
@@ -146,18 +143,18 @@ def test_twice_is_once_over_a_random_history(seed: int, tmp_path: Path, monkeypa
         arg = {"name": "i"} if dropped else {"name": "i", "columns": columns, "kind": kind, "refresh": refresh}
         behavior: Any = DropIndex() if dropped else BuildIndex()
         reports = [one.once(behavior, arg), two.twice(behavior, arg, rng)]
-        assert _told(reports[0]) == _told(reports[1])
+        assert _comparable(reports[0]) == _comparable(reports[1])
         keys = [tuple(row[name] for name in columns) for row in rng.sample(values, min(len(values), 5))]
         state = one.state(keys)
         assert two.state(keys) == state
         assert two.indexes.left_over() == []
         before = bytes_below(two.folder.root)
-        again = _told(two.twice(behavior, arg, rng))
+        again = _comparable(two.twice(behavior, arg, rng))
         assert two.state(keys) == state
         if dropped:
             assert again == {"name": "i", "dropped": False}
         elif refresh == "incremental":
-            assert again == {**_told(reports[1]), "indexed": 0, "removed": 0}
+            assert again == {**_comparable(reports[1]), "indexed": 0, "removed": 0}
         if refresh == "incremental" or dropped:
             assert bytes_below(two.folder.root) == before
         assert two.indexes.left_over() == []

@@ -1,4 +1,4 @@
-"""What etcd rejects as invalid is told by whoever catches it: in the source of all that an executor does."""
+"""Each handler in the source of the daemon that catches a rejected write reports it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PACKAGE = Path(__file__).resolve().parents[3] / "distop"
 FOLDERS = ("daemon",)
 REJECTED = "MalformedRequest"
 WIDE = {"DistopError", "EtcdRejected", "Exception", "BaseException", ""}
-"""What takes in a rejected write beside others; "": all."""
+"""Exceptions that include a rejected write; "": a bare ``except``."""
 
 READS = "etcd is only read"
-SMALL = "names and nothing else are written, less than the node record without which nothing runs"
-ITSELF = "it is the node record: what is rejected could not be told in it"
-DIVIDES = "a group is sent in smaller ones, and the caller tells what is rejected alone"
+SMALL = "it writes only names, less than the node record, without which nothing runs"
+ITSELF = "it is the node record: a rejection could not be reported in it"
+DIVIDES = "a group is sent in smaller ones, and the caller reports the rejected item"
 LOCAL = "nothing is sent"
 
 EXCEPTED = {
@@ -47,8 +47,8 @@ EXCEPTED = {
     "executor_role.Executor._tell": ITSELF,
     "result_sweeping.ResultSweeper.run": READS,
 }
-"""Function → why no rejected write ends in its one handler that neither raises nor tells."""
-TOLD_BY = {
+"""Function → why its handler need neither raise nor report a rejected write."""
+REPORTED_BY = {
     "claimer.Claimer.claim_fresh": "executor_role.Executor._failed",
     "incarnation.Incarnation._rejection_logged": "abandoned_holds.HoldKeeper._write_one",
     "job_reports.Reporter._write": "job_reports.Reporter._insist",
@@ -62,7 +62,7 @@ TOLD_BY = {
     "pending_starts.Waiters._end": "pending_starts.Waiters._set_aside",
     "pending_starts.Waiters._run": "pending_starts.Waiters._set_aside",
 }
-"""Function → the one that tells what etcd rejects of all that is written there."""
+"""Function → the function that reports the rejected writes of the former."""
 
 
 def names(kinds: list[ast.expr]) -> set[str]:
@@ -72,27 +72,27 @@ def names(kinds: list[ast.expr]) -> set[str]:
 
 
 def silent(body: list[ast.stmt]) -> bool:
-    """It neither ends by raising, nor has a rejected write told."""
+    """Whether a handler neither raises at its end nor reports a rejected write."""
     found = [node for statement in body for node in ast.walk(statement)]
     if isinstance(body[-1], ast.Raise) and not any(isinstance(one, ast.Return | ast.Continue) for one in found):
         return False
-    return not any(is_telling(one) for one in found)
+    return not any(is_report(one) for one in found)
 
 
-def is_telling(node: ast.AST) -> bool:
-    """It puts a rejected write on the node's record."""
+def is_report(node: ast.AST) -> bool:
+    """Whether a call puts a rejected write on the node record."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("rejected_writes.refused")
 
 
 def catching(node: ast.AST) -> Iterator[bool]:
-    """Whether each handler is silent that a rejected write can come to."""
+    """For each handler that a rejected write can reach, whether it is silent."""
     if isinstance(node, ast.Try):
         for handler in node.handlers:
             kinds = names([handler.type]) if handler.type is not None else {""}
             if kinds & WIDE or REJECTED in kinds:
                 yield silent(handler.body)
             if REJECTED in kinds or kinds & {"DistopError", "EtcdRejected"}:
-                return  # a handler behind it gets none
+                return  # later handlers get none
     elif isinstance(node, ast.With | ast.AsyncWith):
         for call in (item.context_expr for item in node.items):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("suppress"):
@@ -100,7 +100,7 @@ def catching(node: ast.AST) -> Iterator[bool]:
 
 
 def functions(tree: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
-    """Every node, with the function that it stands in."""
+    """Every node, with the function that contains it."""
     for node in ast.iter_child_nodes(tree):
         named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         inner = f"{where}.{node.name}" if named else where  # type: ignore[attr-defined]
@@ -108,25 +108,25 @@ def functions(tree: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
         yield from functions(node, inner)
 
 
-def untold(tree: ast.AST, where: str) -> Iterator[str]:
-    """The functions that catch what etcd rejects and neither raise nor tell it, once for each place."""
+def unreported(tree: ast.AST, where: str) -> Iterator[str]:
+    """The functions that catch a rejected write and neither raise nor report it, once per place."""
     for inner, node in functions(tree, where):
         yield from (inner for is_silent in catching(node) if is_silent)
 
 
-def test_each_place_that_catches_a_rejected_write_tells_it() -> None:
-    """A rejected write about a prepared hold was a line in a log: neither `why` nor `doctor` knew of it."""
+def test_each_handler_that_catches_a_rejected_write_reports_it() -> None:
+    """A rejected write of a prepared hold was only logged: neither `why` nor `doctor` showed it."""
     paths = {folder: sorted((PACKAGE / folder).rglob("*.py")) for folder in FOLDERS}
     assert all(paths.values())
     trees = [(path.stem, ast.parse(path.read_text())) for files in paths.values() for path in files]
-    found = Counter(name for stem, tree in trees for name in untold(tree, stem))
-    assert found == Counter([*EXCEPTED, *TOLD_BY])
-    telling = {name for stem, tree in trees for name, node in functions(tree, stem) if is_telling(node)}
-    assert set(TOLD_BY.values()) <= telling
+    found = Counter(name for stem, tree in trees for name in unreported(tree, stem))
+    assert found == Counter([*EXCEPTED, *REPORTED_BY])
+    reporting = {name for stem, tree in trees for name, node in functions(tree, stem) if is_report(node)}
+    assert set(REPORTED_BY.values()) <= reporting
 
 
 @pytest.mark.parametrize(
-    ("handlers", "is_untold"),
+    ("handlers", "is_unreported"),
     [
         ("except DistopError as error: log.warning(error)", True),
         ("except (OSError, errors.EtcdRejected): pass", True),
@@ -139,7 +139,7 @@ def test_each_place_that_catches_a_rejected_write_tells_it() -> None:
         ("except DistopError: raise\nexcept Exception: pass", False),
     ],
 )
-def test_what_is_found_in_the_source(handlers: str, is_untold: bool) -> None:
+def test_silent_handlers_are_found(handlers: str, is_unreported: bool) -> None:
     text = f"try:\n  send()\n{handlers}"
-    assert bool([*untold(ast.parse(text), "module")]) is is_untold
-    assert [*untold(ast.parse("with suppress(DistopError): send()"), "module")] == ["module"]
+    assert bool([*unreported(ast.parse(text), "module")]) is is_unreported
+    assert [*unreported(ast.parse("with suppress(DistopError): send()"), "module")] == ["module"]
