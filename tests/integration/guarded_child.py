@@ -1,4 +1,4 @@
-"""A stand-in for the daemon, which starts a guardian over a child of a test's own and can be stopped and killed."""
+"""A stand-in for the daemon: it starts a guardian over a test's child process, and tests stop and kill it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distop.worker import guardian
 
 
 def main() -> None:
-    """``guarded.py DEADLINE CODE``: print the guardian's first line (``P <pid>``) and wait for ever."""
+    """``guarded_child.py DEADLINE CODE``: print the guardian's first line (``P <pid>``), then pass on stdin."""
     control, theirs = socket.socketpair()
     mine, data = socket.socketpair()
     command = [

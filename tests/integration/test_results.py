@@ -21,8 +21,8 @@ from distop import aio
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.protocol.records import TableRecord
 from tests.integration.conftest import TABLE
-from tests.integration.hand import Hand
 from tests.integration.large_behavior import LargeReport, LargeResult
+from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, connected, until
 
@@ -115,25 +115,25 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
 
     async def play() -> None:
         async with aio.connect(etcd.endpoint) as client:
-            hand = Hand(client.etcd, client.keys)
-            await hand.publish("noop")
-            await hand.table(TABLE)
-            await hand.join("n1", "noop")
+            scripted = ScriptedDaemons(client.etcd, client.keys)
+            await scripted.publish("noop")
+            await scripted.table(TABLE)
+            await scripted.join("n1", "noop")
             op = await client.start_operation("noop", TABLE)
             assert [r async for r in op.results()] == [], "there is no plan"
             names = [f"p{n}" for n in range(150)]
-            await hand.plan(op.parts, "n1", names)
-            fences = await hand.claim(op.parts, "n1", 0, 1, 120)
-            await hand.report(op.parts, 0, fences[0], name="p0")
-            await hand.report(op.parts, 120, fences[120], error="no", name="p120")
+            await scripted.plan(op.parts, "n1", names)
+            fences = await scripted.claim(op.parts, "n1", 0, 1, 120)
+            await scripted.report(op.parts, 0, fences[0], name="p0")
+            await scripted.report(op.parts, 120, fences[120], error="no", name="p120")
             seen = [(r.partition, r.success, r.error) async for r in op.results()]
             assert seen == [(0, True, ""), (120, False, "no")]
             begun = op.results()
             assert (await anext(begun)).partition == 0
-            await hand.report(op.parts, 1, fences[1], name="p1")
+            await scripted.report(op.parts, 1, fences[1], name="p1")
             await op.cancel()
-            await hand.finish(op.parts, "n1", distop.protocol.records.State.CANCELLED)
-            await hand.clean(op.parts, "n1")
+            await scripted.finish(op.parts, "n1", distop.protocol.records.State.CANCELLED)
+            await scripted.clean(op.parts, "n1")
             assert [r.partition async for r in begun] == [120]
             assert [r.partition async for r in op.results()] == [0, 1, 120]
             async with connected(etcd.endpoint) as other:
@@ -221,10 +221,10 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
 ) -> None:
     caplog.set_level(logging.WARNING, "distop.client")
     client = await aio.connect(etcd.endpoint)
-    hand = Hand(client.etcd, client.keys)
-    await hand.publish("noop")
-    await hand.table(TABLE)
-    await hand.join("n1", "noop")
+    scripted = ScriptedDaemons(client.etcd, client.keys)
+    await scripted.publish("noop")
+    await scripted.table(TABLE)
+    await scripted.join("n1", "noop")
     op, other = await client.start_operation("noop", TABLE), await client.start_operation("noop", TABLE)
     loop, called = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -243,8 +243,8 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
     other.add_done_callback(now)
     assert op.remove_done_callback(now) == 2
     op.add_done_callback(now)
-    await hand.plan(op.parts, "n1", [])
-    await hand.finish(op.parts, "n1", distop.protocol.records.State.SUCCESS)
+    await scripted.plan(op.parts, "n1", [])
+    await scripted.finish(op.parts, "n1", distop.protocol.records.State.SUCCESS)
     async with asyncio.timeout(20):
         told = sorted([await called.get(), await called.get()])
     assert told == [("later", "success", True), ("now", "success", True)]

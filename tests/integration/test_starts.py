@@ -18,7 +18,7 @@ import pytest
 import distop
 from distop import aio
 from distop.protocol.txn import Get
-from tests.integration.hand import Hand
+from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.etcd import own_etcd, shared_etcd
 from tests.support.replay import violations
 
@@ -45,11 +45,11 @@ async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
 
 
 async def prepare(client: aio.Client) -> None:
-    hand = Hand(client.etcd, client.keys)
-    await hand.publish("noop", arg_schema=SCHEMA)
-    await hand.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
-    await hand.table(TABLE)
-    await hand.join("n1", "noop", "one")
+    scripted = ScriptedDaemons(client.etcd, client.keys)
+    await scripted.publish("noop", arg_schema=SCHEMA)
+    await scripted.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+    await scripted.table(TABLE)
+    await scripted.join("n1", "noop", "one")
 
 
 async def counted(client: aio.Client, type_name: str = "noop") -> tuple[int, int, int]:

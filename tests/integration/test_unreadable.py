@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.protocol.records import OperationRef
-from tests.integration.by_hand import TABLE, World, end
+from tests.integration.cli_namespace import TABLE, CliNamespace, end
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.store.embedded import EmbeddedEtcd
-    from tests.integration.hand import Hand
+    from tests.integration.scripted_daemons import ScriptedDaemons
     from tests.support.command import Ran
 
 __all__ = ["distop_command", "shared_etcd"]
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture
-def world(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> World:
-    return World(shared_etcd.endpoint, distop_command)
+def cli(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> CliNamespace:
+    return CliNamespace(shared_etcd.endpoint, distop_command)
 
 
-def put(world: World, key: Callable[[Any], str], value: bytes) -> str:
+def put(cli: CliNamespace, key: Callable[[Any], str], value: bytes) -> str:
     """Write a value, and return its key."""
     keys: list[str] = []
 
-    async def write(hand: Hand) -> None:
-        keys.append(key(hand.keys))
-        await hand.put(keys[0], value)
+    async def write(scripted: ScriptedDaemons) -> None:
+        keys.append(key(scripted.keys))
+        await scripted.put(keys[0], value)
 
-    world.play(write)
+    cli.with_daemons(write)
     return keys[0]
 
 
@@ -52,36 +52,34 @@ OP = OperationRef(TABLE, "noop", "", 1)
 NEXT = OperationRef(TABLE, "noop", "", 2)
 
 
-def test_a_history_record_that_is_not_json(world: World) -> None:
-    world.distop("start", "noop", TABLE)
-    world.play(lambda hand: end(hand, str(OP)))
-    key = put(world, lambda keys: keys.history(NEXT), b"{oops")
-    listed = world.distop("history", "--json")
+def test_a_history_record_that_is_not_json(cli: CliNamespace) -> None:
+    cli.distop("start", "noop", TABLE)
+    cli.with_daemons(lambda scripted: end(scripted, str(OP)))
+    key = put(cli, lambda keys: keys.history(NEXT), b"{oops")
+    listed = cli.distop("history", "--json")
     assert [record["op"] for record in listed.json] == [str(OP)]
     (warning,) = only_warnings(listed.err)
     assert f"the record at {key} cannot be read: b'{{oops' is not a valid value" in warning
-    assert [r["op"] for r in world.distop("history", "--limit", "1", "--json").json] == [str(OP)], (
-        "one that can be read"
-    )
+    assert [r["op"] for r in cli.distop("history", "--limit", "1", "--json").json] == [str(OP)], "one that can be read"
     for command in (("show",), ("watch",), ("cancel",), ("rerun",)):
-        ran = world.distop(*command, str(NEXT))
+        ran = cli.distop(*command, str(NEXT))
         assert (ran.code, key in ran.sentence) == (3, True), command
-    doctor = world.distop("doctor", "--json")
+    doctor = cli.distop("doctor", "--json")
     findings = {check["name"]: check for check in doctor.json["checks"]}
     assert doctor.code == 1
     assert findings["keys"]["status"] == "ok"
     assert (findings["records"]["status"], key in findings["records"]["text"]) == ("error", True)
 
 
-def test_a_table_record_of_a_later_release(world: World) -> None:
-    key = put(world, lambda keys: keys.table("v2"), b'{"v":2,"newname":"x"}')
-    ran = world.distop("start", "noop", "v2")
+def test_a_table_record_of_a_later_release(cli: CliNamespace) -> None:
+    key = put(cli, lambda keys: keys.table("v2"), b'{"v":2,"newname":"x"}')
+    ran = cli.distop("start", "noop", "v2")
     assert (ran.code, ran.sentence) == (
         3,
         f"the record at {key} cannot be read: "
         "it has version 2, but this release only knows version 1: use a later release",
     )
-    listed = world.distop("table", "ls", "--json")
+    listed = cli.distop("table", "ls", "--json")
     assert [table["name"] for table in listed.json] == [TABLE]
     assert len(only_warnings(listed.err)) == 1
 
@@ -95,30 +93,30 @@ def test_a_table_record_of_a_later_release(world: World) -> None:
         (b"[]", "b'[]' is not a valid value"),
     ],
 )
-def test_a_declaration(world: World, value: bytes, words: str) -> None:
-    key = put(world, lambda keys: keys.behavior("foo"), value)
-    ran = world.distop("start", "foo", TABLE)
+def test_a_declaration(cli: CliNamespace, value: bytes, words: str) -> None:
+    key = put(cli, lambda keys: keys.behavior("foo"), value)
+    ran = cli.distop("start", "foo", TABLE)
     assert (ran.code, key in ran.sentence, words in ran.sentence) == (3, True, True), ran.sentence
-    listed = world.distop("behaviors", "--json")
+    listed = cli.distop("behaviors", "--json")
     assert [b["type_name"] for b in listed.json] == ["noop", "purge"]
     assert len(only_warnings(listed.err)) == 1
-    assert "foo" in world.distop("start", "bar", TABLE).sentence, "it is published, whatever it says"
+    assert "foo" in cli.distop("start", "bar", TABLE).sentence, "it is published, whatever it says"
 
 
-def test_a_node_and_records_of_an_operation(world: World) -> None:
-    world.distop("start", "noop", TABLE)
-    node = put(world, lambda keys: keys.node("n2"), b'{"v":1,"state":"dancing"}')
-    listed = world.distop("nodes", "--json")
+def test_a_node_and_records_of_an_operation(cli: CliNamespace) -> None:
+    cli.distop("start", "noop", TABLE)
+    node = put(cli, lambda keys: keys.node("n2"), b'{"v":1,"state":"dancing"}')
+    listed = cli.distop("nodes", "--json")
     assert [n["incarnation"] for n in listed.json] == ["n1"]
     assert node in only_warnings(listed.err)[0]
-    spec = put(world, lambda keys: keys.of(OP, "spec"), b"\xff")
-    ran = world.distop("show", str(OP))
+    spec = put(cli, lambda keys: keys.of(OP, "spec"), b"\xff")
+    ran = cli.distop("show", str(OP))
     assert ran.code == 3
     assert spec in ran.err
-    listed = world.distop("ls", "--json")
+    listed = cli.distop("ls", "--json")
     assert listed.json == []
     assert len(only_warnings(listed.err)) == 2
-    doctor = world.distop("doctor")
+    doctor = cli.distop("doctor")
     assert (doctor.code, node in doctor.out, spec in doctor.out) == (1, True, True)
 
 
@@ -130,36 +128,36 @@ def test_a_node_and_records_of_an_operation(world: World) -> None:
     ],
 )
 def test_unreadable_records_of_an_operation_are_its_reason_to_wait(
-    world: World, name: str, value: bytes, words: str
+    cli: CliNamespace, name: str, value: bytes, words: str
 ) -> None:
     """Nobody runs its jobs, and its status says why. Nothing of it is touched: it can be mended, or cancelled."""
-    world.distop("start", "noop", TABLE)
-    world.play(lambda hand: hand.plan(OP, "n1", ["a", "b"]))
-    assert world.distop("show", str(OP), "--json").json["waiting_for"] == "free slots"
-    put(world, lambda keys: f"{keys.of(OP, 'state').removesuffix('state')}{name}", value)
-    shown = world.distop("show", str(OP), "--json")
+    cli.distop("start", "noop", TABLE)
+    cli.with_daemons(lambda scripted: scripted.plan(OP, "n1", ["a", "b"]))
+    assert cli.distop("show", str(OP), "--json").json["waiting_for"] == "free slots"
+    put(cli, lambda keys: f"{keys.of(OP, 'state').removesuffix('state')}{name}", value)
+    shown = cli.distop("show", str(OP), "--json")
     assert shown.code == 0
     assert shown.json["waiting_for"].startswith("records that executors can read: ")
     assert words in shown.json["waiting_for"]
-    assert words in " ".join(world.distop("show", str(OP)).out.split())
-    assert world.distop("cancel", str(OP)).code == 0
+    assert words in " ".join(cli.distop("show", str(OP)).out.split())
+    assert cli.distop("cancel", str(OP)).code == 0
 
 
-def test_invalid_counters(world: World) -> None:
-    world.distop("start", "noop", TABLE)
+def test_invalid_counters(cli: CliNamespace) -> None:
+    cli.distop("start", "noop", TABLE)
     for key, value in (
         (lambda keys: keys.next_instance(TABLE, "noop"), b"many"),
         (lambda keys: keys.run_ops(TABLE), b"[1]"),
     ):
-        name = put(world, key, value)
-        ran = world.distop("start", "noop", TABLE)
+        name = put(cli, key, value)
+        ran = cli.distop("start", "noop", TABLE)
         assert (ran.code, name in ran.sentence) == (3, True), ran
-    assert world.distop("table", "rm", TABLE).code == 3
+    assert cli.distop("table", "rm", TABLE).code == 3
 
 
-def test_audit_names_the_key(world: World) -> None:
-    world.distop("start", "noop", TABLE)
-    key = put(world, lambda keys: keys.of(OP, "spec"), b"{oops")
-    ran = world.distop("audit")
+def test_audit_names_the_key(cli: CliNamespace) -> None:
+    cli.distop("start", "noop", TABLE)
+    key = put(cli, lambda keys: keys.of(OP, "spec"), b"{oops")
+    ran = cli.distop("audit")
     assert (ran.code, key in ran.out + ran.err) == (1, True), ran
     assert "defect" not in ran.err

@@ -1,6 +1,6 @@
-"""``python -m tests.integration.uncapped COMMAND…``: run it without any of root's capabilities, as anybody would.
+"""``python -m tests.integration.uncapped COMMAND…``: run a command without root's capabilities.
 
-Root's processes look into all others; the same user without these may do what processes of one user may to each other.
+Processes of root can read all others. Without its capabilities, root has the access that any user has to its processes.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ PR_CAPBSET_DROP = 24
 if __name__ == "__main__":
     libc = ctypes.CDLL(None)
     for capability in range(64):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # who has none is refused, and needs none dropped
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails without capabilities, when there are none to drop
     os.execvp(sys.argv[1], sys.argv[1:])
