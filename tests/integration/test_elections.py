@@ -1,4 +1,4 @@
-"""The coordinator roles of one incarnation on a real etcd: elected, resigned when idle, restarted when a watch fails."""
+"""The coordinator roles of one incarnation on a real etcd: elections, resignations and failed watches."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ async def run(
     worker: Worker, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP, opened: int = 7
 ) -> tuple[str, str]:
     ends: list[Any] = []
-    reads = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
-    await worker.run(reads, ends.extend)
+    request = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
+    await worker.run(request, ends.extend)
     (end,) = ends
     return end.kind, end.error
 
@@ -94,26 +94,26 @@ async def run(
 async def end_of_each_request(worker: Worker, table: Any, diary: Path, row: Any = ROW) -> list[tuple[str, str]]:
     """The result of each kind of request that has the table's record."""
     arg, results = {"names": ["a"], "diary": str(diary)}, [await run(worker, table, {"diary": str(diary)}, row)]
-    for reads in (
+    for request in (
         worker.plan(OP, "sample", arg, table, None),
         worker.complete(OP, "sample", arg, table, "success", 1, 1, 0, nothing),
         worker.cleanup(OP, "sample", arg, table, [JobItem(row, 1, 1)]),
         worker.sweep(OP, table),
     ):
         try:
-            await reads
+            await request
             results.append(("done", ""))
         except WorkerError as error:
             results.append((error.kind, str(error)))
     return results
 
 
-@pytest.mark.parametrize("spec_with_other_location", FORGED)
+@pytest.mark.parametrize("forged", FORGED)
 async def test_a_forged_table_record_is_refused_before_any_code_runs(
-    worker: Worker, tmp_path: Path, spec_with_other_location: str
+    worker: Worker, tmp_path: Path, forged: str
 ) -> None:
     diary = tmp_path / "diary"
-    for kind, text in await end_of_each_request(worker, FORGED[spec_with_other_location], diary):
+    for kind, text in await end_of_each_request(worker, FORGED[forged], diary):
         assert kind == "fatal"
         assert text.startswith(
             "the registered record of table t differs from the one with which t/sample/1 was started: "
@@ -186,11 +186,11 @@ async def test_hole_2_a_reused_operation_number_is_compared_again(
 async def test_only_the_forged_one_of_several_operations_is_refused(worker: Worker, registry: TableRegistry) -> None:
     ends: dict[str, list[Any]] = {"t/sample/1": [], "t/sample/2": [], "theirs/sample/1": []}
     tables = [MINE.to_json(), FORGED["location"], THEIRS.to_json()]
-    reads = [
+    requests = [
         (RunRequest(op, "sample", {}, table, (JobItem(ROW, 1, 1),), batch=False, opened=7), Listener(ends[op].extend))
         for op, table in zip(ends, tables, strict=True)
     ]
-    await worker.run_in_turn(reads)
+    await worker.run_in_turn(requests)
     assert [found[0].kind for found in ends.values()] == ["success", "fatal", "success"]
     assert registry.reads == 1
 
