@@ -25,7 +25,7 @@ def main() -> None:
     print(process.pid, line, flush=True)
     while line := sys.stdin.readline():
         control.sendall(line.encode())
-        print("told", flush=True)
+        print("sent", flush=True)
     os.set_blocking(mine.fileno(), True)
     process.wait()
     print(control.recv(100).decode().strip(), flush=True)

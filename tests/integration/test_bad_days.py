@@ -1,4 +1,4 @@
-"""Jobs that fail, that ignore a cancel, and that leave files behind, on real executors."""
+"""Jobs that fail, ignore a cancel, or leave files behind, on real executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``show --html`` on a real etcd, and what is read for it, with the daemons' part played by hand."""
+"""``show --html`` on a real etcd with scripted daemons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OP = "nyc.flights/noop/1"
 HOSTILE = '<script>"day"</script>&\'订单'
 
 
-async def some_ended(scripted: ScriptedDaemons) -> None:
+async def end_some_jobs(scripted: ScriptedDaemons) -> None:
     """Of five jobs one succeeded, one failed, one waits for a retry, one runs, and one has not started."""
     op = ref(OP)
     await scripted.plan(op, "n1", ["day=0", HOSTILE, "day=2", "day=3", "day=4"])
@@ -38,7 +38,7 @@ async def some_ended(scripted: ScriptedDaemons) -> None:
     await scripted.wait_again(op, 2, fences[2], "disk full")
 
 
-async def all_ended(scripted: ScriptedDaemons) -> None:
+async def end_all_jobs(scripted: ScriptedDaemons) -> None:
     op = ref(OP)
     await scripted.plan(op, "n1", ["day=0", HOSTILE])
     fences = await scripted.claim(op, "n1", 0, 1)
@@ -48,9 +48,9 @@ async def all_ended(scripted: ScriptedDaemons) -> None:
     await scripted.finish(op, "n1", State.FAILED, {"rows": 7, HOSTILE: [HOSTILE]})
 
 
-def test_the_page_of_an_open_operation(cli: CliNamespace, tmp_path: Path) -> None:
+def test_the_page_of_an_open_operation_has_its_jobs_and_errors(cli: CliNamespace, tmp_path: Path) -> None:
     cli.distop("start", "noop", TABLE, "--arg", '{"jobs": 5}')
-    cli.with_daemons(some_ended)
+    cli.with_daemons(end_some_jobs)
     file = tmp_path / "page.html"
     ran = cli.distop("show", OP, "--html", str(file))
     assert (ran.code, ran.out, ran.err) == (0, f"{OP}: page written to {file}\n", "")
@@ -65,36 +65,36 @@ def test_the_page_of_an_open_operation(cli: CliNamespace, tmp_path: Path) -> Non
     assert len(Parsed(ran.out).tags) == len(found.tags)
 
 
-def test_a_page_is_written_to_a_file_beside_the_json_document(cli: CliNamespace, tmp_path: Path) -> None:
+def test_a_page_is_written_to_a_file_with_json_on_stdout(cli: CliNamespace, tmp_path: Path) -> None:
     cli.distop("start", "noop", TABLE)
     file = tmp_path / "page.html"
     ran = cli.distop("show", OP, "--html", str(file), "--json")
     assert ran.json.keys() == cli.distop("show", OP, "--json").json.keys()
     assert "it had no plan yet; it waited for planning" in Parsed(file.read_text()).text
-    cli.with_daemons(all_ended)
+    cli.with_daemons(end_all_jobs)
     ran = cli.distop("show", OP, "--html", str(file), "--json")
     assert ran.json == cli.distop("show", OP, "--json").json
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(cli: CliNamespace, tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_in_one_line(cli: CliNamespace, tmp_path: Path) -> None:
     cli.distop("start", "noop", TABLE)
     kept = tmp_path / "kept.html"
-    kept.write_text("as it was")
+    kept.write_text("unchanged")
     for argv, code, words in (
         (("show", OP, "--html", "/dev/full"), 2, "/dev/full cannot be written: No space left on device"),
         (("show", "nyc.flights/noop/9", "--html", str(kept)), 4, "no operation nyc.flights/noop/9"),
     ):
         ran = cli.distop(*argv)
         assert (ran.code, words in ran.sentence) == (code, True), ran
-    assert kept.read_text() == "as it was"
+    assert kept.read_text() == "unchanged"
 
 
-def test_after_the_cleanup_the_partitions_are_read_in_etcds_history(
+def test_after_the_cleanup_a_page_reads_partitions_from_etcds_history(
     own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]
 ) -> None:
     cli = CliNamespace(own_etcd.endpoint, distop_command)
     cli.distop("start", "noop", TABLE, "--arg", '{"jobs": 2}')
-    cli.with_daemons(all_ended)
+    cli.with_daemons(end_all_jobs)
     before = cli.distop("show", OP, "--html", "-").out
 
     async def clean(scripted: ScriptedDaemons) -> None:

@@ -1,6 +1,4 @@
-"""Records that cannot be read: of a later release, or written by something else. None of them breaks more than what
-needs it, and whoever needs it is told its key.
-"""
+"""Unreadable records, from a later release or another program: only calls that need one fail, and they name its key."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def cli(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> CliNam
 
 
 def put(cli: CliNamespace, key: Callable[[Any], str], value: bytes) -> str:
-    """Write a value, and return its key."""
+    """Write a value to a key of the namespace, and return the key."""
     keys: list[str] = []
 
     async def write(scripted: ScriptedDaemons) -> None:
@@ -52,7 +50,7 @@ OP = OperationRef(TABLE, "noop", "", 1)
 NEXT = OperationRef(TABLE, "noop", "", 2)
 
 
-def test_a_history_record_that_is_not_json(cli: CliNamespace) -> None:
+def test_an_invalid_history_record_is_skipped_in_lists_and_named_in_errors(cli: CliNamespace) -> None:
     cli.distop("start", "noop", TABLE)
     cli.with_daemons(lambda scripted: end(scripted, str(OP)))
     key = put(cli, lambda keys: keys.history(NEXT), b"{oops")
@@ -60,7 +58,9 @@ def test_a_history_record_that_is_not_json(cli: CliNamespace) -> None:
     assert [record["op"] for record in listed.json] == [str(OP)]
     (warning,) = only_warnings(listed.err)
     assert f"the record at {key} cannot be read: b'{{oops' is not a valid value" in warning
-    assert [r["op"] for r in cli.distop("history", "--limit", "1", "--json").json] == [str(OP)], "one that can be read"
+    assert [r["op"] for r in cli.distop("history", "--limit", "1", "--json").json] == [str(OP)], (
+        "the limit counts readable records"
+    )
     for command in (("show",), ("watch",), ("cancel",), ("rerun",)):
         ran = cli.distop(*command, str(NEXT))
         assert (ran.code, key in ran.sentence) == (3, True), command
@@ -71,7 +71,7 @@ def test_a_history_record_that_is_not_json(cli: CliNamespace) -> None:
     assert (findings["records"]["status"], key in findings["records"]["text"]) == ("error", True)
 
 
-def test_a_table_record_of_a_later_release(cli: CliNamespace) -> None:
+def test_a_table_record_of_a_later_release_is_named_in_errors(cli: CliNamespace) -> None:
     key = put(cli, lambda keys: keys.table("v2"), b'{"v":2,"newname":"x"}')
     ran = cli.distop("start", "noop", "v2")
     assert (ran.code, ran.sentence) == (
@@ -93,17 +93,17 @@ def test_a_table_record_of_a_later_release(cli: CliNamespace) -> None:
         (b"[]", "b'[]' is not a valid value"),
     ],
 )
-def test_a_declaration(cli: CliNamespace, value: bytes, words: str) -> None:
+def test_an_invalid_declaration_is_named_in_errors(cli: CliNamespace, value: bytes, words: str) -> None:
     key = put(cli, lambda keys: keys.behavior("foo"), value)
     ran = cli.distop("start", "foo", TABLE)
     assert (ran.code, key in ran.sentence, words in ran.sentence) == (3, True, True), ran.sentence
     listed = cli.distop("behaviors", "--json")
     assert [b["type_name"] for b in listed.json] == ["noop", "purge"]
     assert len(only_warnings(listed.err)) == 1
-    assert "foo" in cli.distop("start", "bar", TABLE).sentence, "it is published, whatever it says"
+    assert "foo" in cli.distop("start", "bar", TABLE).sentence, "an unreadable declaration counts as published"
 
 
-def test_a_node_and_records_of_an_operation(cli: CliNamespace) -> None:
+def test_invalid_node_and_operation_records_are_skipped_in_lists(cli: CliNamespace) -> None:
     cli.distop("start", "noop", TABLE)
     node = put(cli, lambda keys: keys.node("n2"), b'{"v":1,"state":"dancing"}')
     listed = cli.distop("nodes", "--json")
@@ -127,10 +127,10 @@ def test_a_node_and_records_of_an_operation(cli: CliNamespace) -> None:
         ("arg", b"{oops", "b'{oops' is not a valid value"),
     ],
 )
-def test_unreadable_records_of_an_operation_are_its_reason_to_wait(
+def test_unreadable_records_of_an_operation_are_its_reason_for_waiting(
     cli: CliNamespace, name: str, value: bytes, words: str
 ) -> None:
-    """Nobody runs its jobs, and its status says why. Nothing of it is touched: it can be mended, or cancelled."""
+    """Its jobs do not run, and its status reports the reason. Its records are unchanged, and it can be cancelled."""
     cli.distop("start", "noop", TABLE)
     cli.with_daemons(lambda scripted: scripted.plan(OP, "n1", ["a", "b"]))
     assert cli.distop("show", str(OP), "--json").json["waiting_for"] == "free slots"
@@ -143,7 +143,7 @@ def test_unreadable_records_of_an_operation_are_its_reason_to_wait(
     assert cli.distop("cancel", str(OP)).code == 0
 
 
-def test_invalid_counters(cli: CliNamespace) -> None:
+def test_invalid_counters_are_named_in_errors(cli: CliNamespace) -> None:
     cli.distop("start", "noop", TABLE)
     for key, value in (
         (lambda keys: keys.next_instance(TABLE, "noop"), b"many"),
@@ -155,7 +155,7 @@ def test_invalid_counters(cli: CliNamespace) -> None:
     assert cli.distop("table", "rm", TABLE).code == 3
 
 
-def test_audit_names_the_key(cli: CliNamespace) -> None:
+def test_the_audit_names_the_key_of_an_unreadable_record(cli: CliNamespace) -> None:
     cli.distop("start", "noop", TABLE)
     key = put(cli, lambda keys: keys.of(OP, "spec"), b"{oops")
     ran = cli.distop("audit")
