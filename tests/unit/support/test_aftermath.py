@@ -10,7 +10,7 @@ import pytest
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.faults.aftermath import misfits, problems
+from tests.faults.data_checks import data_problems, find_problems
 from tests.support.writing import digest, note
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Told:
         for partition in partitions:
             self.write(f"{ROOT}.{partition:06d}.outcome", self.outcome(partition))
         self.write(RECORD, {"state": state})
-        return misfits(self.steps)
+        return data_problems(self.steps)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_failed_operation_needs_an_outcome_or_an_error_of_each_job(told: Told)
     told.write(f"{ROOT}.000001.outcome", {"name": "p=1", "incarnation": "abc", "error": "it broke"})
     assert told.end(0, state="failed") == []
     told.write(f"{ROOT}.000002.outcome", {"name": "p=2", "incarnation": "abc"})
-    (problem,) = misfits(told.steps)
+    (problem,) = data_problems(told.steps)
     assert "job 2 has neither a result nor an error" in problem
 
 
@@ -82,10 +82,10 @@ def test_an_outcome_that_is_missing_or_written_twice_is_seen(told: Told) -> None
 def test_a_file_that_is_not_what_was_named_is_seen(told: Told) -> None:
     assert told.end(0, 1) == []
     told.file(1).write_text("p=1 0\np=1 1\n")
-    (short,) = misfits(told.steps)
+    (short,) = data_problems(told.steps)
     assert short.endswith("has 2 rows of 3")
     told.file(1).unlink()
-    assert misfits(told.steps) != []
+    assert data_problems(told.steps) != []
 
 
 def test_two_attempts_that_wrote_at_once_are_seen(told: Told) -> None:
@@ -93,7 +93,7 @@ def test_two_attempts_that_wrote_at_once_are_seen(told: Told) -> None:
         note(str(told.journal), 0, attempt, "row")
     (problem,) = told.end(0, 1)
     assert "partition 0: 1 wrote until" in problem
-    assert misfits(told.steps, overlaps=True) == []
+    assert data_problems(told.steps, overlaps=True) == []
 
 
 def test_what_was_written_before_history_begins_counts(told: Told) -> None:
@@ -110,4 +110,4 @@ def test_a_broken_invariant_is_told_with_its_story(told: Told) -> None:
     key = f"{ROOT}.state"
     told.steps.append(Revision(2, (Change(KeyValue(key, b"nonsense", 2, 2, 1), deleted=False),)))
     told.steps.append(CaughtUp(2))
-    assert any(key in problem for problem in problems(told.steps))
+    assert any(key in problem for problem in find_problems(told.steps))
