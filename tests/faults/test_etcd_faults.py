@@ -103,7 +103,7 @@ def test_an_outage_of_twice_the_ttl_costs_each_running_job_one_failure(
 
 
 def assert_interrupted_jobs_failed_once(ended_incarnations: set[str], written: Written) -> None:
-    """Assert that exactly the jobs interrupted by the end of these incarnations had one failure and a second attempt."""
+    """Assert that exactly the jobs interrupted by the end of these incarnations had a failure and a second attempt."""
     lost = 0
     for partition, claims in written.claims.items():
         attempts = [json.loads(claim) for claim in claims]

@@ -163,7 +163,7 @@ class Subject:
 
 
 def _without_samples(result: Any) -> Any:
-    """The result without samples. Their number depends on the other jobs of the run, unlike the samples in the report."""
+    """The result without samples, whose number depends on the other jobs of the run. The report's samples do not."""
     if not isinstance(result, dict) or "checks" not in result:
         return result
     return {**result, "checks": [{k: v for k, v in c.items() if k != "samples"} for c in result["checks"]]}
