@@ -38,7 +38,7 @@ class Table:
         return run_operation(Validate(), self.record, {"checks": list(checks), **arg}, self.context)
 
     def agrees(self, *checks: dict[str, Any], **arg: Any) -> list[tuple[str, int]]:
-        """(verdict, violations) of each check, equal with statistics, with a full scan, and in single-partition batches."""
+        """(verdict, violations) of each check; equal with statistics, by a scan, and in batches of one partition."""
         runs = [self.run(*checks, statistics=mode, **arg) for mode in ("auto", "never")]
         plans = plan_table(self.record).partitions
         if len(plans) > 1:

@@ -64,7 +64,7 @@ class Lake:
         return jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(self.path(name)))
 
     def delete_equal(self, name: str, column: str, value: Any) -> None:
-        """Delete the rows with this value from an unpartitioned table by an equality delete, which Spark never writes."""
+        """Delete the rows with this value from an unpartitioned table by an equality delete (Spark writes none)."""
         jvm: Any = self.spark._jvm
         iceberg, table = jvm.org.apache.iceberg, self.load(name)
         field = table.schema().findField(column)
