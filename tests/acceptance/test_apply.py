@@ -417,10 +417,10 @@ def test_two_simultaneous_applies_are_both_correct(bench: TableBench, monkeypatc
     first, second = bench.certificate("both", NOT_NULL), bench.certificate("both", {"not_null": "id"})
     other: list[Ran] = []
 
-    def meanwhile() -> None:
+    def apply_second() -> None:
         other.append(bench.apply(bench.context("both"), second))
 
-    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", meanwhile).wrapped)
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", apply_second).wrapped)
     ran = bench.apply(bench.context("both"), first)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert (other[0].report["verdict"], other[0].report["rounds"]) == ("applied", 1)

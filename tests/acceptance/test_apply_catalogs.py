@@ -234,12 +234,12 @@ def test_the_catalog_refuses_the_swap_after_another_commit(
 ) -> None:
     """The metadata changes after the swap has compared it and before the commit."""
 
-    def meanwhile() -> None:
+    def add_column() -> None:
         with bench.loaded.update_schema() as updating:
             updating.add_column("more", LongType())
 
     certificate = bench.certificate()
-    monkeypatch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", meanwhile).wrapped)
+    monkeypatch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", add_column).wrapped)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]

@@ -142,10 +142,10 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: NarrowingBench) -
     assert (report["rewritten"]["rows"], report["rewritten"]["late"]) == (4, 0)
     assert bench.rows() == [*ROWS, (6, 60, "c")]
     after = bench.metadata
-    field, former = after.schema().find_field("n"), before.schema().find_field("n")
+    field, old_field = after.schema().find_field("n"), before.schema().find_field("n")
     assert [f.name for f in after.schema().fields] == ["id", "n", "k"]
     assert (str(field.field_type), field.doc, field.required) == ("int", "how many", False)
-    assert field.field_id > former.field_id
+    assert field.field_id > old_field.field_id
     assert after.schema().find_field("id").required
     assert after.spec() == before.spec()
     assert lake.delete_files(name) == 0
@@ -313,12 +313,12 @@ def test_concurrently_added_files_are_validated_and_rewritten(
     certificate = bench.certificate()
     before = len(bench.metadata.snapshots)
 
-    def meanwhile() -> None:
+    def add_files() -> None:
         lake.sql(f"insert into {{{name}}} values (6, 60, 'a'), (7, 70, 'z')")
         lake.delete(name, "id = 4")
 
     # Once after the jobs, and once directly before the commit.
-    patched = At(Narrowing, "publish", 1, "before", meanwhile)
+    patched = At(Narrowing, "publish", 1, "before", add_files)
     monkeypatch.setattr(Narrowing, "publish", patched.wrapped)
     at = At(HadoopTarget, "rewrite", 1, "before", lambda: lake.sql(f"insert into {{{name}}} values (8, 80, 'a')"))
     monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
@@ -396,11 +396,11 @@ def test_a_concurrent_schema_change_fails_the_rewrite_and_leaves_nothing(
         ("rename column n to m", "the column 'n' was renamed to 'm' since"),
     ):
 
-        def meanwhile(statement: str = statement) -> None:
+        def change_schema(statement: str = statement) -> None:
             bench.lake.sql(f"alter table {{{bench.name}}} {statement}")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", meanwhile).wrapped)
+            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", change_schema).wrapped)
             assert sentence in bench.apply(certificate).message
         bench.assert_no_leftovers()
     assert bench.folders() == set()
@@ -649,8 +649,8 @@ def test_hole_8_files_written_for_another_argument_are_not_published(bench: Narr
     planned = Apply().partitions(bench.record, arguments[0], ctx)
     rows = []
     for ctx.partition in planned.partitions:
-        told = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
-        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, told, "", ctx.stage_place))
+        result = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, result, "", ctx.stage_place))
     done = Summary("success", 3, 3, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
     with pytest.raises(OperationFailed, match="the argument was changed after planning, so nothing was changed"):
         Apply().complete_operation(arguments[1], bench.record, done, ctx)
@@ -679,9 +679,9 @@ def test_hole_2_java_opens_no_unchecked_files_of_a_stage(
             stage.chmod(0o777)
             return
         metadata = stage / "table" / "metadata" / "v2.metadata.json"
-        told = json.loads(metadata.read_text())
-        told["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
-        metadata.write_text(json.dumps(told))
+        content = json.loads(metadata.read_text())
+        content["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
+        metadata.write_text(json.dumps(content))
 
     real = new_metadata.uri
     monkeypatch.setattr(new_metadata, "uri", lambda path: (opened.append(path), real(path))[1])
@@ -703,11 +703,11 @@ def test_hole_8_forged_outcomes_and_plans_remove_no_rows(bench: NarrowingBench, 
         partitions.append(replace(partitions[0], partition=3, name="again"))
     for partition in partitions:
         ctx.partition = partition
-        told = {"staged": {"files": 0, "rows": 0, "bytes": 0}}
+        result = {"staged": {"files": 0, "rows": 0, "bytes": 0}}
         place = ctx.stage_place
         if forged != "outcomes":
-            told = Apply().start_or_resume_job(argument, partition, ctx).model_dump(mode="json")
-        rows.append(OutcomeRow(partition.partition, partition.name, True, told, "", place))
+            result = Apply().start_or_resume_job(argument, partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(partition.partition, partition.name, True, result, "", place))
     if forged == "files":
         # Each partition has the same number of rows, and the stage of another partition.
         files = [partition.files for partition in partitions]

@@ -68,8 +68,8 @@ def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
         {"check": "name <> ''", "name": "sql"},
     ]
     only, auto = (table.run(*checks, statistics=mode) for mode in ("only", "auto"))
-    proved = [("violated", 1, False), ("violated", 200, True), ("valid", 0, True)]
-    assert verdicts(auto)[:3] == verdicts(only)[:3] == proved
+    expected = [("violated", 1, False), ("violated", 200, True), ("valid", 0, True)]
+    assert verdicts(auto)[:3] == verdicts(only)[:3] == expected
     assert verdicts(auto)[3][0] == "error"
     for n in (0, 3):
         assert str(path) in auto.report["checks"][n]["error"]

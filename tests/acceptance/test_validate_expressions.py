@@ -111,9 +111,9 @@ def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table:
     neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "x + 1 > 1"})
     expected = [("violated", 3), ("violated", 3), ("valid", 0), ("violated", 3)]
     ran = table.run(*neighbours[:2], {"check": FAILING[where]}, *neighbours[2:], statistics="never")
-    *judged, failed = [*ran.report["checks"][:2], *ran.report["checks"][3:], ran.report["checks"][2]]
-    assert [(check["verdict"], check["violations"]) for check in judged] == expected
-    assert all(check["exact"] and check["error"] is None for check in judged)
+    *others, failed = [*ran.report["checks"][:2], *ran.report["checks"][3:], ran.report["checks"][2]]
+    assert [(check["verdict"], check["violations"]) for check in others] == expected
+    assert all(check["exact"] and check["error"] is None for check in others)
     assert failed["verdict"] == "error"
     assert "\n" not in failed["error"]
     assert "\tat " not in failed["error"]
@@ -127,10 +127,10 @@ def test_a_pattern_that_overflows_the_stack_is_an_error_of_its_check_only(table:
         table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a" * 200_000 if p == 1 else "a", None, "b"]})
     neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "s RLIKE '^[ab]*$'"})
     ran = table.run({"check": "s RLIKE '^(a|b)*$'"}, *neighbours, statistics=statistics)
-    failed, *judged = ran.report["checks"]
+    failed, *others = ran.report["checks"]
     expected = [("violated", 3), ("violated", 3), ("valid", 0), ("valid", 0)]
-    assert [(check["verdict"], check["violations"]) for check in judged] == expected
-    assert all(check["exact"] and check["error"] is None for check in judged)
+    assert [(check["verdict"], check["violations"]) for check in others] == expected
+    assert all(check["exact"] and check["error"] is None for check in others)
     assert failed["verdict"] == "error"
     assert failed["error"] == f"the files of partition p=1 cannot be checked: {STACK}"
 

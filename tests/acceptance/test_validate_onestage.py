@@ -59,15 +59,15 @@ def test_a_thread_unknown_to_spark_can_plan_the_query(spark: SparkSession, table
     group = group_of(table)
     checks = (F.col("x") > 1,)
 
-    def ask() -> None:
+    def run_query() -> None:
         query = scan._counting_query(scan.relation(session, group), group, checks, None)
         tasks = scan.partial_counts(session, query)
         found.extend(tasks[0].collect() if tasks is not None else ["planned otherwise"])
 
     # Each run of jobs in a child has its own thread.
-    asking = threading.Thread(target=ask)
-    asking.start()
-    asking.join(DEADLINE)
+    thread = threading.Thread(target=run_query)
+    thread.start()
+    thread.join(DEADLINE)
     assert [row[1] for row in found] == [2]
 
 

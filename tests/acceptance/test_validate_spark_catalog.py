@@ -271,12 +271,12 @@ def test_a_table_dropped_during_validate_is_an_error_with_the_reason(shop: Shop)
     with pytest.raises(InvalidArgument, match="'shop.brief': it was dropped, renamed"):
         shop.plan("brief")
     # Renaming a table moves its folder.
-    shop.sql("create table {former} (id int) using parquet")
-    shop.sql("insert into {former} values (1)")
-    planned = shop.plan("former")
-    shop.sql("alter table {former} rename to {renamed}")
+    shop.sql("create table {moved} (id int) using parquet")
+    shop.sql("insert into {moved} values (1)")
+    planned = shop.plan("moved")
+    shop.sql("alter table {moved} rename to {renamed}")
     keys = [replace(partition, name="@table") for partition in planned.partitions]
-    ran = shop.run("former", {"unique": "id"}, planned=replace(planned, partitions=keys))
+    ran = shop.run("moved", {"unique": "id"}, planned=replace(planned, partitions=keys))
     assert "is gone since the operation was planned" in str(ran.report["checks"][0]["error"])
     assert shop.run("renamed", {"not_null": "id"}).report["verdict"] == "valid"
 
@@ -317,9 +317,9 @@ def test_hole_2_an_untrusted_catalog_server_of_spark_is_not_called(shop: Shop, t
         hostile.overrides = {"uri": other.uri}
         for name, value in {"": SPARK_CATALOG, ".type": "rest", ".uri": hostile.uri, ".token": "wasp"}.items():
             session.conf.set(f"spark.sql.catalog.hostile{name}", value)
-        for ask in (plan_table, folders_of, place_of):
+        for function in (plan_table, folders_of, place_of):
             with pytest.raises(InvalidArgument, match=r"Spark's catalog 'hostile' is refused: its server"):
-                ask(table, spark=lambda: session)
+                function(table, spark=lambda: session)
         check_reachable(table, lambda: session)
         assert hostile.asked == other.asked == []
         # A trusted server can choose where the token is sent.
@@ -381,12 +381,12 @@ def test_key_checks_use_the_columns_and_partitions_of_the_catalog(shop: Shop, tm
 
 @pytest.mark.slow
 def test_a_validation_since_a_certificate_covers_changes_in_the_catalog(shop: Shop, tmp_path: Path) -> None:
-    place = f"using parquet partitioned by (k int) location '{tmp_path}/proved'"  # dropping it keeps the files
-    shop.sql(f"create table {{proved}} (id bigint, word string) {place}")
-    shop.sql("insert into {proved} values (1, 'a', 1), (2, 'b', 2)")
+    place = f"using parquet partitioned by (k int) location '{tmp_path}/certified'"  # dropping it keeps the files
+    shop.sql(f"create table {{certified}} (id bigint, word string) {place}")
+    shop.sql("insert into {certified} values (1, 'a', 1), (2, 'b', 2)")
 
     def validate(*checks: dict[str, Any], **arg: Any) -> Ran:
-        return run_operation(Validate(), shop.record("proved"), {"checks": list(checks), **arg}, shop.context)
+        return run_operation(Validate(), shop.record("certified"), {"checks": list(checks), **arg}, shop.context)
 
     first = validate({"not_null": "word"}, {"check": "k + id < 100"}, {"unique": "id"})
     certificate = first.report["certificate"]
@@ -396,13 +396,13 @@ def test_a_validation_since_a_certificate_covers_changes_in_the_catalog(shop: Sh
     again = validate(*checks, since=certificate)
     assert (again.report["verdict"], again.report["rows"], again.outcomes) == ("valid", 0, [])
     # Only a new file and a partition with a changed value are validated.
-    shop.sql("insert into {proved} values (3, 'c', 3)")
-    shop.sql("alter table {proved} drop partition (k = 2)")
-    shop.sql(f"alter table {{proved}} add partition (k = 99) location '{tmp_path}/proved/k=2'")
+    shop.sql("insert into {certified} values (3, 'c', 3)")
+    shop.sql("alter table {certified} drop partition (k = 2)")
+    shop.sql(f"alter table {{certified}} add partition (k = 99) location '{tmp_path}/certified/k=2'")
     second = validate(*checks, since=certificate)
     assert [o.name for o in second.outcomes] == ["k=3", "k=99"]
     assert [(c["verdict"], c["violations"]) for c in second.report["checks"]] == [("valid", 0), ("violated", 1)]
-    shop.sql("alter table {proved} drop partition (k = 99)")
+    shop.sql("alter table {certified} drop partition (k = 99)")
     third = validate(*checks, since=certificate)
     assert ([o.name for o in third.outcomes], third.report["certificate"]["since"]) == (
         ["k=3"],
@@ -410,15 +410,15 @@ def test_a_validation_since_a_certificate_covers_changes_in_the_catalog(shop: Sh
     )
     assert third.report["certificate"]["types"] == certificate["types"]
     # A new column does not matter, but a changed column type does.
-    shop.sql("alter table {proved} add columns (more int)")
+    shop.sql("alter table {certified} add columns (more int)")
     assert validate(*checks, since=third.report["certificate"]).report["rows"] == 0
-    shop.sql("drop table {proved}")
-    shop.sql(f"create table {{proved}} (id int, word string) {place}")
-    shop.sql("alter table {proved} recover partitions")
+    shop.sql("drop table {certified}")
+    shop.sql(f"create table {{certified}} (id int, word string) {place}")
+    shop.sql("alter table {certified} recover partitions")
     with pytest.raises(InvalidArgument, match="the type of 'id' was changed since"):
         validate(*checks, since=certificate)
     with pytest.raises(InvalidArgument, match="cannot change the schema of the table .* through Spark's catalog"):
-        run_operation(Apply(), shop.record("proved"), {"certificate": certificate}, shop.context)
+        run_operation(Apply(), shop.record("certified"), {"certificate": certificate}, shop.context)
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ async def test_revisions_compacted_while_reading_are_reported_as_lost(own_etcd: 
             assert isinstance(start, HistoryStart)
             assert (start.lost, start.revision) == (seen + 1, at)
             after = await put(client, "h.d")
-            await until(lambda: isinstance(steps[-1], Revision) and steps[-1].number == after, "the reader goes on")
+            await until(lambda: isinstance(steps[-1], Revision) and steps[-1].number == after, "the reader continues")
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 

@@ -206,7 +206,7 @@ def test_pause_lets_running_jobs_finish(group: Daemons) -> None:
     """The jobs are one batch, and only the behavior knows which of them have started."""
     group.start("ann")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 10, "sleep": 0.3})
-    group.eventually(lambda: operation.status().jobs["success"], "the batch has begun")
+    group.eventually(lambda: operation.status().jobs["success"], "the batch has started")
     operation.pause()
     assert operation.wait(60).state == "success", group.tails()
 
