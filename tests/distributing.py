@@ -49,7 +49,7 @@ LONGEST = (
     "tests/integration/test_worker_calls.py",
     "tests/integration/test_two_phases.py",
     "tests/integration/test_waiting.py",
-    "tests/integration/test_bad_days.py",
+    "tests/integration/test_failing_jobs.py",
     "tests/integration/test_restarts.py",
     "tests/faults/test_restored_etcd.py",
     "tests/integration/test_daemons.py",

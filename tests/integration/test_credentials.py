@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemons
 
-UNCAPPED = (sys.executable, "-m", "tests.integration.uncapped")
+WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.integration.without_capabilities")
 SECRET = "wasp-in-a-jar"
 READ = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read(100_000))"
 
@@ -29,7 +29,7 @@ def env(sample_env: dict[str, str]) -> dict[str, str]:  # noqa: F811
 @pytest.fixture
 def bystander(env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the same user with the same environment, which does not protect it."""
-    words = [*UNCAPPED, sys.executable, "-c", "print(flush=True); input()"]
+    words = [*WITHOUT_CAPABILITIES, sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -40,7 +40,7 @@ def bystander(env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 def read_as_other_process(file: str, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
     """Read a file from another process of the same user."""
     own = {"PYTHONPATH": env["PYTHONPATH"]}
-    return subprocess.run([*UNCAPPED, sys.executable, "-c", READ, file], env=own, capture_output=True)
+    return subprocess.run([*WITHOUT_CAPABILITIES, sys.executable, "-c", READ, file], env=own, capture_output=True)
 
 
 def descendants(pid: int) -> list[int]:
@@ -57,7 +57,7 @@ def test_other_processes_cannot_read_a_daemons_environment_and_memory(
     assert SECRET.encode() in read_as_other_process(f"/proc/{bystander.pid}/environ", env).stdout, (
         "an unprotected environment is readable"
     )
-    ann = group.spawn("ann", env=env, through=UNCAPPED)
+    ann = group.spawn("ann", env=env, through=WITHOUT_CAPABILITIES)
     group.await_ready("ann")
     for name in ("environ", "mem", "maps"):
         ran = read_as_other_process(f"/proc/{ann.pid}/{name}", env)

@@ -239,7 +239,7 @@ def test_an_operation_paused_during_retries_continues_on_resume(group: Daemons, 
     assert result.jobs == {"total": 6, "success": 5, "failed": 1}
 
 
-@pytest.mark.slow  # each run has the test of a partition that kills every executor, in test_stories.py
+@pytest.mark.slow  # each run has the test of a partition that kills every executor, in test_job_errors.py
 def test_a_poison_partition_fails_without_failing_other_partitions(group: Daemons, sample_env: dict[str, str]) -> None:
     group.start("ann", "bob", env=sample_env)
     operation = group.client.start_operation("rough", TABLE, {"jobs": 12, "crash": ["5"]}, retry_attempts=2)

@@ -76,7 +76,7 @@ def request_block(port: int, block: str = "broadcast_0_piece0") -> bytes:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-UNCAPPED = (sys.executable, "-P", "-m", "tests.integration.uncapped")
+WITHOUT_CAPABILITIES = (sys.executable, "-P", "-m", "tests.integration.without_capabilities")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
@@ -221,7 +221,7 @@ def test_hole_6_no_secret_is_readable_from_start_to_end(
     with contextlib.chdir(current):
         logging = ("--log-level", "debug", "--log-format", "json", "--actions-log", str(tmp_path / "actions"))
         options = ("--spark-master", "local[2]", "--metrics", "127.0.0.1:0", *logging)
-        ann = group.spawn("ann", *options, env=env, through=UNCAPPED)
+        ann = group.spawn("ann", *options, env=env, through=WITHOUT_CAPABILITIES)
     scanner = ProcessScanner(ann.pid, tmp_path / "ann")
     scanner.start()
     try:

@@ -1,4 +1,4 @@
-"""``python -m tests.integration.uncapped COMMAND…``: run a command without root's capabilities.
+"""``python -m tests.integration.without_capabilities COMMAND…``: run a command without root's capabilities.
 
 Processes of root can read all others. Without its capabilities, root has the access that any user has to its processes.
 """
