@@ -122,7 +122,7 @@ def test_two_spellings_of_a_missing_column_fail_no_other_check(table: Table) -> 
 
 GRAMMAR = frozenset("! + - ~ not case".split())
 """Operators that SHOW FUNCTIONS lists, and that take an expression in parentheses."""
-TRICKS = {
+DISGUISED = {
     "exists(array(0), x -> current_user LIKE 's%')": "'current_user'",
     "exists(array(0), x -> user = 'spark')": "'user'",
     "exists(array(0), x -> current_timestamp > TIMESTAMP '2026-01-01 00:00:00')": "'current_timestamp'",
@@ -191,13 +191,13 @@ TRICKS = {
 }
 
 
-@pytest.mark.parametrize("text", TRICKS)
+@pytest.mark.parametrize("text", DISGUISED)
 def test_hole_1_a_forbidden_expression_in_disguise_is_found_in_the_tree(
     spark: SparkSession, text: str, only_the_tree: None
 ) -> None:
     why = why_refused(spark, text)
     assert why is not None
-    assert TRICKS[text] in why or why == "no expression"
+    assert DISGUISED[text] in why or why == "no expression"
 
 
 def test_modifiers_of_aggregates_are_errors_of_row_functions(table: Table) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
-NEIGHBOURS = ("plain", "qax", "star", "a", "b", "ax")
+MATCHING_NAMES = ("plain", "qax", "star", "a", "b", "ax")
 """Names that some odd names match, as patterns."""
 ROWS = 4
 """Rows of each file; ``v`` is NULL in the first."""
@@ -41,7 +41,7 @@ def rows_of(first: int) -> dict[str, Any]:
 
 def add_files(table: Table, folder: str = "") -> list[Path]:
     """Add a file for each name, with different ids, and return the paths."""
-    names = (*ODD_NAMES, *NEIGHBOURS)
+    names = (*ODD_NAMES, *MATCHING_NAMES)
     return [table.add(f"{folder}{name}.parquet", rows_of(n * ROWS)) for n, name in enumerate(names)]
 
 

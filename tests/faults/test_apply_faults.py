@@ -40,7 +40,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2,
 CHECKS = [{"not_null": "c"}, {"not_null": "id"}]
 ROUND = [f"Applying.{name}.{when}" for name in ("load", "judge") for when in ("before", "after")]
 CHANGE = ["CatalogTarget.swap.before", "CatalogTarget.swap.after", "Applying.settle.after"]
-FURTHER = [*ROUND, "Applying.commit.before", "Applying.commit.after", "Applying.settle.before"]
+MORE_POINTS = [*ROUND, "Applying.commit.before", "Applying.commit.after", "Applying.settle.before"]
 """The other steps. At these, the table has the same content as at one of the steps above."""
 
 
@@ -108,7 +108,7 @@ def tables(group: Daemons, tmp_path: Path, faults: FaultInjector, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "points", [pytest.param(CHANGE, id="change"), pytest.param(FURTHER, id="further", marks=pytest.mark.slow)]
+    "points", [pytest.param(CHANGE, id="change"), pytest.param(MORE_POINTS, id="more", marks=pytest.mark.slow)]
 )
 def test_a_child_killed_at_any_step_changes_the_table_once_beside_a_writer(
     tables: Tables, group: Daemons, faulty_env: dict[str, str], points: list[str]

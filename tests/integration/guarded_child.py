@@ -12,14 +12,14 @@ from distop.worker import guardian
 
 def main() -> None:
     """``guarded_child.py DEADLINE CODE``: print the guardian's first line (``P <pid>``), then pass on stdin."""
-    control, theirs = socket.socketpair()
+    control, guardian_end = socket.socketpair()
     mine, data = socket.socketpair()
     command = [
-        *(sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), str(data.fileno()), sys.argv[1]),
+        *(sys.executable, "-I", "-S", guardian.__file__, str(guardian_end.fileno()), str(data.fileno()), sys.argv[1]),
         *("--", sys.executable, "-c", sys.argv[2]),
     ]
-    process = subprocess.Popen(command, pass_fds=(theirs.fileno(), data.fileno()), start_new_session=True)
-    theirs.close()
+    process = subprocess.Popen(command, pass_fds=(guardian_end.fileno(), data.fileno()), start_new_session=True)
+    guardian_end.close()
     data.close()
     line = control.recv(100).decode().strip()
     print(process.pid, line, flush=True)

@@ -288,7 +288,7 @@ def test_C30_a_daemon_deletes_records_older_than_its_history_age(group: Daemons)
     now = time.time()
     for op, ago in (("gone/noop/1", 5 * HOUR), ("t/noop/1", 2 * HOUR)):
         write_now(group, record(op, now - ago))
-    an_hour_passes(group)
+    advance_an_hour(group)
     group.start("a", options=("--history-age", "4h"))
     group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older record is deleted")
 
@@ -304,7 +304,7 @@ def write_now(group: Daemons, one: History) -> None:
     asyncio.run(work())
 
 
-def an_hour_passes(group: Daemons) -> None:
+def advance_an_hour(group: Daemons) -> None:
     async def work() -> None:
         async with aio.connect(group.endpoint) as client:
             await pass_hour(client.etcd, client.keys)
@@ -407,7 +407,7 @@ def test_C30_result_files_are_deleted_with_their_record_and_kept_otherwise(
         (results / name).mkdir()
         (results / name / "000000-7-i.json").write_text("{}")
     write_now(group, record("t/large/90", now - 5 * HOUR))
-    an_hour_passes(group)
+    advance_an_hour(group)
     group.start("b", options=(*shared, "--history-age", "4h"), env=sample_env)
     group.eventually(
         lambda: not (results / "90").exists() and not (results / "80").exists(), "both folders are deleted"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sample_env"]
 
-STAND_IN = Path(__file__).parent / "guarded_child.py"
+CHILD_SCRIPT = Path(__file__).parent / "guarded_child.py"
 
 # A child with descendants: one in its own process group (as PySpark's workers), one that ignores signals, and an
 # orphaned grandchild. It writes the file `ready` once all have started.
@@ -65,7 +65,7 @@ class Guarded:
     def __init__(self, tmp_path: Path, deadline: float, then: str) -> None:
         self.ready = tmp_path / "ready"
         code = CHILD_WITH_DESCENDANTS.format(ready=str(self.ready), then=then)
-        command = [sys.executable, str(STAND_IN), str(deadline), code]
+        command = [sys.executable, str(CHILD_SCRIPT), str(deadline), code]
         self.daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.daemon.stdout is not None
         first, _, child = self.daemon.stdout.readline().split()
