@@ -322,7 +322,7 @@ def test_a_start_interrupted_before_the_answer_suggests_its_request_id(cli: CliN
     assert (starting.returncode, out, err.count("\n")) == (130, "", 1), err
     assert err.startswith("interrupted before etcd answered, so the operation may have been started: ")
     assert "distop ls" not in err, "a list may lack an operation that has ended or not started yet"
-    (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it at most once", err)
+    (request,) = re.findall(r"the same command with `--request-id (\S+)`, which starts it at most once", err)
     again = cli.distop(*start, "--request-id", request, "--json")
     assert again.json["op"] == "nyc.flights/noop/1"
     assert len(cli.distop("ls", TABLE, "--json").json) == 1
