@@ -10,7 +10,7 @@ import pytest
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.faults.aftermath import misfits, problems
+from tests.faults.data_checks import data_problems, find_problems
 from tests.support.writing import digest, note
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RecordedOperation:
         for partition in partitions:
             self.write(f"{ROOT}.{partition:06d}.outcome", self.outcome(partition))
         self.write(RECORD, {"state": state})
-        return misfits(self.steps)
+        return data_problems(self.steps)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_each_outcome_needs_a_result_or_an_error(recorded: RecordedOperation) ->
     recorded.write(f"{ROOT}.000001.outcome", {"name": "p=1", "incarnation": "abc", "error": "it broke"})
     assert recorded.end(0, state="failed") == []
     recorded.write(f"{ROOT}.000002.outcome", {"name": "p=2", "incarnation": "abc"})
-    (problem,) = misfits(recorded.steps)
+    (problem,) = data_problems(recorded.steps)
     assert "job 2 has neither a result nor an error" in problem
 
 
@@ -82,10 +82,10 @@ def test_missing_and_duplicated_outcomes_are_found(recorded: RecordedOperation) 
 def test_an_incomplete_or_missing_file_is_found(recorded: RecordedOperation) -> None:
     assert recorded.end(0, 1) == []
     recorded.file(1).write_text("p=1 0\np=1 1\n")
-    (short,) = misfits(recorded.steps)
+    (short,) = data_problems(recorded.steps)
     assert short.endswith("has 2 rows of 3")
     recorded.file(1).unlink()
-    assert misfits(recorded.steps) != []
+    assert data_problems(recorded.steps) != []
 
 
 def test_overlapping_writes_of_two_attempts_are_found(recorded: RecordedOperation) -> None:
@@ -93,7 +93,7 @@ def test_overlapping_writes_of_two_attempts_are_found(recorded: RecordedOperatio
         note(str(recorded.journal), 0, attempt, "row")
     (problem,) = recorded.end(0, 1)
     assert "partition 0: 1 wrote until" in problem
-    assert misfits(recorded.steps, overlaps=True) == []
+    assert data_problems(recorded.steps, overlaps=True) == []
 
 
 def test_writes_before_the_start_of_the_history_count(recorded: RecordedOperation) -> None:
@@ -110,4 +110,4 @@ def test_a_broken_invariant_is_reported_with_its_key(recorded: RecordedOperation
     key = f"{ROOT}.state"
     recorded.steps.append(Revision(2, (Change(KeyValue(key, b"nonsense", 2, 2, 1), deleted=False),)))
     recorded.steps.append(CaughtUp(2))
-    assert any(key in problem for problem in problems(recorded.steps))
+    assert any(key in problem for problem in find_problems(recorded.steps))

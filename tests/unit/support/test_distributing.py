@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
+from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, own_share_first, rank, unit_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,11 +26,11 @@ def test_acceptance_tests_share_few_processes_except_those_with_their_own_spark(
 
 def test_each_process_collects_its_own_share_first() -> None:
     found = list(range(20))
-    orders = [turned(found, number, 6) for number in range(6)]
+    orders = [own_share_first(found, number, 6) for number in range(6)]
     assert all(sorted(order) == found for order in orders)
     assert {one for order in orders for one in order[: len(found) // 6 + 1]} == set(found)
-    assert turned([0], 5, 6) == [0]
-    assert turned([], 5, 6) == []
+    assert own_share_first([0], 5, 6) == [0]
+    assert own_share_first([], 5, 6) == []
 
 
 def test_each_rotating_test_has_one_turn_and_no_turn_is_empty() -> None:

@@ -1,4 +1,4 @@
-"""``validate`` in a child that is struck at a step of its work (``striking``)."""
+"""``validate`` with injected faults (``fault_injection``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.tables.iceberg import manifest_facts
 from distop_behaviors.validate import Validate, batch, certificate, certification, file_lists, scan
 from distop_behaviors.validate.key_job import KeyChecks
-from tests.faults.striking import hang_on, strike
+from tests.faults.fault_injection import inject, inject_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,56 +17,58 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
 
 
-certificate.TYPES = (*certificate.TYPES, "struck-validate")
+certificate.TYPES = (*certificate.TYPES, "faulty-validate")
 
 
-class _Now(threading.local):
+class _Current(threading.local):
     table: str | None = None
 
 
-_now = _Now()
-"""The table of the operation that runs in this thread, if it is one to be struck."""
+_current = _Current()
+"""The table of the operation in this thread, if it may have faults."""
 
 
-class StruckValidate(Validate):
-    """``validate``, by another name. Besides its steps (``STEPS``) it is struck around ``partitions``, around each
-    ``result`` (after one: it was handed over to be reported, and may not be yet) and around ``completion``.
+class FaultyValidate(Validate):
+    """``validate`` with another type name.
+
+    Besides its steps (``STEPS``) it has injection points around ``partitions``, ``batch``, each ``result`` (after it:
+    the result may not be reported yet) and ``completion``.
     """
 
-    type_name = "struck-validate"
+    type_name = "faulty-validate"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        with _at_work(table, "partitions"):
+        with _injection_points(table, "partitions"):
             return super().partitions(table, arg, ctx)
 
     def run_batch(
         self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
-        with _at_work(ctx.table, "batch"):
+        with _injection_points(ctx.table, "batch"):
             for pair in super().run_batch(arg, partitions, ctx):
-                _strike("result.before")
+                _inject("result.before")
                 yield pair
-                _strike("result.after")
+                _inject("result.after")
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        with _at_work(table, "completion"):
+        with _injection_points(table, "completion"):
             return super().complete_operation(arg, table, summary, ctx)
 
 
 @contextlib.contextmanager
-def _at_work(table: TableRecord | None, what: str) -> Iterator[None]:
-    _now.table = None if table is None else table.name
+def _injection_points(table: TableRecord | None, what: str) -> Iterator[None]:
+    _current.table = None if table is None else table.name
     try:
-        _strike(f"{what}.before")
+        _inject(f"{what}.before")
         yield
-        _strike(f"{what}.after")
+        _inject(f"{what}.after")
     finally:
-        _now.table = None
+        _current.table = None
 
 
-def _strike(point: str) -> None:
-    if _now.table is not None:
-        strike(_now.table, point)
+def _inject(point: str) -> None:
+    if _current.table is not None:
+        inject(_current.table, point)
 
 
 STEPS: list[tuple[Any, str]] = [
@@ -78,4 +80,4 @@ STEPS: list[tuple[Any, str]] = [
     (file_lists, "write"),
 ]
 for _owner, _name in STEPS:
-    hang_on(_owner, _name, lambda *_: _now.table)
+    inject_around(_owner, _name, lambda *_: _current.table)

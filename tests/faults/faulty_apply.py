@@ -1,4 +1,4 @@
-"""``apply`` in a child that is struck at a step of its work (``striking``)."""
+"""``apply`` with injected faults (``fault_injection``)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from distop_behaviors.apply.apply_loop import Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
-from tests.faults.striking import STRIKES, hang_on
+from tests.faults.fault_injection import FAULTS, inject_around
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class StruckApply(Apply):
-    """``apply``, by another name."""
+class FaultyApply(Apply):
+    """``apply`` with another type name."""
 
-    type_name = "struck-apply"
+    type_name = "faulty-apply"
 
 
-_of_daemon = ChildContext.history_record
+_original_history_record = ChildContext.history_record
 
 
 def _history_record(self: ChildContext, op: str) -> Mapping[str, Any]:
-    """Of a validation that the test has run without daemons (``Strikes.present``)."""
-    path = Path(os.environ[STRIKES]) / f"{op.replace('/', '.')}.history"
+    """The record of a validation that the test ran without daemons (``FaultInjector.add_certificate``)."""
+    path = Path(os.environ[FAULTS]) / f"{op.replace('/', '.')}.history"
     if not path.exists():
-        return _of_daemon(self, op)
+        return _original_history_record(self, op)
     record: dict[str, Any] = json.loads(path.read_text())
     return record
 
 
-if STRIKES in os.environ:
+if FAULTS in os.environ:
     ChildContext.history_record = _history_record  # type: ignore[method-assign]
 
 STEPS: list[tuple[Any, str]] = [
@@ -47,4 +47,4 @@ STEPS: list[tuple[Any, str]] = [
     *((Narrowing, name) for name in ("stage", "publish", "sweep")),
 ]
 for _owner, _name in STEPS:
-    hang_on(_owner, _name, lambda self, *_: self._table.name)
+    inject_around(_owner, _name, lambda self, *_: self._table.name)

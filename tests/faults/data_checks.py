@@ -1,6 +1,6 @@
-"""What a test leaves: the history of its etcd, held against the invariants, and the data of each operation that wrote
-some, held against its outcomes. Both as far as that history goes back: of what was compacted it tells what was still
-there.
+"""Checks after each fault test: etcd's history against the invariants, and written data against the jobs' outcomes.
+
+Both cover the history that etcd has. After a compaction, they start with the keys that remained.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ WRITING = ("writing", "sparkwriting")
 class _Operation:
     arg: WritingArg | None = None
     state: str = ""
-    """How it ended; "" where it did not."""
+    """The state in its history record; "" if it has not ended."""
     outcomes: dict[int, list[str]] = field(default_factory=dict)
 
 
-def problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
-    """What is wrong. ``overlaps``: two attempts of a job may have written at once."""
+def find_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+    """All problems of history and data. ``overlaps``: two attempts of a job may have written at the same time."""
     steps = list(steps)
-    return broken_rules(steps) + misfits(steps, overlaps=overlaps)
+    return broken_rules(steps) + data_problems(steps, overlaps=overlaps)
 
 
-def misfits(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
-    """What is wrong with the data alone."""
+def data_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+    """The problems of written data only."""
     found = []
     for ref, operation in _operations(steps).items():
         if operation.arg is not None:
@@ -53,7 +53,7 @@ def misfits(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
 def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
     found: dict[OperationRef, _Operation] = defaultdict(_Operation)
     for step in steps:
-        for kv, times in _written(step):
+        for kv, times in _written_values(step):
             if not kv.key.startswith((f"{K.OP}.", f"{K.HISTORY}.")):
                 continue
             key = Keys().parse(kv.key)
@@ -71,8 +71,8 @@ def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
     return found
 
 
-def _written(step: Step) -> Iterator[tuple[KeyValue, int]]:
-    """What was written, and how often: of what was there when history begins, its version tells."""
+def _written_values(step: Step) -> Iterator[tuple[KeyValue, int]]:
+    """Written values, and how often each was written: for keys at the start of history this is their version."""
     if isinstance(step, HistoryStart):
         yield from ((kv, kv.version) for kv in step.kvs)
     elif isinstance(step, Revision):
@@ -88,7 +88,7 @@ def _compare(operation: _Operation, arg: WritingArg, overlaps: bool) -> Iterator
             if wrong := misstated(outcome, arg.rows):
                 yield f"job {partition}: {wrong}"
         elif operation.state == "success" or not outcome.get("error"):
-            yield f"job {partition} has neither a result nor an error that its operation tells"
+            yield f"job {partition} has neither a result nor an error"
     if operation.state == "success" and operation.outcomes.keys() != set(range(arg.jobs)):
         yield f"it succeeded with {len(operation.outcomes)} outcomes of {arg.jobs}"
     if not overlaps:

@@ -1,4 +1,4 @@
-"""Files that pyarrow can read and Spark cannot: a common cause is no verdict."""
+"""Files that pyarrow can read and Spark cannot: a common cause gives no verdict."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_store_that_spark_cannot_read_gives_no_verdict(
         configuration.unset("fs.s3.impl.disable.cache")
 
 
-class Said(Exception):
-    """An error of Java's as py4j passes it on."""
+class JavaError(Exception):
+    """A Java exception as py4j raises it."""
 
     def __init__(self, thrown: Any) -> None:
         super().__init__(str(thrown))
@@ -91,13 +91,13 @@ class Said(Exception):
         ("java.io.EOFException", None),
     ],
 )
-def test_a_cause_is_told_by_the_class_of_javas_exception(spark: SparkSession, name: str, cause: str | None) -> None:
+def test_a_cause_is_found_by_the_class_of_javas_exception(spark: SparkSession, name: str, cause: str | None) -> None:
     jvm: Any = spark.sparkContext._jvm
     kind = jvm
     for part in name.split("."):
         kind = getattr(kind, part)
     thrown = kind("s3a://bucket/a.parquet")
-    assert store_errors.cause_of_spark_error(Said(thrown)) == cause
-    assert store_errors.cause_of_spark_error(Said(jvm.java.io.IOException("cannot be read", thrown))) == cause
+    assert store_errors.cause_of_spark_error(JavaError(thrown)) == cause
+    assert store_errors.cause_of_spark_error(JavaError(jvm.java.io.IOException("cannot be read", thrown))) == cause
     quoted = jvm.java.io.IOException(f"the value '{name}: no' cannot be cast")
-    assert store_errors.cause_of_spark_error(Said(quoted)) is None
+    assert store_errors.cause_of_spark_error(JavaError(quoted)) is None

@@ -1,4 +1,4 @@
-"""A format that distop does not have is one module and its registration: behaviors read its tables as all others."""
+"""A table format outside distop is one module with an entry point, and all behaviors can read its tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TYPES = {"id": "int", "price": "decimal(9,2)"}
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the format is installed: for this process, and (as a path) for others."""
+    """The folder in which the format is installed, for this process and (as a path) for others."""
     folder = tmp_path / "site"
     install(folder, "csv-format", f"[{ENTRY_POINTS}]\ncsv = tests.acceptance.csv_format:FORMAT\n")
     monkeypatch.syspath_prepend(str(folder))
@@ -47,7 +47,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def table(site: str, tmp_path: Path) -> TableRecord:
-    """Two files: six rows, of which one has no name, one a price below zero, and two one id."""
+    """Two files with six rows: one without a name, one with a negative price, and two with the same id."""
     folder = tmp_path / "t"
     folder.mkdir()
     (folder / "a.csv").write_text("id,name,price\n1,ann,1.50\n2,bob,-0.01\n3,,2.00\n")
@@ -59,16 +59,16 @@ def validate(table: TableRecord, context: Any, *checks: dict[str, Any], **arg: A
     return run_operation(Validate(), table, {"checks": list(checks), **arg}, context)
 
 
-def told(ran: Ran) -> list[tuple[str, int]]:
+def verdicts(ran: Ran) -> list[tuple[str, int]]:
     return [(check["verdict"], check["violations"]) for check in ran.report["checks"]]
 
 
-def test_its_rows_are_validated(table: TableRecord, context: Any, tmp_path: Path) -> None:
+def test_rows_of_the_format_are_validated(table: TableRecord, context: Any, tmp_path: Path) -> None:
     (tmp_path / "people").mkdir()
     pq.write_table(pa.table({"name": ["ann", "bob", "dan, d.", "eve"]}), tmp_path / "people" / "a.parquet")
     made: Callable[[TableRecord], FakeContext] = context
 
-    def knowing(table: TableRecord) -> FakeContext:
+    def with_people(table: TableRecord) -> FakeContext:
         ctx = made(table)
         ctx.tables["people"] = TableRecord("people", "parquet", str(tmp_path / "people"))
         return ctx
@@ -80,8 +80,8 @@ def test_its_rows_are_validated(table: TableRecord, context: Any, tmp_path: Path
     ]
     expected = [1, 0, 1, 0, 0, 3, 1, 1]
     for mode in ("auto", "never"):
-        ran = validate(table, knowing, *checks, statistics=mode)
-        assert told(ran) == [("violated" if n else "valid", n) for n in expected]
+        ran = validate(table, with_people, *checks, statistics=mode)
+        assert verdicts(ran) == [("violated" if n else "valid", n) for n in expected]
         assert ran.report["rows"] == 6
     samples = ran.report["checks"][0]["samples"] + ran.report["checks"][2]["samples"]
     assert [(s["partition"], s["row_index"], s["values"]) for s in samples] == [
@@ -90,11 +90,11 @@ def test_its_rows_are_validated(table: TableRecord, context: Any, tmp_path: Path
     ]
     assert [s["row_index"] for s in ran.report["checks"][6]["samples"]] == [2, 1]
     picked = validate(table, context, {"not_null": "name"}, where="id > 3")
-    assert (told(picked), picked.report["rows"]) == ([("valid", 0)], 2)
-    assert told(validate(table, context, {"not_null": "id"}, statistics="only")) == [("unknown", 0)]
+    assert (verdicts(picked), picked.report["rows"]) == ([("valid", 0)], 2)
+    assert verdicts(validate(table, context, {"not_null": "id"}, statistics="only")) == [("unknown", 0)]
 
 
-def test_what_is_wrong_with_a_file_is_its_partition_s_error(table: TableRecord, context: Any) -> None:
+def test_an_invalid_or_changed_file_is_an_error_of_its_partition(table: TableRecord, context: Any) -> None:
     path = Path(table.location) / "b.csv"
     path.write_text("id,name,price\nmany,dan,3.00\n")
     ran = validate(table, context, {"not_null": "id"}, {"not_null": "name"})
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_file_is_its_partition_s_error(table: TableRecord, 
     assert f"the file {path} has changed since the operation was planned" in changed.by_name["b"].error
 
 
-def test_a_certificate_covers_its_files(table: TableRecord, context: Any) -> None:
+def test_a_certificate_covers_the_files_of_the_format(table: TableRecord, context: Any) -> None:
     certificate = validate(table, context, {"not_null": "id"}).report["certificate"]
     assert (certificate["format"], certificate["rows"], certificate["uuid"]) == ("csv", 6, None)
     (Path(table.location) / "c.csv").write_text("id,name,price\n7,gil,1.00\n")
@@ -115,7 +115,7 @@ def test_a_certificate_covers_its_files(table: TableRecord, context: Any) -> Non
     assert ran.report["certificate"]["rows"] == 7
 
 
-def test_an_author_reads_its_rows(table: TableRecord, context: Any) -> None:
+def test_context_rows_read_the_format(table: TableRecord, context: Any) -> None:
     ctx = context(table)
     (plan, _) = plan_table(table).partitions
     reader, rows = ctx.reader(plan), ctx.rows(plan)
@@ -123,8 +123,10 @@ def test_an_author_reads_its_rows(table: TableRecord, context: Any) -> None:
     assert [tuple(row) for row in found] == [(1, "ann", 0), (2, "bob", 1), (3, None, 2)]
 
 
-def test_an_index_of_it_names_all_files(table: TableRecord, spark: SparkSession, tmp_path: Path) -> None:
-    """Arrow does not read them: whoever looks a key up has Spark read all."""
+def test_an_index_of_the_format_covers_no_files_and_lookups_read_all(
+    table: TableRecord, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Arrow cannot read the files, so that lookups read all of them with Spark."""
     indexes = Indexes(Path(table.location), tmp_path / "shared")
     indexes.record = table
     report = indexes.build(columns=["id"])
@@ -135,8 +137,8 @@ def test_an_index_of_it_names_all_files(table: TableRecord, spark: SparkSession,
     assert sorted(row.name for row in lookup(spark, table, "i", [4, 6]).collect()) == ["dan, d.", "fay"]
 
 
-def test_it_runs_from_its_registration_to_the_report(site: str, table: TableRecord, tmp_path: Path) -> None:
-    """By etcd, an executor and the command line, which are told of the format by what is installed."""
+def test_a_table_of_the_format_is_validated_by_an_executor(site: str, table: TableRecord, tmp_path: Path) -> None:
+    """The executor and the command line find the format by its entry point."""
     env = python_path(site, ROOT)
     with EmbeddedEtcd(compaction=None) as etcd:
         with daemons(etcd.endpoint, tmp_path) as group:

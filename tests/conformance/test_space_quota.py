@@ -1,4 +1,4 @@
-"""A full database: what it refuses, what it lets pass, and that all goes on once there is room again (T8)."""
+"""T8: the requests that a full etcd refuses and permits, and recovery once there is space again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 
-async def asked(client: EtcdClient, method: Method[Any, Any], request: Any) -> bool:
-    """One request, once: whether etcd does it. Else it says that there is no room."""
+async def send_once(client: EtcdClient, method: Method[Any, Any], request: Any) -> bool:
+    """Send one request without a retry: whether etcd applies it. Otherwise the database is full."""
     try:
         await client.transport.unary(method, request, 10.0)
     except RequestFailed as error:
@@ -35,38 +35,38 @@ async def asked(client: EtcdClient, method: Method[Any, Any], request: Any) -> b
     return True
 
 
-async def passes(client: EtcdClient, *operations: Operation, otherwise: tuple[Operation, ...] = ()) -> bool:
-    """Whether etcd takes a transaction that does this where the key ``there`` is."""
-    return await asked(client, wire.TXN, encode_txn(Txn((exists("there"),), operations, otherwise)))
+async def accepts(client: EtcdClient, *operations: Operation, otherwise: tuple[Operation, ...] = ()) -> bool:
+    """Whether etcd accepts a transaction with these operations on the condition that the key ``there`` exists."""
+    return await send_once(client, wire.TXN, encode_txn(Txn((exists("there"),), operations, otherwise)))
 
 
-async def test_what_a_full_etcd_refuses(small_etcd: EmbeddedEtcd) -> None:
+async def test_a_full_etcd_refuses_grants_and_puts(small_etcd: EmbeddedEtcd) -> None:
     async with connected(small_etcd.endpoint) as client:
         version = await client.version()
         await client.commit(Txn((), (Put("there", b"1"), Put("other", b"1"))))
         await filled(client)
-        assert not await asked(client, wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
-        assert not await passes(client, Put("a", b""))
-        assert not await passes(client, Put("a", b""), Delete("other"))
-        # What is not done costs as much as what is.
-        assert not await passes(client, Get("there"), otherwise=(Put("a", b""),))
+        assert not await send_once(client, wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
+        assert not await accepts(client, Put("a", b""))
+        assert not await accepts(client, Put("a", b""), Delete("other"))
+        # etcd also counts the puts of the branch that is not taken.
+        assert not await accepts(client, Get("there"), otherwise=(Put("a", b""),))
         nested = Txn((), (Put("a", b""),))
-        assert not await passes(client, nested, Put("b", b""))
+        assert not await accepts(client, nested, Put("b", b""))
         if counts_nested(version):
-            assert not await passes(client, nested)
-            assert not await passes(client, Txn((), (nested,)))
+            assert not await accepts(client, nested)
+            assert not await accepts(client, Txn((), (nested,)))
             assert await client.get("a") is None
         elif lets_pass_what_is_free(version):
-            assert await passes(client, nested)
+            assert await accepts(client, nested)
             assert await client.get("a") is not None
         if lets_pass_what_is_free(version):
-            assert await passes(client, Delete("other"), Get("there"))
+            assert await accepts(client, Delete("other"), Get("there"))
             assert await client.get("other") is None
         assert await client.get("b") is None
 
 
-async def test_a_session_outlives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
-    """Renewals need no room, nor does the end of a lease; what follows begins once there is room again."""
+async def test_a_session_survives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
+    """Renewing and revoking a lease need no space. A new session starts once there is space again."""
     async with connected(small_etcd.endpoint) as client:
         session = Session(client, "node", b"", 3)
         await session.start()

@@ -1,8 +1,6 @@
-"""What happens to a table's files while validate is at work on them: it judges what was planned, or names the file that
-is no longer that, and never takes one file for another.
+"""Files that change during validate: it validates the planned files, or reports a changed one as an error.
 
-The moments lie between two steps of one job, and cannot be reached from outside: each is hung on the one function that
-begins or ends there.
+Each moment is the start or end of a function within a job, which the tests patch.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ pytestmark = pytest.mark.spark
 
 VICTIM = "p=1/a.parquet"
 CHECKS = [{"not_null": "a"}, between("a", high=100), {"matches": {"column": "w", "pattern": "^w"}}]
-"""By the footers of each partition all rows of ``a`` are decided; ``w`` is scanned."""
+"""Footers decide the checks of ``a``; ``w`` needs a scan."""
 MOMENTS: dict[str, tuple[Any, str, str]] = {
     "planned": (parquet_footers, "read_all", "before"),
     "looked-at": (parquet_footers, "_open", "before"),
@@ -51,7 +49,7 @@ def rows(*a: int | None, word: str = "w") -> pa.Table:
 
 @pytest.fixture
 def plans(table: Table) -> Sequence[PartitionPlan]:
-    """Three partitions, of which the second has a NULL and the third a text that does not match."""
+    """Three partitions. The second has a NULL, and the third has texts that do not match."""
     table.add("p=0/a.parquet", rows(1, 2, 3), compression="none")
     table.add(VICTIM, rows(1, None, 3), compression="none")
     table.add("p=2/a.parquet", rows(1, 2, 3, word="x"), compression="none")
@@ -64,22 +62,22 @@ def run(table: Table, plans: Sequence[PartitionPlan], *checks: dict[str, Any], *
     )
 
 
-def meanwhile(patch: pytest.MonkeyPatch, owner: Any, name: str, when: str, act: Callable[[], object]) -> At:
-    """Have something done once, when a function is first called, or has first answered."""
+def act_at(patch: pytest.MonkeyPatch, owner: Any, name: str, when: str, act: Callable[[], object]) -> At:
+    """Call ``act`` once, before or after the first call of a function."""
     at = At(owner, name, 1, when, act)
     patch.setattr(owner, name, at.wrapped)
     return at
 
 
 def replace(path: Path) -> None:
-    """By another file of other rows, as a writer does it that never changes one."""
-    beside = path.with_name(".new")
-    pq.write_table(rows(1, 2, 3, 4), beside)
-    beside.rename(path)
+    """Replace a file by another one, as a careful writer does."""
+    new_file = path.with_name(".new")
+    pq.write_table(rows(1, 2, 3, 4), new_file)
+    new_file.rename(path)
 
 
 def write_over(path: Path) -> None:
-    """In place, as nobody should."""
+    """Overwrite a file in place."""
     pq.write_table(rows(1, None, 3, None), path)
 
 
@@ -95,38 +93,38 @@ def outcomes(ran: Ran) -> dict[str, Any]:
     return {outcome.name: outcome.result for outcome in ran.outcomes}
 
 
-ONE = {
+EACH_RUN = {
     ("planned", "removed"),
     ("looked-at", "replaced"),
     ("footers-read", "cut"),
     ("counting", "replaced"),
     ("counted", "written over"),
 }
-"""At each moment what is most likely to be missed there."""
+"""The most difficult disturbance at each moment, for each run."""
 
 
 @pytest.mark.parametrize(
     ("moment", "how"),
     [
-        pytest.param(moment, how, marks=() if (moment, how) in ONE else pytest.mark.slow)
+        pytest.param(moment, how, marks=() if (moment, how) in EACH_RUN else pytest.mark.slow)
         for moment in MOMENTS
         for how in DISTURBANCES
     ],
 )
-def test_a_file_that_is_no_longer_what_was_planned_is_an_error_of_its_partition_alone(
+def test_a_file_that_changed_since_planning_is_an_error_of_its_partition_only(
     moment: str, how: str, table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, aside = table.directory / VICTIM, table.directory / ".aside"
     shutil.copy2(path, aside)
     owner, name, when = MOMENTS[moment]
     with monkeypatch.context() as patch:
-        at = meanwhile(patch, owner, name, when, lambda: DISTURBANCES[how](path))
+        at = act_at(patch, owner, name, when, lambda: DISTURBANCES[how](path))
         ran = run(table, plans)
     assert at.happened
     shutil.copy2(aside, path)
     undisturbed = outcomes(run(table, plans))
     assert [undisturbed[f"p={n}"]["verdict"] for n in range(3)] == ["valid", "violated", "violated"], (
-        "something is kept of what was there meanwhile"
+        "no facts of the disturbed file are cached"
     )
     found = outcomes(ran)
     assert found.pop("p=1")["verdict"] == "error"
@@ -138,13 +136,13 @@ def test_a_file_that_is_no_longer_what_was_planned_is_an_error_of_its_partition_
     "moment",
     [pytest.param(m, marks=() if m in ("looked-at", "counting") else pytest.mark.slow) for m in MOMENTS],
 )
-def test_a_table_that_is_dropped_or_renamed_meanwhile_is_left_to_another_attempt(
+def test_a_table_dropped_or_renamed_during_validate_is_left_to_another_attempt(
     moment: str, table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name, when = MOMENTS[moment]
     elsewhere = table.directory.with_name("renamed")
     with monkeypatch.context() as patch:
-        at = meanwhile(patch, owner, name, when, lambda: table.directory.rename(elsewhere))
+        at = act_at(patch, owner, name, when, lambda: table.directory.rename(elsewhere))
         with pytest.raises(TableUnavailable):
             run(table, plans)
     assert at.happened
@@ -159,14 +157,14 @@ def test_a_table_that_is_dropped_or_renamed_meanwhile_is_left_to_another_attempt
         pytest.param(key_queries, "sample_duplicates", "after", marks=pytest.mark.slow),
     ],
 )
-def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(
+def test_keys_of_a_file_that_changed_since_planning_are_not_compared(
     owner: Any, name: str, when: str, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(2):
         table.add(f"p={n}/a.parquet", rows(1, 2, 2 + n))
     path = table.directory / VICTIM
     with monkeypatch.context() as patch:
-        at = meanwhile(patch, owner, name, when, lambda: replace(path))
+        at = act_at(patch, owner, name, when, lambda: replace(path))
         ran = table.run({"unique": "a"})
     assert at.happened
     (check,) = ran.report["checks"]
@@ -182,12 +180,10 @@ def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(
         (certification, "certify", "before"),
     ],
 )
-def test_a_certificate_covers_what_was_planned_whatever_a_writer_does_meanwhile(
+def test_a_certificate_covers_the_planned_files_despite_concurrent_writes(
     owner: Any, name: str, when: str, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that comes is not looked at, and one that is replaced once it was counted is another one: both are new to
-    whoever goes on from the certificate.
-    """
+    """An added file, and a file replaced after it was counted, are new files for a validation since the certificate."""
     for n in range(3):
         table.add(f"p={n}/a.parquet", rows(1, 2, 3))
     planned = plan_table(table.record)
@@ -198,7 +194,7 @@ def test_a_certificate_covers_what_was_planned_whatever_a_writer_does_meanwhile(
             replace(table.directory / VICTIM)
 
     with monkeypatch.context() as patch:
-        at = meanwhile(patch, owner, name, when, write)
+        at = act_at(patch, owner, name, when, write)
         ran = table.run(*CHECKS)
     assert at.happened
     assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 9)
@@ -211,10 +207,10 @@ def test_a_certificate_covers_what_was_planned_whatever_a_writer_does_meanwhile(
     ]
 
 
-def test_a_footer_of_another_file_than_was_planned_decides_nothing(
+def test_a_footer_of_a_replaced_file_decides_no_check(
     table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for this operation nor, once the file is there again, for the next one."""
+    """This holds for this operation, and for the next one after the original file is back."""
     path, aside = table.directory / VICTIM, table.directory / ".aside"
 
     def other() -> None:
@@ -222,7 +218,7 @@ def test_a_footer_of_another_file_than_was_planned_decides_nothing(
         pq.write_table(rows(1, 2, 3), path)
 
     with monkeypatch.context() as patch:
-        meanwhile(patch, parquet_footers, "_open", "before", other)
+        act_at(patch, parquet_footers, "_open", "before", other)
         ran = run(table, plans[1:2], CHECKS[0])
     assert ran.by_name["p=1"].result["verdict"] == "error"
     assert f"the file {path} has changed since the operation was planned" in ran.message
@@ -231,10 +227,10 @@ def test_a_footer_of_another_file_than_was_planned_decides_nothing(
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
 
 
-def test_samples_are_those_of_the_file_that_was_counted(
+def test_no_samples_are_taken_from_a_file_replaced_after_counting(
     table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The counts stand, and of a file that is another one by then no row is shown."""
+    """The counts are kept, and the report has no rows of the replaced file."""
     path = table.directory / VICTIM
 
     def other() -> None:
@@ -242,7 +238,7 @@ def test_samples_are_those_of_the_file_that_was_counted(
         pq.write_table(rows(None, 2, 3), path, compression="none")
 
     with monkeypatch.context() as patch:
-        at = meanwhile(patch, batch, "fetch", "before", other)
+        at = act_at(patch, batch, "fetch", "before", other)
         ran = run(table, plans, *CHECKS)
     assert at.happened
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [

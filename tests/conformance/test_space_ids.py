@@ -1,4 +1,4 @@
-"""Each namespace of each etcd has a folder of its own in a shared directory."""
+"""Space ids: each namespace of each etcd has its own folder in a shared directory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 
-class Late:
-    """A client whose first read precedes the writes of all others."""
+class RacingClient:
+    """A client that writes only once all clients have read the key and found it missing."""
 
     def __init__(self, etcd: EtcdClient, read: asyncio.Barrier) -> None:
         self._etcd, self._read = etcd, read
@@ -44,14 +44,14 @@ async def test_hole_9_etcd_clusters_of_one_id_have_different_spaces() -> None:
             async with connected(server.endpoint) as etcd:
                 spaces |= {await ensure_space_id(etcd, Keys(name)) for name in ("", "a")}
                 ids.add(etcd.transport.identity.cluster_id)
-    assert len(ids) == 1, "the servers have one cluster id"
+    assert len(ids) == 1, "the servers have different cluster ids"
     assert len(spaces) == 4
 
 
-async def test_executors_that_start_at_once_have_one_space(own_etcd: EmbeddedEtcd) -> None:
+async def test_executors_that_start_at_the_same_time_share_one_space(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as etcd:
         barrier = asyncio.Barrier(2)
-        found = await asyncio.gather(*(ensure_space_id(Late(etcd, barrier), Keys("a")) for _ in range(2)))  # type: ignore[arg-type]
+        found = await asyncio.gather(*(ensure_space_id(RacingClient(etcd, barrier), Keys("a")) for _ in range(2)))  # type: ignore[arg-type]
         assert found == [await read_space_id(etcd, Keys("a")), await ensure_space_id(etcd, Keys("a"))]
         assert re.fullmatch("[0-9a-f]{32}", found[0])
 

@@ -1,4 +1,4 @@
-"""Counts that tasks have made are added up as they are, and what was planned once is run again, on the rows of now."""
+"""Partial counts of Spark tasks are added up directly, and cached plans run again on current rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE = 120.0
 
 
 def group_of(table: Table, **more: Any) -> Group:
-    """All files of a table, with their column ``x``."""
+    """A group with all files of a table and the column ``x``."""
     plans = plan_table(table.record).partitions
     files = tuple(file for plan in plans for file in plan.files)
     return Group(files, {"x": "bigint"}, reader_of(table.record, plans), **more)
@@ -51,7 +51,7 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
     assert scan.count(session, group, checks, None) == counts
 
 
-def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession, table: Table) -> None:
+def test_a_thread_unknown_to_spark_can_plan_the_query(spark: SparkSession, table: Table) -> None:
     from pyspark.sql import functions as F
 
     table.add("a.parquet", {"x": [1, 2, 3]})
@@ -59,27 +59,27 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
     group = group_of(table)
     checks = (F.col("x") > 1,)
 
-    def ask() -> None:
+    def run_query() -> None:
         query = scan._counting_query(scan.relation(session, group), group, checks, None)
         tasks = scan.partial_counts(session, query)
         found.extend(tasks[0].collect() if tasks is not None else ["planned otherwise"])
 
-    # As each run of jobs in the child has one of its own.
-    asking = threading.Thread(target=ask)
-    asking.start()
-    asking.join(DEADLINE)
+    # Each run of jobs in a child has its own thread.
+    thread = threading.Thread(target=run_query)
+    thread.start()
+    thread.join(DEADLINE)
     assert [row[1] for row in found] == [2]
 
 
 def test_a_cached_plan_runs_again_only_on_the_same_files(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[tuple[DataFrame, Any] | None] = []
-    of_tasks = scan.partial_counts
+    original = scan.partial_counts
 
-    def counted(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
-        planned.append(of_tasks(session, query))
+    def recorded(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
+        planned.append(original(session, query))
         return planned[-1]
 
-    monkeypatch.setattr(scan, "partial_counts", counted)
+    monkeypatch.setattr(scan, "partial_counts", recorded)
     checks = (between("x", 2), {"not_null": "x"})
     table.add("a.parquet", {"x": [1, 2, None]})
     for _ in range(2):
@@ -93,8 +93,8 @@ def test_a_cached_plan_runs_again_only_on_the_same_files(table: Table, monkeypat
 
 
 @pytest.mark.parametrize("statistics", ["auto", "never"])
-def test_a_check_that_no_value_of_the_type_can_violate_is_counted_beside_others(table: Table, statistics: str) -> None:
-    """Spark counts nothing for a condition that it knows to be false, and leaves it out of what its tasks make."""
+def test_a_check_that_cannot_be_violated_is_counted_beside_others(table: Table, statistics: str) -> None:
+    """Spark optimizes a condition away if it is always false, so that its tasks do not count it."""
     data = {"x": pa.array([1, 2, None], pa.int8()), "y": ["a", "bb", "ccc"]}
     table.add("a.parquet", data, write_statistics=False)
     checks = (

@@ -1,4 +1,4 @@
-"""Many starts of one client at the same time, on a real etcd: each is one, and they share transactions."""
+"""Concurrent starts on a real etcd: each starts one operation, and they share transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import distop
 from distop import aio
 from distop.protocol.txn import Get
-from tests.integration.hand import Hand
+from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.etcd import own_etcd, shared_etcd
 from tests.support.replay import violations
 
@@ -45,21 +45,21 @@ async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
 
 
 async def prepare(client: aio.Client) -> None:
-    hand = Hand(client.etcd, client.keys)
-    await hand.publish("noop", arg_schema=SCHEMA)
-    await hand.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
-    await hand.table(TABLE)
-    await hand.join("n1", "noop", "one")
+    scripted = ScriptedDaemons(client.etcd, client.keys)
+    await scripted.publish("noop", arg_schema=SCHEMA)
+    await scripted.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+    await scripted.table(TABLE)
+    await scripted.join("n1", "noop", "one")
 
 
-async def counted(client: aio.Client, type_name: str = "noop") -> tuple[int, int, int]:
-    """What runs, the number of the next instance, and how many transactions drew numbers."""
-    run_ops, following = await client.etcd.read(
+async def run_counts(client: aio.Client, type_name: str = "noop") -> tuple[int, int, int]:
+    """The number of running operations, the next instance number, and the number of transactions that drew numbers."""
+    run_ops, next_number = await client.etcd.read(
         Get(client.keys.run_ops(TABLE)), Get(client.keys.next_instance(TABLE, type_name))
     )
     assert run_ops.kv is not None
-    assert following.kv is not None
-    return json.loads(run_ops.kv.value)[type_name], int(following.kv.value), following.kv.version
+    assert next_number.kv is not None
+    return json.loads(run_ops.kv.value)[type_name], int(next_number.kv.value), next_number.kv.version
 
 
 async def args(client: aio.Client, ops: Sequence[aio.Operation]) -> list[int]:
@@ -67,26 +67,26 @@ async def args(client: aio.Client, ops: Sequence[aio.Operation]) -> list[int]:
     return [json.loads(kv.value)["n"] for kv in found if kv is not None]
 
 
-async def test_eighty_starts_at_once_are_eighty_operations_in_two_transactions(client: aio.Client) -> None:
+async def test_eighty_concurrent_starts_take_two_transactions(client: aio.Client) -> None:
     ops = await asyncio.gather(*(client.start_operation("noop", TABLE, {"n": n}) for n in range(80)))
     assert sorted(op.instance_id for op in ops) == list(range(1, 81))
-    assert await counted(client) == (80, 81, 2), "of which the first starts sixty-four, in parcels"
+    assert await run_counts(client) == (80, 81, 2), "the first transaction starts sixty-four operations"
     assert await args(client, ops) == list(range(80))
     assert {status.state for status in await client.operations(TABLE)} == {"running"}
 
 
-async def test_two_clients_that_race(client: aio.Client) -> None:
+async def test_concurrent_starts_of_two_clients_are_numbered_without_gaps(client: aio.Client) -> None:
     async with aio.connect(client.config.etcd.endpoints, namespace=client.config.namespace) as other:
         callers = [(one, n) for n in range(40) for one in (client, other)]
         ops = await asyncio.gather(*(one.start_operation("noop", TABLE, {"n": n}) for one, n in callers))
     assert sorted(op.instance_id for op in ops) == list(range(1, 81))
-    running, following, transactions = await counted(client)
-    assert (running, following) == (80, 81)
+    running, next_number, transactions = await run_counts(client)
+    assert (running, next_number) == (80, 81)
     assert transactions < 80
     assert await args(client, ops) == [n for _, n in callers]
 
 
-async def test_of_a_group_each_is_refused_by_itself(client: aio.Client) -> None:
+async def test_starts_in_one_transaction_are_refused_independently(client: aio.Client) -> None:
     first = await client.start_operation("one", TABLE, {"column": "a"})
     columns: list[Any] = ["x", "a", "b", 5, "c", "b"]
     answers = await asyncio.gather(
@@ -103,12 +103,12 @@ async def test_of_a_group_each_is_refused_by_itself(client: aio.Client) -> None:
         assert words in str(answers[n])
 
 
-async def test_a_request_twice_in_one_group_is_one_operation(client: aio.Client) -> None:
+async def test_starts_with_one_request_id_in_one_transaction_share_an_operation(client: aio.Client) -> None:
     ids = [None, "r", None, "r", "s", "r"]
     ops = await asyncio.gather(*(client.start_operation("noop", TABLE, {"n": 1}, request_id=one) for one in ids))
     assert ops[1].ref == ops[3].ref == ops[5].ref
     assert len({op.ref for op in ops}) == 4
-    assert (await counted(client))[:2] == (4, 5)
+    assert (await run_counts(client))[:2] == (4, 5)
     again = await asyncio.gather(
         *(client.start_operation("noop", TABLE, {"n": n}, request_id="r") for n in (1, 2, 1)), return_exceptions=True
     )
@@ -116,10 +116,10 @@ async def test_a_request_twice_in_one_group_is_one_operation(client: aio.Client)
     assert f"the request id 'r' has started {ops[1].ref} with another argument" in str(again[1])
 
 
-async def test_who_is_cancelled_while_it_waits_is_not_started(client: aio.Client) -> None:
+async def test_a_call_cancelled_while_it_waits_starts_no_operation(client: aio.Client) -> None:
     calls = [asyncio.ensure_future(client.start_operation("noop", TABLE, {"n": 0}))]
     for _ in range(3):
-        await asyncio.sleep(0)  # the first is under way
+        await asyncio.sleep(0)  # the first has been sent
     calls += [asyncio.ensure_future(client.start_operation("noop", TABLE, {"n": n})) for n in range(1, 20)]
     await asyncio.sleep(0)  # the others wait
     for call in calls[1::2]:
@@ -127,7 +127,7 @@ async def test_who_is_cancelled_while_it_waits_is_not_started(client: aio.Client
     answers = await asyncio.gather(*calls, return_exceptions=True)
     ops = [op for op in answers if isinstance(op, aio.Operation)]
     assert await args(client, ops) == list(range(0, 20, 2))
-    assert (await counted(client))[:2] == (10, 11)
+    assert (await run_counts(client))[:2] == (10, 11)
 
 
 def test_threads_share_transactions(shared_etcd: EmbeddedEtcd) -> None:
@@ -152,12 +152,12 @@ def test_threads_share_transactions(shared_etcd: EmbeddedEtcd) -> None:
         for thread in threads:
             thread.join()
     assert sorted(found) == list(range(1, 65))
-    running, following, transactions = asyncio.run(with_client(counted))
-    assert (running, following) == (64, 65)
+    running, next_number, transactions = asyncio.run(with_client(run_counts))
+    assert (running, next_number) == (64, 65)
     assert transactions < 64
 
 
-KILLED = """
+STARTS_UNTIL_KILLED = """
 import asyncio, sys
 from distop import aio
 
@@ -173,33 +173,33 @@ asyncio.run(main(sys.argv[1], 12))
 """
 
 
-def test_a_client_that_is_killed_in_the_middle(own_etcd: EmbeddedEtcd) -> None:
-    """What it was told of is there; of the group under way all are there or none; and others go on."""
+def test_operations_started_by_a_killed_client_exist_and_starts_continue(own_etcd: EmbeddedEtcd) -> None:
+    """Acknowledged operations exist, the last transaction is complete or missing, and other clients can start more."""
 
     async def before() -> None:
         async with aio.connect(own_etcd.endpoint) as client:
             await prepare(client)
 
     asyncio.run(before())
-    words = [sys.executable, "-c", KILLED, own_etcd.endpoint]
-    told: list[int] = []
+    words = [sys.executable, "-c", STARTS_UNTIL_KILLED, own_etcd.endpoint]
+    acknowledged: list[int] = []
     with subprocess.Popen(words, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            told.append(int(line))
-            if len(told) == 60:
+            acknowledged.append(int(line))
+            if len(acknowledged) == 60:
                 process.send_signal(signal.SIGKILL)
                 break
-        told += [int(line) for line in process.stdout.read().split()]
+        acknowledged += [int(line) for line in process.stdout.read().split()]
 
     async def after() -> tuple[int, int]:
         async with aio.connect(own_etcd.endpoint) as client:
-            running, following, _ = await counted(client)
+            running, next_number, _ = await run_counts(client)
             more = await asyncio.gather(*(client.start_operation("noop", TABLE, {"n": n}) for n in range(10)))
-            assert sorted(op.instance_id for op in more) == list(range(following, following + 10))
-            return running, following
+            assert sorted(op.instance_id for op in more) == list(range(next_number, next_number + 10))
+            return running, next_number
 
-    running, following = asyncio.run(after())
-    assert len(set(told)) == len(told)
-    assert max(told) < following == running + 1
+    running, next_number = asyncio.run(after())
+    assert len(set(acknowledged)) == len(acknowledged)
+    assert max(acknowledged) < next_number == running + 1
     assert violations(own_etcd.endpoint) == []

@@ -1,4 +1,4 @@
-"""A job that fails in the end tells what went wrong in each attempt, and no neighbour fails for it."""
+"""A failed job has the error of each attempt, and does not fail other jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def steps(tmp_path: Path) -> Steps:
     return Steps(tmp_path / "steps")
 
 
-def test_a_partition_that_kills_every_executor_fails_with_its_story_and_no_neighbour_does(
+def test_a_partition_that_kills_executors_fails_alone_with_its_attempts(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -41,19 +41,19 @@ def test_a_partition_that_kills_every_executor_fails_with_its_story_and_no_neigh
                 daemon.start()
         return op.status().ended
 
-    group.eventually(ended, "it ended", seconds=120)
+    group.eventually(ended, "the operation has ended", seconds=120)
     result = op.wait(1)
     assert (result.state, result.jobs) == ("failed", {"total": 6, "success": 5, "failed": 1})
     (error,) = result.errors
     assert error["partition"] == "p"
-    assert [tried["attempt"] for tried in error["attempts"]] == [1, 2, 3]
-    assert {tried["text"] for tried in error["attempts"]} == {"the executor was lost while it ran the job"}
+    assert [attempt["attempt"] for attempt in error["attempts"]] == [1, 2, 3]
+    assert {attempt["text"] for attempt in error["attempts"]} == {"the executor was lost while it ran the job"}
     assert [steps.output(name) for name in names[1:]] == [ALL] * 5
     shown = distop_command("show", op.ref, "--etcd", group.endpoint).out
     assert "attempt 3 on" in shown
 
 
-def test_each_attempt_that_broke_is_told_of(
+def test_the_error_of_each_failed_attempt_is_reported(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
@@ -64,10 +64,10 @@ def test_each_attempt_that_broke_is_told_of(
     }
     op = group.client.start_operation("sample", TABLE, arg, retry_attempts=2, failure_policy="collect_all")
     result = op.wait(60)
-    told = {error["partition"]: error for error in result.errors}
-    assert [tried["attempt"] for tried in told["a"]["attempts"]] == [1, 2]
-    assert all("something went wrong" in tried["text"] for tried in told["a"]["attempts"])
-    assert all("exit code 3" in tried["text"] or "died" in tried["text"] for tried in told["b"]["attempts"])
-    assert not any("attempts" in told[name] for name in "cde"), "what no retry mends was tried once"
-    assert [told[name]["text"] for name in "cd"] == ["this cannot work", "no retry mends this"]
-    assert told["e"]["text"].startswith("ZeroDivisionError: nor this")
+    errors = {error["partition"]: error for error in result.errors}
+    assert [attempt["attempt"] for attempt in errors["a"]["attempts"]] == [1, 2]
+    assert all("something went wrong" in attempt["text"] for attempt in errors["a"]["attempts"])
+    assert all("exit code 3" in attempt["text"] or "died" in attempt["text"] for attempt in errors["b"]["attempts"])
+    assert not any("attempts" in errors[name] for name in "cde"), "fatal errors are not retried"
+    assert [errors[name]["text"] for name in "cd"] == ["this cannot work", "no retry mends this"]
+    assert errors["e"]["text"].startswith("ZeroDivisionError: nor this")

@@ -1,4 +1,4 @@
-"""What Java opens of an Iceberg table is looked at, whatever Python has read in the same files."""
+"""Files of an Iceberg table that Java opens are checked, even if Python reads other content in the same files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BOTH = b"\x80\x80\x80\x80\x10"
 
 
 def _number(value: int) -> bytes:
-    """A length, as Avro writes one."""
+    """A length in Avro's encoding."""
     left, found = value << 1, b""
     while left > 0x7F:
         found += bytes([left & 0x7F | 0x80])
@@ -94,8 +94,9 @@ def _padded(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def exchange_for_java(path: Path, other: Path) -> None:
-    """Have Java read the record of an ``other`` file where Python reads that of ``path``. Each holds one record, of the
-    same schema.
+    """Let Java read the record of the ``other`` file where Python reads that of ``path``.
+
+    Each file has one record, and both have the same schema.
     """
     header, python = _parts(path)
     java = _parts(other)[1]
@@ -113,7 +114,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 @pytest.fixture
 def tables(tmp_path: Path) -> tuple[Folder, Folder]:
-    """Two tables of one commit each: mine, and somebody's."""
+    """Two tables with one commit each: the caller's, and another user's."""
     mine, other = Folder(tmp_path / "mine"), Folder(tmp_path / "other")
     for folder, number in ((mine, 1), (other, 42)):
         folder.new(SCHEMA).append(pa.table({"id": [number]}))
@@ -125,22 +126,22 @@ def on_disk(path: str) -> Path:
 
 
 def metadata_of(folder: Folder) -> tuple[Path, Path]:
-    """The list of the manifests of a table, and its manifest."""
+    """The manifest list of a table, and its manifest."""
     metadata = read_metadata(str(folder.root / "metadata" / f"v{folder.version}.metadata.json"))[0]
     listed = on_disk(metadata.current_snapshot().manifest_list)
     (manifest,) = read_manifest_list(folder.io.new_input(str(listed)))
     return listed, on_disk(manifest.manifest_path)
 
 
-def test_hole_5_java_finds_the_manifests_that_python_has_checked(
+def test_hole_5_a_manifest_list_that_java_reads_differently_is_refused(
     spark: SparkSession, tables: tuple[Folder, Folder]
 ) -> None:
-    """It opened others, at any host."""
+    """Java once opened other manifests, on any host."""
     mine, other = tables
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     exchange_for_java(metadata_of(mine)[0], metadata_of(other)[0])
     (again,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
-    assert again.files == planned.files, "Python sees nothing of it"
+    assert again.files == planned.files, "Python reads the original record"
     with pytest.raises(InvalidArgument, match="Java and Python read the "):
         iceberg_rows.read(spark, planned.source, planned.files)
     session: Any = spark
@@ -151,10 +152,10 @@ def test_hole_5_java_finds_the_manifests_that_python_has_checked(
 
 
 @pytest.mark.parametrize("when", ["after an earlier check", "after the check"])
-def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
+def test_hole_5_metadata_rewritten_in_place_makes_java_call_no_host(
     spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Whoever owns the file can set its time of change back: it was taken for the one that had been checked."""
+    """The file's owner can reset its modification time, so that it once counted as the checked file."""
     mine, _ = tables
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     check_files(read_file(planned.source))
@@ -181,12 +182,10 @@ def test_hole_5_metadata_that_are_rewritten_in_place_have_java_call_no_host(
             server.accept()
 
 
-def test_hole_2_java_is_given_the_metadata_that_were_checked(
+def test_hole_2_java_loads_the_checked_metadata(
     spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who exchanged the folders of two of a table's metadata had Java load by path what nobody had looked at, and read
-    in its error what stood there.
-    """
+    """A writer could once exchange the file after the check, and Java loaded it by path and quoted its content."""
     mine, _ = tables
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
 
@@ -199,10 +198,10 @@ def test_hole_2_java_is_given_the_metadata_that_were_checked(
     assert [row.id for row in iceberg_rows.read(spark, planned.source, planned.files).collect()] == [1]
 
 
-def test_a_table_of_a_catalog_is_changed_by_an_executor_of_some_tables(
+def test_an_executor_of_some_tables_can_change_a_table_of_a_catalog(
     spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifests do not lie beside the copy of its metadata that a change is made from: they were refused."""
+    """A change starts from a copy of the metadata in another folder, for which manifests were once refused."""
     mine, _ = tables
     monkeypatch.setattr(confinement, "_some_tables_only", True)
     source = str(mine.root / "metadata" / f"v{mine.version}.metadata.json")
@@ -214,7 +213,7 @@ def test_a_table_of_a_catalog_is_changed_by_an_executor_of_some_tables(
 def test_hole_2_java_opens_no_file_of_another_table(
     spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of other tables stood in samples."""
+    """Rows of other tables once appeared in samples."""
     mine, other = tables
     exchange_for_java(metadata_of(mine)[1], metadata_of(other)[1])
     monkeypatch.setattr(confinement, "_some_tables_only", True)

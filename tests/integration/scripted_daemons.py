@@ -1,5 +1,6 @@
-"""Plays the daemons' part by hand, on a real etcd: publishes behaviors, and walks an operation to its end with the
-transactions that a coordinator and executors would send.
+"""Scripted daemons on a real etcd.
+
+They publish behaviors, and send the transactions of a coordinator and executors one by one when a test asks for them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ TIME = "2013-01-01T00:00:00.000Z"
 LATER = "2013-01-01T00:00:02.500Z"
 
 
-class Hand:
-    """The daemons of one namespace."""
+class ScriptedDaemons:
+    """The scripted daemons of one namespace."""
 
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self.etcd = etcd
@@ -67,7 +68,7 @@ class Hand:
         await self._commit(t.write_plan(self.keys, ref, guard, plan, [0] * len(chunks), chunks))
 
     async def claim(self, ref: OperationRef, incarnation: str, *partitions: int) -> dict[int, int]:
-        """Returns the fences."""
+        """Claim these partitions, and return the fence of each."""
         gate = await self.etcd.get(self.keys.gate(ref))
         assert gate is not None
         wants = [job_transitions.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
@@ -102,7 +103,7 @@ class Hand:
     async def finish(
         self, ref: OperationRef, incarnation: str, verdict: State, report: Any = None, errors: Sequence[Any] = ()
     ) -> None:
-        """From decided (or without a decision) to the history record."""
+        """Write the history record of an operation, with or without a decision before."""
         guard = await self.elect(ref, incarnation)
         state, decided, run_ops, spec = [
             await self.etcd.get(key)
@@ -116,7 +117,7 @@ class Hand:
         assert state is not None
         assert run_ops is not None
         assert spec is not None
-        about = Spec.decode(spec.value)
+        operation_spec = Spec.decode(spec.value)
         counts = Decision.decode(decided.value) if decided else Decision(verdict, 1, int(verdict == "success"), 0)
         history = History(
             str(ref),
@@ -129,13 +130,13 @@ class Hand:
             report,
             tuple(errors),
             "",
-            about.request_id,
-            request_digest=about.request_digest,
-            submitter=about.submitter,
-            labels=about.labels,
+            operation_spec.request_id,
+            request_digest=operation_spec.request_digest,
+            submitter=operation_spec.submitter,
+            labels=operation_spec.labels,
         )
         decision_mod = decided.mod_revision if decided else 0
-        final = f.Final(ref, state.mod_revision, decision_mod, history, about.one_at_a_time)
+        final = f.Final(ref, state.mod_revision, decision_mod, history, operation_spec.one_at_a_time)
         await self._commit(f.finish(self.keys, guard, loads(run_ops.value), run_ops.mod_revision, [final]))
 
     async def clean(self, ref: OperationRef, incarnation: str) -> None:
