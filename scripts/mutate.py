@@ -43,7 +43,7 @@ LEFT_OUT = (
     "test_schedules.py",
     "test_crash_points.py",
     "test_shrinking.py",
-    "test_command.py",
+    "test_simulate_command.py",
     "test_mutants.py",
     "test_within_copies.py",
 )

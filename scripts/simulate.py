@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.simulator, and tests.simulation for --planted
 
-from tests.simulator.many_seeds import Tally, many
-from tests.simulator.scenario import scenario
+from tests.simulator.many_seeds import Tally, run_seeds
+from tests.simulator.scenario import draw_scenario
 from tests.simulator.shrinking import TRIES, TRIES_AT_ONCE, smallest
-from tests.simulator.strikes import checked, one_strike, strikes
+from tests.simulator.strikes import parse_strike, run_strike, strikes
 from tests.simulator.strikes import tell as tell_strike
 
 
@@ -25,7 +25,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/simulate", description="Run the production code on a model of etcd, in virtual time, with faults."
     )
-    parser.add_argument("--schedules", type=int, default=2000, metavar="N", help="how many seeds (default 2000)")
+    parser.add_argument("--schedules", type=int, default=2000, metavar="N", help="how run_seeds seeds (default 2000)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
     parser.add_argument(
@@ -58,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(args)
     if wanted.strike:
         try:
-            breached, lines = tell_strike(checked(*wanted.strike))
+            breached, lines = tell_strike(parse_strike(*wanted.strike))
         except ValueError as error:
             parser.error(str(error))
         print(*lines, sep="\n")
@@ -76,11 +76,11 @@ def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
     """Run these seeds. The first that breaches something is made smaller at once."""
     begun = time.perf_counter()
     tally = Tally()
-    for outcome in many(seeds, jobs):
-        if outcome.stories:
-            print(f"seed {outcome.seed}:", *outcome.stories, sep="\n", flush=True)
+    for outcome in run_seeds(seeds, jobs):
+        if outcome.timelines:
+            print(f"seed {outcome.seed}:", *outcome.timelines, sep="\n", flush=True)
             if not tally.broken:
-                print(*smallest(scenario(outcome.seed), TRIES_AT_ONCE), sep="\n", flush=True)
+                print(*smallest(draw_scenario(outcome.seed), TRIES_AT_ONCE), sep="\n", flush=True)
         tally.outcomes.append(outcome)
     took = time.perf_counter() - begun
     print(*tally.lines(), sep="\n")
@@ -95,7 +95,7 @@ def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
 
 def replay(seed: int, tries: int) -> int:
     """Tell the story of the seed as it is made smaller; of all of it with no tries."""
-    told = smallest(scenario(seed), tries)
+    told = smallest(draw_scenario(seed), tries)
     print(*(told or [f"seed {seed}: nothing is breached"]), sep="\n")
     return 1 if told else 0
 
@@ -104,17 +104,17 @@ def points(jobs: int) -> int:
     listed = strikes()
     outcomes = []
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for struck in pool.imap_unordered(one_strike, listed.all(), chunksize=16):
+        for struck in pool.imap_unordered(run_strike, listed.all(), chunksize=16):
             outcomes.append(struck)
-            if struck.stories:
-                print(*struck.stories, sep="\n", flush=True)
+            if struck.timelines:
+                print(*struck.timelines, sep="\n", flush=True)
     print(*listed.figures(outcomes), sep="\n")
-    return 1 if any(struck.stories for struck in outcomes) else 0
+    return 1 if any(struck.timelines for struck in outcomes) else 0
 
 
 def planted(names: Sequence[str], first: int, count: int, jobs: int) -> int:
     """Look for planted bugs; 1 where one is not found for which tests/simulation chooses nothing."""
-    from tests.simulation.searching import BUGS, generally
+    from tests.simulation.bug_search import BUGS, generally
 
     if unknown := set(names) - {bug.name for bug in BUGS}:
         raise SystemExit(f"no bug of this name is planted: {', '.join(sorted(unknown))}")

@@ -27,8 +27,8 @@ from mutating.hooks import Observed, observing
 from mutating.late_copies import Copy, Late, watching
 from mutating.random_lives import live
 from mutating.transaction_mutants import GUARDS, Mutant
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100
@@ -249,13 +249,13 @@ def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Ste
 def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
     observed, told = Observed(), []
     late, requests, sent = Late(observed), Requests(observed), list[Any]()
-    with observing(observed), watching(late), quietly():
+    with observing(observed), watching(late), without_logs():
         for seed in seeds:
             steps.begin(f"seed {seed}")
             observed.reset()
             late.reset()
             began = time.perf_counter()
-            sim = Simulation(scenario(seed))
+            sim = Simulation(draw_scenario(seed))
             requests.watch(sim)
             breaches = sim.run().breaches
             sent += [[label, seed, number] for label, numbers in requests.labels.items() for number in numbers]
@@ -282,12 +282,12 @@ def _observe_lives(numbers: Sequence[int], steps: Steps) -> Any:
 
 def _observe_held(places: Sequence[str], steps: Steps) -> Any:
     observed, told = Observed(), []
-    with observing(observed), quietly():
+    with observing(observed), without_logs():
         for text in places:
             steps.begin(text)
             observed.reset()
             began, place = time.perf_counter(), Place.parse(text)
-            sim = Simulation(scenario(place.seed))
+            sim = Simulation(draw_scenario(place.seed))
             assert place.held is not None
             hold(sim, observed, place.held)
             breaches = sim.run().breaches

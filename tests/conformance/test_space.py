@@ -13,7 +13,7 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.etcd_messages import encode_txn
 from distop.store.session import Session, new_lease_id
 from distop.store.transport import RequestFailed
-from tests.simulator.database_space import counts_nested, lets_pass_what_is_free
+from tests.simulator.database_space import counts_nested, serves_free_requests
 from tests.support.etcd import connected, disarmed, filled, until
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ async def test_what_a_full_etcd_refuses(small_etcd: EmbeddedEtcd) -> None:
             assert not await passes(client, nested)
             assert not await passes(client, Txn((), (nested,)))
             assert await client.get("a") is None
-        elif lets_pass_what_is_free(version):
+        elif serves_free_requests(version):
             assert await passes(client, nested)
             assert await client.get("a") is not None
-        if lets_pass_what_is_free(version):
+        if serves_free_requests(version):
             assert await passes(client, Delete("other"), Get("there"))
             assert await client.get("other") is None
         assert await client.get("b") is None

@@ -25,7 +25,7 @@ def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]], limit: float = 6
     task = loop.spawn(Process("test"), work(), context)
     try:
         assert loop.run(task.done, limit), f"it has not ended after {limit:g} virtual seconds"
-        assert loop.troubles == []
+        assert loop.errors == []
         return task.result()
     finally:
         loop.end()

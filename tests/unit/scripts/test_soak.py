@@ -16,7 +16,7 @@ import pytest
 from soaking import comparing, follower, judging, memory, tables, workflows
 from soaking.actor import Returned
 from soaking.board import Board
-from soaking.clients import Told
+from soaking.clients import ClientAnswers
 from soaking.cluster import NAMES, SPARK, STEADY, leftovers, rejected
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
@@ -164,7 +164,7 @@ class Ran:
     def __init__(self, lane: str, kind: str) -> None:
         draws = (workflows.draw(3, lane, number, Path("/nowhere")) for number in range(200))
         self.workflow = next(one for one in draws if one.kind == kind and (lane != "graph" or not one.steps))
-        self.told = Told(self.workflow)
+        self.told = ClientAnswers(self.workflow)
         self.specs: dict[OperationRef, dict[str, Any]] = {}
         self.args: dict[OperationRef, Any] = {}
         self.records: dict[OperationRef, dict[str, Any]] = {}

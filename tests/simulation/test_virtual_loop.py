@@ -1,4 +1,4 @@
-"""The loop in virtual time: order, time, and what happens to a process between two of its callbacks."""
+"""The event loop in virtual time: order, time, and strikes on a process between two of its callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def loop() -> Iterator[VirtualLoop]:
     loop = VirtualLoop(random.Random(1))
     yield loop
     loop.end()
-    assert loop.troubles == []
+    assert loop.errors == []
 
 
 def spawn(loop: VirtualLoop, name: str, work: Coroutine[Any, Any, Any]) -> tuple[Process, asyncio.Task[Any]]:
@@ -45,7 +45,7 @@ def test_time_jumps_to_the_next_timer(loop: VirtualLoop) -> None:
     assert seen == [1.0, 2.0, 3.0]
 
 
-def test_a_limit_ends_the_run_in_time(loop: VirtualLoop) -> None:
+def test_a_run_ends_at_its_time_limit(loop: VirtualLoop) -> None:
     seen: list[float] = []
     _, task = spawn(loop, "a", ticks(seen, 100))
     assert not loop.run(task.done, 10.5)
@@ -67,7 +67,7 @@ def test_within_a_process_callbacks_keep_asyncios_order(loop: VirtualLoop) -> No
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_who_is_struck_while_its_thread_works_goes_no_further(loop: VirtualLoop, killed: bool) -> None:
+def test_a_process_struck_while_its_thread_works_does_not_continue(loop: VirtualLoop, killed: bool) -> None:
     seen: list[str] = []
 
     def threaded() -> None:
@@ -75,14 +75,14 @@ def test_who_is_struck_while_its_thread_works_goes_no_further(loop: VirtualLoop,
 
     async def work() -> None:
         await asyncio.to_thread(threaded)
-        seen.append("went on")
+        seen.append("continued")
 
     process, _ = spawn(loop, "a", work())
     loop.run(never, 1.0)
     assert seen == []
     loop.thaw(process)
     loop.run(never, 2.0)
-    assert seen == ([] if killed else ["went on"])
+    assert seen == ([] if killed else ["continued"])
 
 
 def test_between_processes_the_seed_decides() -> None:
@@ -105,7 +105,7 @@ def test_between_processes_the_seed_decides() -> None:
     assert len({tuple(order(seed)) for seed in range(10)}) > 5
 
 
-def test_a_killed_process_does_nothing_more_not_even_in_finally(loop: VirtualLoop) -> None:
+def test_a_killed_process_runs_nothing_more_not_even_finally(loop: VirtualLoop) -> None:
     seen: list[float] = []
     after: list[str] = []
 
@@ -122,7 +122,7 @@ def test_a_killed_process_does_nothing_more_not_even_in_finally(loop: VirtualLoo
     assert after == []
 
 
-def test_a_frozen_process_goes_on_where_it_stopped_with_late_timers(loop: VirtualLoop) -> None:
+def test_a_frozen_process_continues_where_it_stopped_with_late_timers(loop: VirtualLoop) -> None:
     seen: list[float] = []
     process, task = spawn(loop, "a", ticks(seen, 4))
     other: list[float] = []
@@ -165,7 +165,7 @@ def test_a_process_is_stopped_between_any_two_callbacks(loop: VirtualLoop, steps
     assert seen == list(range(steps))
 
 
-def test_sets_of_tasks_and_futures_are_walked_in_the_order_of_their_making(loop: VirtualLoop) -> None:
+def test_sets_of_tasks_and_futures_are_iterated_in_creation_order(loop: VirtualLoop) -> None:
     async def sets() -> list[str]:
         tasks = {asyncio.ensure_future(asyncio.sleep(0, n)) for n in range(100)}
         names = [task.get_name() for task in tasks]
@@ -192,16 +192,16 @@ def test_threads_run_inline(loop: VirtualLoop) -> None:
     assert task.result() == 7
 
 
-def test_what_a_callback_raises_is_kept(loop: VirtualLoop) -> None:
+def test_errors_of_callbacks_are_recorded(loop: VirtualLoop) -> None:
     def broken() -> None:
         raise ValueError("in a callback")
 
     loop.world_at(1.0, broken)
     loop.run(never, 2.0)
-    (trouble,) = loop.troubles
+    (trouble,) = loop.errors
     assert trouble.startswith("world: Traceback")
     assert trouble.endswith("ValueError: in a callback")
-    loop.troubles.clear()
+    loop.errors.clear()
 
 
 def test_asyncios_timeouts_are_virtual(loop: VirtualLoop) -> None:

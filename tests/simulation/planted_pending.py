@@ -1,4 +1,4 @@
-"""Bugs in what becomes of operations that wait."""
+"""Planted bugs in pending operations: dependencies, groups, series, holds, cancels without an executor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from distop.protocol import pending_operations as w
 from distop.protocol import transaction_groups
 from distop.protocol.records import Cancel, State
 from distop.protocol.txn import Compare, KeyValue, Txn
+from tests.simulation.bug_planting import Patch, bug, give, substitute, wrap
 from tests.simulation.planted import without
-from tests.simulation.planted_acts import BUGS, Planted
-from tests.simulation.planting import Patch, bug, give, substitute, wrap
+from tests.simulation.planted_commands import BUGS, Planted
 from tests.simulator import scenes
 
 # ----------------------------------------------------------------------- bugs
@@ -33,14 +33,14 @@ def _of_edges(compare: Compare) -> bool:
     return ".after." in compare.key or ".next." in compare.key
 
 
-@bug("invariant 15", shape=scenes.in_a_row)
-def successors_go_on_however_it_ended(patch: Patch) -> None:
+@bug("invariant 15", shape=scenes.chain_of_operations)
+def successors_start_after_a_failure(patch: Patch) -> None:
     give(patch, w, "signal", ended=State.SUCCESS)
 
 
-@bug("invariant 15", shape=scenes.in_a_row)
-def what_waits_for_others_begins(patch: Patch) -> None:
-    """Neither is an edge looked at, nor compared."""
+@bug("invariant 15", shape=scenes.chain_of_operations)
+def an_operation_starts_before_its_predecessors_end(patch: Patch) -> None:
+    """Dependencies are neither read nor compared."""
 
     def alone(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
         return due_operations.Begin() if isinstance(decided, due_operations.Blocked) and not decided.hold else decided
@@ -49,8 +49,8 @@ def what_waits_for_others_begins(patch: Patch) -> None:
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("invariant 15", shape=scenes.in_a_row)
-def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
+@bug("invariant 15", shape=scenes.chain_of_operations)
+def a_waiting_operation_is_aborted_without_cause(patch: Patch) -> None:
     def too_soon(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
         waits = isinstance(decided, due_operations.Blocked) and not decided.hold
         return due_operations.EndWaiting(Cancel("aborted", "it waits")) if waits else decided
@@ -58,9 +58,9 @@ def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
     wrap(patch, pending_starts, "fate", too_soon)
 
 
-@bug("liveness", shape=scenes.in_a_row)
-def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
-    """All that is left of it goes, also what names those that wait for it."""
+@bug("liveness", shape=scenes.chain_of_operations)
+def an_operation_is_cleaned_up_before_its_successors_are_informed(patch: Patch) -> None:
+    """All its keys are deleted, with those that name its successors."""
     fold = TypeView._fold_operation
 
     def see_none(op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = "") -> None:
@@ -71,13 +71,13 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
     wrap(patch, f, "end", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("progress", shape=scenes.that_fail)
-def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
+@bug("invalid transaction", shape=scenes.chords_that_fail)
+def groups_that_ignore_common_keys_of_their_parts(patch: Patch) -> None:
     for module in (transaction_groups, job_reports):
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
-@bug("liveness", shape=scenes.that_end_at_once, first=6)
+@bug("liveness", shape=scenes.large_chord, first=6)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
     add = finish_batches._Group.add
 
@@ -90,9 +90,9 @@ def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
 # --------------------------------------------------------------------- series
 
 
-@bug("invariant 19", shape=scenes.in_series, focus=("crash",), first=53)
+@bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=53)
 def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
-    """Only who has finished an operation starts its next one."""
+    """Only the coordinator that finished an operation starts the next one of the series."""
     finish, again = Ending.finish, Ending._come_again
     finished: set[tuple[int, str]] = set()
 
@@ -113,19 +113,19 @@ def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
 # ------------------------------------------------- cancels without an executor
 
 
-@bug("liveness", shape=scenes.executors_go, first=6)
+@bug("liveness", shape=scenes.departing_executor, first=6)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
     substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
 
-@bug("liveness", shape=scenes.executors_go, first=5)
+@bug("liveness", shape=scenes.departing_executor, first=5)
 def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
     substitute(patch, Elections, "_abandoned", lambda self: set())
 
 
-@bug("invariant 15", shape=scenes.inserted_while_holds_are_late)
-def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> None:
-    """Others of its graph wait for it afterwards, and are never informed."""
+@bug("invariant 15", shape=scenes.graph_inserted_with_late_holds)
+def an_operation_of_an_unfinished_graph_is_ended_without_its_hold(patch: Patch) -> None:
+    """Later operations of its graph depend on it, and are never informed."""
 
     def at_once(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
         return replace(decided, hold="") if isinstance(decided, due_operations.EndWaiting) else decided
@@ -133,9 +133,9 @@ def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> 
     wrap(patch, pending_starts, "fate", at_once)
 
 
-@bug("given up too early", shape=scenes.inserted_for_long, slow=True)
+@bug("graph abandoned too early", shape=scenes.slow_graph_insertion, slow=True)
 def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
-    """The age counts from the first sight of the hold, even after a refresh."""
+    """The age counts from the first view of the hold, even after a refresh."""
     former = HoldKeeper.changed
 
     def changed(self: HoldKeeper, ids: Collection[str] | None = None) -> None:
@@ -147,13 +147,13 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     substitute(patch, HoldKeeper, "changed", changed)
 
 
-@bug("given up too early", shape=scenes.inserted_for_long)
-def a_graph_is_given_up_within_its_minute(patch: Patch) -> None:
-    """The judge has a minute of its own: it does not follow what the executors think."""
+@bug("graph abandoned too early", shape=scenes.slow_graph_insertion)
+def a_graph_is_abandoned_within_its_minute(patch: Patch) -> None:
+    """The check has its own minute, independent of the production constant."""
     patch.setattr(abandoned_holds, "GRAPH_LIMIT", 8.0)
 
 
-@bug("invariant 15", shape=scenes.added_at_the_end, first=16)
+@bug("invariant 15", shape=scenes.dependency_added_at_its_end, first=16)
 def predecessors_are_not_compared_when_they_are_added(patch: Patch) -> None:
     def of_others(txn: Txn, given: Any) -> Txn:
         runs = {given.keys.of(run.ref, "state") for _, run, _ in given.links}

@@ -1,6 +1,4 @@
-"""Bugs in what people ask of a cluster (drain, pause now, rerun), in nodes that cannot run a type, and errors that the
-log alone would tell.
-"""
+"""Planted bugs in commands (drain, pause now, rerun), cleanups, history, nodes that cannot run a type, and errors."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from distop.protocol.records import Phase
 from distop.protocol.txn import Delete
 from distop.services.open_operation import OpenOperation
 from distop.services.submission import insertion, rerun
+from tests.simulation.bug_planting import Mistake, Patch, Planted, bug, substitute, wrap
 from tests.simulation.planted import BUGS
-from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
 from tests.simulator import run, scenes
 
 # ---------------------------------------------------------------------- starts
 
 
-@bug("invariant 14", "surprise", first=10)
-def start_what_a_request_began_already(patch: Patch) -> None:
-    """Nobody looks for what a former life of the client began, or a former try of it whose outcome was unknown."""
+@bug("invariant 14", "unexpected client error", first=10)
+def start_again_what_the_request_started(patch: Patch) -> None:
+    """An operation is not found that the client started before its restart, or by a start with an unknown outcome."""
 
     async def find_earlier(etcd: Any, keys: Any, wanted: Any) -> list[None]:
         return [None for _ in wanted]
@@ -42,10 +40,10 @@ def start_what_a_request_began_already(patch: Patch) -> None:
 # ---------------------------------------------------------------------- pauses
 
 
-# Seldom: a resumable job has to be paused at once after it has saved something.
+# Rare: a resumable job has to be paused now soon after it has saved a checkpoint.
 @bug("checkpoint lost", first=151)
 def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
-    """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
+    """The release of a stopped job removes its checkpoint; a failed job keeps it."""
     former = Jobs._write
 
     def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
@@ -59,7 +57,7 @@ def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
 
 @bug("not stopped", shape=scenes.paused_for_long, slow=True)
 def a_pause_now_that_does_not_release(patch: Patch) -> None:
-    """It is taken for a pause that lets running jobs end."""
+    """It works like a pause that lets running jobs end."""
     former = Executor._closed
 
     def closed(self: Executor, op: Any) -> None:
@@ -71,10 +69,10 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
     substitute(patch, Executor, "_closed", closed)
 
 
-# Seldom: the same.
+# Rare, for the same reason.
 @bug("checkpoint lost", first=151)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
-    """What a checkpoint speaks of is removed with what the job was at."""
+    """The output that a checkpoint describes is removed with the unfinished output."""
     former = Executor._closed
 
     def closed(self: Executor, op: Any) -> None:
@@ -88,9 +86,9 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
 # ------------------------------------------------------------------------ ends
 
 
-@bug("liveness: still at it", shape=scenes.few_jobs, slow=True)
-def a_job_that_is_done_begins_anew(patch: Patch) -> None:
-    """It is let go of, without its checkpoint, and saves the next ones: something gets on for ever."""
+@bug("liveness: endless", shape=scenes.few_jobs, slow=True)
+def a_finished_job_starts_again(patch: Patch) -> None:
+    """It is released without its checkpoint, and saves new ones: the run makes progress for ever."""
     former = Jobs._write
 
     def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
@@ -100,19 +98,19 @@ def a_job_that_is_done_begins_anew(patch: Patch) -> None:
         return replace(found, ops=(*found.ops, Delete(self._ctx.keys.job(op.ref, event.partition, "progress"))))
 
     substitute(patch, Jobs, "_write", write)
-    patch.setattr(run, "LAST_WORD", 3)  # an hour of it would take long, and tell no more
+    patch.setattr(run, "MAX_LIVENESS", 3)  # an hour of virtual time would show nothing more
 
 
 # -------------------------------------------------------------------- cleanups
 
 
-@bug("left behind")
-def start_over_beside_what_is_left(patch: Patch) -> None:
-    """Nothing is removed before a job that was tried before starts over."""
+@bug("output not cleaned up")
+def start_over_without_a_cleanup(patch: Patch) -> None:
+    """The output of a former attempt is not removed before a job starts over."""
     wrap(patch, Jobs, "_asked", lambda asked, _: (replace(asked[0], cleanup_first=False), asked[1]))
 
 
-@bug("left behind", first=5)
+@bug("output not cleaned up", first=5)
 def clean_up_after_one_cancelled_job_of_many(patch: Patch) -> None:
     former = Reaper._clean_up
 
@@ -122,7 +120,7 @@ def clean_up_after_one_cancelled_job_of_many(patch: Patch) -> None:
     substitute(patch, Reaper, "_clean_up", clean_up)
 
 
-@bug("left behind")
+@bug("output not cleaned up")
 def fail_for_good_without_cleaning_up(patch: Patch) -> None:
     def fail(self: Jobs, op: Any, ends: Any, *, lost: bool = False) -> None:
         for held, event in ends:
@@ -137,9 +135,9 @@ def fail_for_good_without_cleaning_up(patch: Patch) -> None:
 # ---------------------------------------------------------------------- drains
 
 
-@bug("blamed", first=42)
+@bug("wrongly blamed", first=42)
 def a_drain_that_fails_jobs(patch: Patch) -> None:
-    """A job that was stopped for a drain counts as one that broke."""
+    """A job that was stopped for a drain counts a failure."""
     former = Jobs._write
 
     def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
@@ -176,9 +174,9 @@ def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("drained and busy", first=42)
+@bug("drained but busy", first=42)
 def drained_before_it_is_empty(patch: Patch) -> None:
-    """An executor says that it is drained as soon as it is asked to be."""
+    """An executor reports that it is drained as soon as the drain is requested."""
 
     def state(asked: bool, busy: bool) -> NodeState:
         return NodeState.DRAINED if asked else NodeState.ACTIVE
@@ -189,40 +187,40 @@ def drained_before_it_is_empty(patch: Patch) -> None:
 # ---------------------------------------------------------------------- reruns
 
 
-# Seldom: some jobs have to fail and others not to end, and the failed ones to be run again.
-@bug("rerun of others", first=148)
+# Rare: some jobs have to fail, others must not end, and the failed ones are rerun.
+@bug("wrong rerun partitions", first=148)
 def a_rerun_over_the_wrong_partitions(patch: Patch) -> None:
-    """It takes those without an end as well, which nobody asked for."""
+    """It also takes the unfinished partitions, which were not requested."""
     wrap(patch, rerun, "_names", lambda _, given: (*given.found.failed, *given.found.unfinished))
 
 
-# Seldom: several jobs have to fail, and to be run again.
-@bug("rerun of others", first=16)
-def a_rerun_that_leaves_some_out(patch: Patch) -> None:
+# Rare: several jobs have to fail and be rerun.
+@bug("wrong rerun partitions", first=16)
+def a_rerun_that_omits_partitions(patch: Patch) -> None:
     wrap(patch, rerun, "_names", lambda names, _: names[:1])
 
 
 # ----------------------------------------------------------------- history
 
 
-@bug("forgotten", "invariant 14", first=26)
+@bug("record deleted too early", "invariant 14", first=26)
 def history_pruned_within_its_hour(patch: Patch) -> None:
-    """A watermark counts as old as soon as it is put."""
+    """A watermark counts as old as soon as it is written."""
     newest = lambda known: replace(known[-1], lease=0) if known else None  # noqa: E731
     substitute(patch, history_pruning, "newest_old", newest)
 
 
-@bug("forgotten", first=26)
-def a_watermark_without_the_lease_of_its_hour(patch: Patch) -> None:
+@bug("record deleted too early", first=26)
+def a_watermark_without_its_lease(patch: Patch) -> None:
     wrap(patch, history_pruning, "put_watermark", lambda txn, _: replace(txn, success=txn.success[:1]))
 
 
 # --------------------------------------------------------- nodes that cannot
 
 
-@bug("job not written down")
-def start_without_writing_down(patch: Patch) -> None:
-    """A node whose disk is full runs its jobs all the same."""
+@bug("job not on disk")
+def start_without_writing_the_run(patch: Patch) -> None:
+    """A node with a full disk starts jobs without writing the run."""
     former = LocalJobs.begin
 
     async def begin(self: LocalJobs, op: Any, arg: Any, table: Any, items: Any) -> None:
@@ -232,28 +230,28 @@ def start_without_writing_down(patch: Patch) -> None:
     substitute(patch, LocalJobs, "begin", begin)
 
 
-@bug("blamed", first=55)
-def blame_what_one_node_cannot_run(patch: Patch) -> None:
+@bug("wrongly blamed", first=55)
+def count_failures_of_a_node_that_is_unable(patch: Patch) -> None:
     substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: False)
 
 
-@bug("blamed", first=54)
-def blame_what_one_node_cannot_run_for_the_moment(patch: Patch) -> None:
+@bug("wrongly blamed", first=54)
+def count_failures_of_a_node_that_is_unable_for_now(patch: Patch) -> None:
     substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back, tables: False)
 
 
-@bug("liveness", shape=scenes.some_cannot, slow=True)
-def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
-    """The work is left to others, and nobody is told."""
+@bug("liveness", shape=scenes.only_one_node_can_run, slow=True)
+def offer_for_ever_a_type_that_cannot_run(patch: Patch) -> None:
+    """The work is left to other nodes without a record."""
     substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: True)
 
 
-# ------------------------------------------------------ errors told by the log
+# ---------------------------------------------------------------- logged errors
 
 
 @bug("unexpected error")
 def an_error_that_is_caught_and_logged(patch: Patch) -> None:
-    """The operation is tried again a little later: nothing comes of it but a line in the log."""
+    """The operation is retried a little later, so the error shows only in the log."""
     former = OpenOperation.take
     broken: set[int] = set()
 
@@ -266,9 +264,9 @@ def an_error_that_is_caught_and_logged(patch: Patch) -> None:
     substitute(patch, OpenOperation, "take", take)
 
 
-@bug("trouble")
-def an_error_that_nobody_asks_for(patch: Patch) -> None:
-    """The task that tells others of released jobs ends by it, and nobody waits for that task."""
+@bug("uncaught error")
+def a_task_error_that_is_never_retrieved(patch: Patch) -> None:
+    """The task that informs others of released jobs fails, and no code awaits that task."""
 
     async def tell(self: Executor) -> None:
         raise Mistake("no such thing")

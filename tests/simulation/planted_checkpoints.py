@@ -1,18 +1,18 @@
-"""Bugs in checkpoints that other job systems had: a job resumes from a wrong one."""
+"""Planted bugs in checkpoints, as other job systems had them: a job resumes from a wrong one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from distop.daemon.saved_checkpoints import Checkpoints
+from tests.simulation.bug_planting import Patch, bug, substitute
 from tests.simulation.planted_ids import BUGS, Planted
-from tests.simulation.planting import Patch, bug, substitute
 from tests.simulator import scenes
 
 
 # As cockroachdb/cockroach#159930
 @bug("checkpoint lost", first=8)
-def progress_that_is_resumed_short(patch: Patch) -> None:
+def a_job_that_resumes_one_step_early(patch: Patch) -> None:
     """A job resumes one step before its last checkpoint, and repeats that step."""
     former = Checkpoints.load
 
@@ -23,9 +23,9 @@ def progress_that_is_resumed_short(patch: Patch) -> None:
 
 
 # As cockroachdb/cockroach#140358
-@bug("checkpoint lost", shape=scenes.saving_and_paused_twice)
+@bug("checkpoint lost", shape=scenes.checkpoints_and_two_pauses)
 def a_second_pause_that_loses_progress(patch: Patch) -> None:
-    """What the first attempt saved is found by the second one, and by no later one."""
+    """Only the second attempt finds the checkpoint of the first one."""
     former = Checkpoints.load
 
     async def load(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
@@ -37,8 +37,8 @@ def a_second_pause_that_loses_progress(patch: Patch) -> None:
 
 # As cockroachdb/cockroach#173109
 @bug("checkpoint lost", first=107)
-def a_retry_whose_checkpoint_drops_what_was_done_before(patch: Patch) -> None:
-    """A later attempt saves what it has done itself, without what it went on from."""
+def a_retry_whose_checkpoint_omits_earlier_steps(patch: Patch) -> None:
+    """A later attempt saves only its own steps, without those of the checkpoint from which it resumed."""
     loaded: dict[tuple[str, int, int], int] = {}
     former_load, former_save = Checkpoints.load, Checkpoints.save
 

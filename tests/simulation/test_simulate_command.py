@@ -1,4 +1,4 @@
-"""``scripts/simulate``: what it prints of a failing seed, and when it fails."""
+"""``scripts/simulate``: its output for failing seeds, and its exit codes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import simulate
 
 from tests.simulation.planted import BUGS
-from tests.simulator import scenario
-from tests.simulator.breach_story import replay
+from tests.simulator import draw_scenario
+from tests.simulator.breach_timeline import replay
 from tests.simulator.shrinking import smallest
 
 Printed = pytest.CaptureFixture[str]
@@ -28,43 +28,41 @@ def test_schedules_that_take_too_long_fail(capsys: Printed) -> None:
     assert simulate.main(["--schedules", "2", "--jobs", "1", "--within", "0"]) == 1
     out = capsys.readouterr().out
     assert "seeds with a breach: 0" in out
-    assert out.endswith("s, and was to take 0 s at most\n")
+    assert out.endswith("s, more than the limit of 0 s\n")
 
 
-def test_the_first_seed_that_fails_is_made_smaller_there_and_then(
-    capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_failing_seed_is_shrunk_at_once(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     EARLY.plant(monkeypatch)
     assert simulate.main(["--schedules", "3", "--jobs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    (small,) = (n for n, line in enumerate(lines) if line.startswith("the smallest scenario after "))
+    (small,) = (n for n, line in enumerate(lines) if line.startswith("the smallest scenario with "))
     seeds = [n for n, line in enumerate(lines) if line.startswith("seed ")]
     assert lines[seeds[0]] == "seed 1:"
-    assert seeds[0] < small < seeds[1], "it is told after the first and before the next one"
+    assert seeds[0] < small < seeds[1], "it is not printed between the first and the second failing seed"
     after = lines[small : seeds[1]]
     assert any(line.startswith("completion before decision at ") for line in after)
     assert after[-1] == "  replay: scripts/simulate --replay 1"
 
 
-def test_a_replay_is_told_only_of_what_a_seed_stands_for() -> None:
-    drawn = scenario(5)
+def test_only_the_scenario_of_a_seed_has_a_replay_command() -> None:
+    drawn = draw_scenario(5)
     assert replay(drawn) == "scripts/simulate --replay 5"
     assert replay(replace(drawn, ttl=drawn.ttl + 1)) == ""
-    assert replay(scenario(5, focus=("cut",))) == ""
+    assert replay(draw_scenario(5, focus=("cut",))) == ""
 
 
-def test_the_story_of_a_scenario_made_by_hand_tells_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeline_of_another_scenario_has_no_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
     EARLY.plant(monkeypatch)
-    told = smallest(replace(scenario(1), ttl=5), tries=3)
-    assert told
-    assert not any("--replay" in line for line in told)
+    lines = smallest(replace(draw_scenario(1), ttl=5), tries=3)
+    assert lines
+    assert not any("--replay" in line for line in lines)
 
 
-def test_planted_bugs_are_looked_for_where_nothing_is_chosen(capsys: Printed) -> None:
+def test_planted_bugs_are_searched_in_freely_drawn_schedules(capsys: Printed) -> None:
     names = [EARLY.name, "drop_the_election_compare"]
     assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", *names]) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == [
-        "1 of 2 are found in the schedules 1 to 1",
+        "found 1 of 2 bugs in schedules 1 to 1",
         "drop_the_election_compare: needs chosen faults or scenarios",
         f"{EARLY.name}: completion before decision, seed 1",
     ]

@@ -1,4 +1,4 @@
-"""How soon a client hears of an operation's end, whatever becomes of its watch and of etcd meanwhile."""
+"""How soon ``Operation.wait`` returns after the end, under faults of its watch and of etcd."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.cluster import TIME
 
 from distop.client.async_operation import Operation
 from distop.errors import EtcdUnavailable, NotFound
@@ -16,11 +17,10 @@ from distop.protocol.txn import Delete, Put, Txn
 from distop.store.grpc_failures import Failure, Fate
 from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream
-from tests.support.world import TIME
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
-    from tests.simulation.worlds import World
+    from tests.simulation.simulated_cluster import SimCluster
     from tests.simulator.virtual_loop import Process
 
 KEYS, REF = Keys(), OperationRef("t", "noop", "", 1)
@@ -31,22 +31,22 @@ def now() -> float:
 
 
 async def begun(client: EtcdClient) -> asyncio.Task[Any]:
-    """Wait for an operation that runs."""
+    """Start a task that waits for a running operation."""
     await client.commit(Txn((), (Put(KEYS.of(REF, "state"), b"running"),)))
     return asyncio.create_task(Operation(client, KEYS, REF).wait())
 
 
-def ends(world: World) -> float:
-    """Write the end of the operation; when."""
-    before = world.etcd.revision
+def ends(cluster: SimCluster) -> float:
+    """Write the end of the operation; returns the time."""
+    before = cluster.etcd.revision
     record = History(str(REF), State.SUCCESS, TIME, TIME, 1, 1, 0).encode()
-    world.etcd.store.apply(Txn((), (Put(KEYS.history(REF), record), Delete(KEYS.of(REF, "state")))))
-    world.etcd._commit(before, "somebody")
-    return world.loop.now
+    cluster.etcd.store.apply(Txn((), (Put(KEYS.history(REF), record), Delete(KEYS.of(REF, "state")))))
+    cluster.etcd._commit(before, "somebody")
+    return cluster.loop.now
 
 
-def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No watch gets any event."""
+def drop_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop all events of all watches."""
     former = WatchStream.read
 
     async def read(self: WatchStream) -> Any:
@@ -57,44 +57,44 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WatchStream, "read", read)
 
 
-def test_the_watch_tells_of_the_end_at_once(world: World) -> None:
+def test_the_watch_delivers_the_end_at_once(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         waiting = await begun(client)
         await asyncio.sleep(21.3)
-        requests = world.network.requests
-        assert requests < 20, "it polls every few seconds"
-        written = ends(world)
+        requests = cluster.network.requests
+        assert requests < 20, "too many polls"
+        written = ends(cluster)
         assert (await waiting).state == State.SUCCESS
         assert now() - written < 0.5
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_poll_finds_an_end_that_no_watch_tells(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf(monkeypatch)
+def test_a_poll_finds_an_end_that_the_watch_misses(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_events(monkeypatch)
 
     async def work(client: EtcdClient) -> None:
         waiting = await begun(client)
         await asyncio.sleep(21.3)
-        written = ends(world)
+        written = ends(cluster)
         await waiting
         assert now() - written < 6.0
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_an_end_just_after_the_watch_began_is_found_by_an_early_poll(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_an_early_poll_finds_an_end_just_after_the_watch_was_created(
+    cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """etcd serves a watch that was just created with those that are behind."""
-    deaf(monkeypatch)
+    """etcd serves a new watch with those that are behind, so its first event may be late."""
+    drop_events(monkeypatch)
     opened: list[float] = []
     former = WatchStream.open
 
     async def opening(self: WatchStream, limit: float) -> None:
         await former(self, limit)
         opened.append(now())
-        world.loop.world_at(now() + 0.03, lambda: ends(world))
+        cluster.loop.world_at(now() + 0.03, lambda: ends(cluster))
 
     monkeypatch.setattr(WatchStream, "open", opening)
 
@@ -102,28 +102,28 @@ def test_an_end_just_after_the_watch_began_is_found_by_an_early_poll(
         await (await begun(client))
         assert now() - opened[0] < 0.3
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_an_outage_of_etcd_is_waited_out(world: World) -> None:
+def test_wait_survives_an_outage_of_etcd(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         waiting = await begun(client)
         await asyncio.sleep(1.0)
-        requests = world.network.requests
-        world.stop(0, 1, 2)
+        requests = cluster.network.requests
+        cluster.stop(0, 1, 2)
         await asyncio.sleep(30.0)
-        assert world.network.requests - requests < 200, "it pauses between its tries"
-        ends(world)
-        world.start(0, 1, 2)
+        assert cluster.network.requests - requests < 200, "too many retries"
+        ends(cluster)
+        cluster.start(0, 1, 2)
         back = now()
         await waiting
         assert now() - back < 15.0
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_an_end_is_known_soon_after_a_short_outage_of_watches_though_an_earlier_one_was_long(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_a_short_outage_of_watches_delays_the_end_little_even_after_a_long_one(
+    cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former, out = WatchStream.open, [True]
 
@@ -140,18 +140,18 @@ def test_an_end_is_known_soon_after_a_short_outage_of_watches_though_an_earlier_
         out[0] = False
         await asyncio.sleep(10.0)
         out[0] = True
-        world.end_watches("etcdserver: no leader")
+        cluster.end_watches("etcdserver: no leader")
         await asyncio.sleep(0.3)
-        ends(world)
+        ends(cluster)
         out[0] = False
         async with asyncio.timeout(0.6):
             await waiting
 
-    world.run(work)
+    cluster.run(work)
 
 
 def test_the_log_reports_that_etcd_answers_again_though_reads_are_slow(
-    world: World, caplog: pytest.LogCaptureFixture
+    cluster: SimCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched: list[float] = []
 
@@ -163,23 +163,23 @@ def test_the_log_reports_that_etcd_answers_again_though_reads_are_slow(
     async def work(client: EtcdClient) -> None:
         waiting = await begun(client)
         await asyncio.sleep(1.0)
-        world.stop(0, 1, 2)
+        cluster.stop(0, 1, 2)
         await asyncio.sleep(30.0)
         assert "waiting for etcd" in caplog.text
-        world.network.sending = slow
-        world.start(0, 1, 2)
+        cluster.network.sending = slow
+        cluster.start(0, 1, 2)
         async with asyncio.timeout(30.0):
             while "etcd answers again" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert now() - watched[-1] < 1.0
-        ends(world)
+        ends(cluster)
         await waiting
 
     with caplog.at_level(logging.WARNING, "distop"):
-        world.run(work)
+        cluster.run(work)
 
 
-def test_who_waits_is_told_when_the_client_is_closed(world: World) -> None:
+def test_wait_fails_when_the_client_is_closed(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         waiting = await begun(client)
         await asyncio.sleep(1.0)
@@ -188,10 +188,10 @@ def test_who_waits_is_told_when_the_client_is_closed(world: World) -> None:
             with pytest.raises(EtcdUnavailable, match="closed"):
                 await waiting
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_who_watches_is_told_when_the_client_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_fails_when_the_client_is_closed(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = "distop.client.async_operation."
 
     async def work(client: EtcdClient) -> None:
@@ -212,12 +212,12 @@ def test_who_watches_is_told_when_the_client_is_closed(world: World, monkeypatch
             with pytest.raises(EtcdUnavailable, match="closed"):
                 _ = [status async for status in Operation(client, KEYS, REF).watch()]
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_what_never_was_is_not_waited_for(world: World) -> None:
+def test_wait_for_an_unknown_operation_fails(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         with pytest.raises(NotFound):
             await Operation(client, KEYS, REF).wait()
 
-    world.run(work)
+    cluster.run(work)

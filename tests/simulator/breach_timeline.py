@@ -1,4 +1,4 @@
-"""The story of a breach: what happened to this job or operation, in order, and who did it; nothing else."""
+"""The timeline of a breach: all events of its job or operation, in order, with their senders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
-from tests.simulator.scenario import scenario
+from tests.simulator.scenario import draw_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from tests.simulator.run import Breach, Simulation
     from tests.simulator.scenario import Scenario
 
-LONGEST = 60
-"""Lines of a story; the last ones are told."""
+MAX_LINES = 60
+"""Maximum lines of a timeline; the last ones are kept."""
 _VALUE = 150
+"""Maximum characters of a value."""
 
 
-def story(sim: Simulation, breach: Breach) -> list[str]:
-    """Lines in order: faults and what processes go through, the writes to the keys concerned with their senders, and
-    what was at work. Without an operation to tell of: the faults, and the writes to the key itself.
+def timeline(sim: Simulation, breach: Breach) -> list[str]:
+    """The lines in order of time: faults, writes to the keys of the job or operation, and work with side effects.
+
+    For a breach without an operation: faults, and writes to the key of the breach.
     """
     lines: list[tuple[float, int, str]] = []
     history = dict(sim.etcd.store.history)
@@ -32,7 +34,7 @@ def story(sim: Simulation, breach: Breach) -> list[str]:
             continue
         who = _name(sim, sender)
         lines += [
-            (at, number, f"{at:9.3f} r{revision:<6} {who}: {_tell(change)}")
+            (at, number, f"{at:9.3f} r{revision:<6} {who}: {_text(change)}")
             for change in history.get(revision, ())
             if _concerns(sim, breach, change)
         ]
@@ -41,24 +43,22 @@ def story(sim: Simulation, breach: Breach) -> list[str]:
         for effect in sim.effects.all
         if (effect.op, effect.partition) == (breach.op, breach.partition)
     ]
-    told = [text for at, _, text in sorted(lines, key=lambda line: line[:2]) if at <= breach.at + 0.001]
-    left_out = len(told) - LONGEST
-    return ([f"({left_out} lines before)"] if left_out > 0 else []) + told[-LONGEST:]
+    texts = [text for at, _, text in sorted(lines, key=lambda line: line[:2]) if at <= breach.at + 0.001]
+    left_out = len(texts) - MAX_LINES
+    return ([f"({left_out} earlier lines omitted)"] if left_out > 0 else []) + texts[-MAX_LINES:]
 
 
 def describe(sim: Simulation, breach: Breach, again: str = "") -> Iterator[str]:
-    """A breach with its story, and how to see it again: by its seed, or by this command."""
+    """A breach with its timeline and the command that replays it (by default that of the seed)."""
     yield str(breach)
-    yield from (f"  {line}" for line in story(sim, breach))
+    yield from (f"  {line}" for line in timeline(sim, breach))
     if again := again or replay(sim.scenario):
         yield f"  replay: {again}"
 
 
-def replay(wanted: Scenario) -> str:
-    """The command that runs it again; "" where there is none, since its seed stands for another one: it was made by
-    hand, or smaller.
-    """
-    return f"scripts/simulate --replay {wanted.seed}" if wanted == scenario(wanted.seed) else ""
+def replay(scenario: Scenario) -> str:
+    """The command that runs a scenario again; "" where its seed draws another one (shrunk, or built by a test)."""
+    return f"scripts/simulate --replay {scenario.seed}" if scenario == draw_scenario(scenario.seed) else ""
 
 
 def _name(sim: Simulation, sender: str) -> str:
@@ -82,7 +82,7 @@ def _concerns(sim: Simulation, breach: Breach, change: Change) -> bool:
     return key.partition == breach.partition if key.partition >= 0 else key.name not in ("arg", "spec")
 
 
-def _tell(change: Change) -> str:
+def _text(change: Change) -> str:
     if change.deleted:
         return f"{change.kv.key} deleted"
     value = change.kv.value.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Bugs that the simulator found, each as the scenario that shows it, whatever the seed makes of the rest."""
+"""Bugs that the simulator found, each with a scenario that shows it without random draws."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import Put, Txn
 from tests.simulator import Scenario, Simulation, simulate, simulated_behaviors
 from tests.simulator.crash_points import discover
-from tests.simulator.network import CLOSED, Fate
+from tests.simulator.network import CLOSED, RequestFault
 from tests.simulator.reference_runs import references
-from tests.simulator.run import quietly
-from tests.simulator.scenario import CROWD, Act, DrainAct, Fault, Wish, plain
+from tests.simulator.run import without_logs
+from tests.simulator.scenario import CROWD, Action, DrainAction, Fault, Submission, plain
 from tests.simulator.sim_worker import ANSWER
 from tests.simulator.simulated_behaviors import Script
-from tests.simulator.strikes import Strike, one_strike
+from tests.simulator.strikes import Strike, run_strike
 from tests.simulator.virtual_loop import Process
 from tests.support.further import with_further
 
 
-def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
-    """Some executors, one operation, no more than these faults."""
-    return plain(seed, hosts, [wish], *faults, slots=slots)
+def small(seed: int, hosts: int, submission: Submission, *faults: Fault, slots: int = 2) -> Scenario:
+    """Some executors, one operation, only these faults."""
+    return plain(seed, hosts, [submission], *faults, slots=slots)
 
 
 def argument(seed: int, partitions: int, pace: float) -> dict[str, object]:
     return {"seed": seed, "partitions": partitions, "pace": pace, "trouble": 0.0, "chunk": 100_000, "calls": 0.05}
 
 
-def enumerate_writes(wanted: Scenario) -> list[tuple[int, str]]:
-    """The revisions of a run that nobody disturbs, with the last part of the first key that each wrote."""
-    sim = Simulation(wanted)
+def enumerate_writes(scenario: Scenario) -> list[tuple[int, str]]:
+    """The revisions of a run, each with the last part of the first key that it wrote."""
+    sim = Simulation(scenario)
     sim.run()
     return [(revision, changes[0].kv.key.rpartition(".")[2]) for revision, changes in sim.etcd.store.history]
 
 
 def checkpoints(sim: Simulation) -> dict[str, list[int]]:
-    """What was saved at each key, in order."""
+    """Key → the saved checkpoints in order."""
     values: dict[str, list[int]] = {}
     for _, changes in sim.etcd.store.history:
         for change in changes:
@@ -55,59 +55,59 @@ def checkpoints(sim: Simulation) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("seed", with_further(range(30), 10))
 def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> None:
-    """One job failed, so the others were told to stop. The claims were seen to be gone, and the state of the last job,
-    of which another watch tells, was not yet seen: decision and history counted one job too few.
+    """One job failed, so the others were stopped. All claims were seen to be gone before the state of the last job,
+    which arrives by another watch: decision and history counted one job too few.
     """
-    wish = Wish(0, 0.5, "check", "a", {**argument(seed, 40, 0.1), "trouble": 1.0}, None, "fail_fast", ())
-    assert simulate(seed, wanted=small(seed, 3, wish, slots=20)).breaches == []
+    submission = Submission(0, 0.5, "check", "a", {**argument(seed, 40, 0.1), "trouble": 1.0}, None, "fail_fast", ())
+    assert simulate(seed, scenario=small(seed, 3, submission, slots=20)).breaches == []
 
 
 @pytest.mark.parametrize("seed", with_further(range(12), 6))
-def test_nobody_cleans_up_after_a_holder_that_only_is_not_seen_yet(seed: int) -> None:
-    """An executor began while another one's watch was silent. To that one the new holder of a job seemed to be gone,
-    and where a lost job fails it was cleaned up after, before the transaction that would have told.
+def test_no_cleanup_after_a_holder_that_is_not_seen_yet(seed: int) -> None:
+    """An executor started while another one's watch was silent. To the latter the new holder of a job seemed to be
+    dead, and it cleaned up after the lost job before its transaction showed the mistake.
     """
-    silent = Fault("one-way", 0.6, 9.0, (0.8, 0.9, 0.9, 0.6))  # exec-1 hears nothing from its watches
+    silent = Fault("one-way", 0.6, 9.0, (0.8, 0.9, 0.9, 0.6))  # exec-1 gets nothing from its watches
     restart = Fault("crash", 0.7, 0.2, (0.0, 0.0, 0.0, 0.0))  # exec-0, as a new incarnation
-    wish = Wish(0, 0.3, "lone", "a", argument(seed, 40, 0.3), None, "collect_all", ())
-    assert simulate(seed, wanted=small(seed, 2, wish, silent, restart)).breaches == []
+    submission = Submission(0, 0.3, "lone", "a", argument(seed, 40, 0.3), None, "collect_all", ())
+    assert simulate(seed, scenario=small(seed, 2, submission, silent, restart)).breaches == []
 
 
-def test_the_claims_of_the_gone_are_revoked_before_a_coordinator_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a cancelled operation. A holder that seemed gone was one of another claim by then; or its report of a success
-    came while the cleanup removed the output.
+def test_claims_of_dead_holders_are_revoked_before_a_coordinator_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cancelled operation, a holder that seemed dead had another claim by then, or its report of a success
+    arrived while the cleanup removed the output.
     """
     name = "cancel"
     reports = [p for p in discover(references()[name]).points if p.label == "report"]
     frozen = [Strike(name, p.number, action, "before") for p in reports for action in ("freeze", "overtake")]
-    assert [story for strike in frozen for story in one_strike(strike).stories] == []
+    assert [text for strike in frozen for text in run_strike(strike).timelines] == []
 
     async def careless(self: Reaper, op: Any, claims: Any) -> Any:
         return list(claims)
 
     monkeypatch.setattr(Reaper, "_revoke", careless)
-    found = "".join(story for strike in frozen for story in one_strike(strike).stories)
-    assert "is reported as a success, and its output had been cleaned up" in found
+    found = "".join(text for strike in frozen for text in run_strike(strike).timelines)
+    assert "is reported as a success, but its output had been cleaned up" in found
 
 
 @pytest.mark.parametrize("late", [0.15, 0.2, 0.35])
 def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> None:
-    """The first checkpoint was sent twice, and its first copy arrived after the second checkpoint: under the same
-    fence, so it was applied, and who took over went on from it.
+    """The first copy of a repeated checkpoint arrived after the second checkpoint. It was applied, since the fence was
+    the same, and the next holder resumed from it.
     """
-    wish = Wish(0, 0.3, "lone", "a", argument(7, 6, 0.1), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(small(7, 1, wish))
+    submission = Submission(0, 0.3, "lone", "a", argument(7, 6, 0.1), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(small(7, 1, submission))
         once: list[str] = []
 
-        def fate(process: object, path: str) -> Fate | None:
+        def request_fault(process: object, path: str) -> RequestFault | None:
             if path.endswith("/Txn") and sim.etcd.store.revision > seen[0] and not once:
                 once.append(path)
-                return Fate("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
+                return RequestFault("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
             return None
 
-        seen = [next(r for r, kind in enumerate_writes(small(7, 1, wish)) if kind == "progress") - 1]
-        sim.network.fate = fate
+        seen = [next(r for r, kind in enumerate_writes(small(7, 1, submission)) if kind == "progress") - 1]
+        sim.network.request_fault = request_fault
         report = sim.run()
     assert once
     assert report.breaches == []
@@ -117,7 +117,7 @@ def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> No
 
 
 def jobs_of(sim: Simulation) -> tuple[list[str], int]:
-    """The states that jobs got, and the most failures that a claim counted."""
+    """The final states of jobs, and the highest number of failures in a claim."""
     states, failures = [], 0
     for _, changes in sim.etcd.store.history:
         for key, value in ((change.kv.key, change.kv.value) for change in changes if not change.deleted):
@@ -130,11 +130,11 @@ def jobs_of(sim: Simulation) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_executors_drained_one_after_the_other_fail_nothing(seed: int) -> None:
-    """A rolling upgrade: at each moment some executor is being emptied, or stands empty."""
-    wish = Wish(0, 0.3, "index", "a", {**argument(seed, 20, 0.3), "name": "x"}, None, None, ())
-    acts = tuple(DrainAct(1.0 + 0.7 * n, f"exec-{n % 3}", 0.4, n % 2 == 0) for n in range(6))
-    with quietly():
-        sim = Simulation(replace(small(seed, 3, wish), drains=acts))
+    """As in a rolling upgrade, one executor is always draining or drained."""
+    submission = Submission(0, 0.3, "index", "a", {**argument(seed, 20, 0.3), "name": "x"}, None, None, ())
+    actions = tuple(DrainAction(1.0 + 0.7 * n, f"exec-{n % 3}", 0.4, n % 2 == 0) for n in range(6))
+    with without_logs():
+        sim = Simulation(replace(small(seed, 3, submission), drains=actions))
         report = sim.run()
     assert report.breaches == []
     assert jobs_of(sim) == ([JobState.SUCCESS] * 20, 0)
@@ -144,12 +144,12 @@ def test_executors_drained_one_after_the_other_fail_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_node_whose_disk_is_full_starts_nothing_and_blames_no_job(hosts: int, slots: int) -> None:
-    """What it cannot write down it lets go of; it claims nothing more for a while, and others do, or it does later."""
-    full = Fault("disk", 0.1, 8.0, (0.0, 0.0, 0.0, 0.0))  # of exec-0
-    wish = Wish(0, 0.5, "check", "a", argument(3, 6, 0.3), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(small(3, hosts, wish, full, slots=slots))
+def test_a_node_with_a_full_disk_starts_nothing_and_counts_no_failure(hosts: int, slots: int) -> None:
+    """It releases the jobs whose run it cannot write, and claims nothing for a while; others do, or it does later."""
+    full = Fault("disk", 0.1, 8.0, (0.0, 0.0, 0.0, 0.0))  # the disk of exec-0
+    submission = Submission(0, 0.5, "check", "a", argument(3, 6, 0.3), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(small(3, hosts, submission, full, slots=slots))
         report = sim.run()
     assert report.breaches == []
     assert jobs_of(sim) == ([JobState.SUCCESS] * 6, 0)
@@ -167,27 +167,27 @@ def test_a_node_whose_disk_is_full_starts_nothing_and_blames_no_job(hosts: int, 
     ]
     claimed = sorted({at for at, claim in claims if claim.incarnation == struck})
     released = [at for at, claim in claims if claim.waiting and claim.executor == "exec-0"]
-    assert released, "it had won some"
+    assert released, "exec-0 released no job"
     again = [at for at in claimed if at > released[0]]
     assert all(at > released[0] + 0.9 * DISK_PAUSE for at in again)
     assert bool(again) is (hosts == 1)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_one_node_cannot_run_is_done_by_the_other(seed: int) -> None:
-    wanted = small(seed, 2, Wish(0, 0.3, "check", "a", argument(seed, 12, 0.1), None, None, ()))
-    able, unable = wanted.hosts
-    with quietly():
-        sim = Simulation(replace(wanted, hosts=(able, replace(unable, unable=("check",)))))
+def test_jobs_that_one_node_cannot_run_are_done_by_the_other(seed: int) -> None:
+    scenario = small(seed, 2, Submission(0, 0.3, "check", "a", argument(seed, 12, 0.1), None, None, ()))
+    able, unable = scenario.hosts
+    with without_logs():
+        sim = Simulation(replace(scenario, hosts=(able, replace(unable, unable=("check",)))))
         report = sim.run()
     assert report.breaches == []
     assert jobs_of(sim) == ([JobState.SUCCESS] * 12, 0)
 
 
-def test_what_no_node_can_run_fails_and_says_why() -> None:
-    wanted = small(3, 2, Wish(0, 0.3, "check", "a", argument(3, 12, 0.1), None, None, ()))
-    with quietly():
-        sim = Simulation(replace(wanted, hosts=tuple(replace(host, unable=("check",)) for host in wanted.hosts)))
+def test_an_operation_that_no_node_can_run_fails_with_the_cause() -> None:
+    scenario = small(3, 2, Submission(0, 0.3, "check", "a", argument(3, 12, 0.1), None, None, ()))
+    with without_logs():
+        sim = Simulation(replace(scenario, hosts=tuple(replace(host, unable=("check",)) for host in scenario.hosts)))
         report = sim.run()
     assert report.breaches == []
     history = sim.etcd.store.get("distOpHistory.a.check.1")
@@ -196,22 +196,21 @@ def test_what_no_node_can_run_fails_and_says_why() -> None:
     assert b"this node lacks what the type needs" in history.value
 
 
-@pytest.mark.parametrize("trying", [0.0, 40.0])
+@pytest.mark.parametrize("hang", [0.0, 40.0])
 @pytest.mark.parametrize("where", [{}, {"zone": "a"}])
-def test_a_job_that_no_node_can_run_now_fails_with_the_cause(trying: float, where: dict[str, str]) -> None:
-    """Two nodes whose Spark hangs at its start handed the job to each other for ever.
+def test_a_job_that_no_node_can_run_now_fails_with_the_cause(hang: float, where: dict[str, str]) -> None:
+    """Two nodes whose Spark hung at its start passed the job to each other for ever, as did one node with the labels.
 
-    The start takes longer than the pause for which a node leaves the type out. A single node with the labels did the
-    same.
+    The hang lasts longer than the pause for which a node does not offer the type.
     """
-    wish = Wish(
-        0, 0.3, "check", "a", argument(3, 2, 0.1) | {"trying": trying}, None, None, (), options={"where": where}
+    submission = Submission(
+        0, 0.3, "check", "a", argument(3, 2, 0.1) | {"hang": hang}, None, None, (), options={"where": where}
     )
-    one, two = small(3, 2, wish).hosts
+    one, two = small(3, 2, submission).hosts
     broken = replace(one, unable=("check",), recovers=1e9, labels={"zone": "a"})
     hosts = (broken, two if where else replace(two, unable=("check",), recovers=1e9))
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish), hosts=hosts))
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission), hosts=hosts))
         report = sim.run()
     assert report.breaches == []
     history = sim.etcd.store.get("distOpHistory.a.check.1")
@@ -219,19 +218,19 @@ def test_a_job_that_no_node_can_run_now_fails_with_the_cause(trying: float, wher
     assert b"this node lacks what the type needs" in history.value
 
 
-def test_a_cancel_while_the_finish_is_prepared_is_not_overlooked() -> None:
-    """All jobs of an operation without completion code had succeeded. While its coordinator read runOps for the finish,
-    a cancel was seen, and the finish was written under the state as it was by then: a success of what was cancelled.
+def test_a_cancel_while_the_finish_is_prepared_takes_effect() -> None:
+    """All jobs of an operation without completion code had succeeded. A cancel was seen while the coordinator read
+    runOps for the finish. The finish compared the new state, so a cancelled operation ended as a success.
     """
-    wish = Wish(0, 0.3, "quick", "a", argument(1, 2, 4.0), None, None, ())
-    with quietly():
-        sim = Simulation(small(1, 1, wish))
+    submission = Submission(0, 0.3, "quick", "a", argument(1, 2, 4.0), None, None, ())
+    with without_logs():
+        sim = Simulation(small(1, 1, submission))
         sim.run()
         ended = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOpHistory.a.quick.1")[0])
         began = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOp.a.quick.1.spec")[0])
         for n in range(24):
-            cancel = Act(ended - began - 0.0005 * n, "cancel")
-            assert Simulation(small(1, 1, replace(wish, acts=(cancel,)))).run().breaches == [], n
+            cancel = Action(ended - began - 0.0005 * n, "cancel")
+            assert Simulation(small(1, 1, replace(submission, actions=(cancel,)))).run().breaches == [], n
 
 
 def writes_of(sim: Simulation, key: str) -> list[int]:
@@ -239,14 +238,14 @@ def writes_of(sim: Simulation, key: str) -> list[int]:
     return [revision for revision, changes in sim.etcd.store.history if any(one.kv.key == key for one in changes)]
 
 
-def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refused() -> None:
-    """The answer to a claim was lost. Before it was repeated, the operation was paused: the repetition was refused
-    because of the gate, and the executor said that it was drained, with claims that it did not know of.
+def test_a_claim_whose_answer_was_lost_is_known_after_its_refused_repetition() -> None:
+    """The answer to a claim was lost, and the operation was paused before the repetition, which the gate refused. The
+    executor reported that it was drained, but had claims that it did not know.
     """
-    acts = (Act(0.7, "pause-now"), Act(7.0, "resume"))
-    wish = Wish(0, 0.3, "quick", "a", argument(1, 5, 0.3), None, None, acts)
-    with quietly():
-        sim = Simulation(replace(small(1, 1, wish), drains=(DrainAct(1.2, "exec-0", 8.0, False),)))
+    actions = (Action(0.7, "pause-now"), Action(7.0, "resume"))
+    submission = Submission(0, 0.3, "quick", "a", argument(1, 5, 0.3), None, None, actions)
+    with without_logs():
+        sim = Simulation(replace(small(1, 1, submission), drains=(DrainAction(1.2, "exec-0", 8.0, False),)))
         claims: list[Txn] = []
 
         def sending(process: Process, path: str, asked: object) -> float:
@@ -257,16 +256,16 @@ def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refus
         sim.network.sending = sending
         answered: list[Txn] = []
 
-        def fate(process: Process, path: str) -> Fate | None:
+        def request_fault(process: Process, path: str) -> RequestFault | None:
             if claims and not answered:
                 answered.append(claims[0])
-                return Fate("lost", silent=True)
+                return RequestFault("lost", silent=True)
             return None
 
-        sim.network.fate = fate
+        sim.network.request_fault = request_fault
         report = sim.run()
     won, released = writes_of(sim, "distOpClaim.a.quick.1.000000")[:2]
-    assert won < writes_of(sim, "distOpPending.a.quick.1")[2] < released, "it was paused before the claim was repeated"
+    assert won < writes_of(sim, "distOpPending.a.quick.1")[2] < released, "the pause did not come before the repetition"
     assert report.breaches == []
     assert jobs_of(sim) == ([JobState.SUCCESS] * 5, 0)
 
@@ -275,24 +274,24 @@ def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refus
 def test_a_checkpoint_that_the_child_gave_up_on_does_not_block_later_ones(
     late: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It arrived after the child had saved the next one. That was refused, since it followed the same checkpoint, and
-    so were all after it.
+    """It arrived after the child had sent the next checkpoint. That one was refused, since it compared the one before,
+    and so were all later ones.
     """
     monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.3, 12, "success"))
-    wish = Wish(0, 0.3, "lone", "a", argument(7, 1, 0.1), None, "collect_all", ())
-    wanted = small(7, 1, wish)
-    first = next(r for r, kind in enumerate_writes(wanted) if kind == "progress")
-    with quietly():
-        sim = Simulation(wanted)
+    submission = Submission(0, 0.3, "lone", "a", argument(7, 1, 0.1), None, "collect_all", ())
+    scenario = small(7, 1, submission)
+    first = next(r for r, kind in enumerate_writes(scenario) if kind == "progress")
+    with without_logs():
+        sim = Simulation(scenario)
         once: list[str] = []
 
-        def fate(process: object, path: str) -> Fate | None:
+        def request_fault(process: object, path: str) -> RequestFault | None:
             if path.endswith("/Txn") and sim.etcd.store.revision == first - 1 and not once:
                 once.append(path)
-                return Fate("slow", before=late)
+                return RequestFault("slow", before=late)
             return None
 
-        sim.network.fate = fate
+        sim.network.request_fault = request_fault
         report = sim.run()
     assert once
     assert report.breaches == []
@@ -302,32 +301,32 @@ def test_a_checkpoint_that_the_child_gave_up_on_does_not_block_later_ones(
     assert saved[-4:] == [8, 9, 10, 11]
 
 
-def test_a_job_that_is_run_again_goes_on_from_what_was_being_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neighbour killed the child, and the job was begun again under the same claim, from the checkpoint before those
-    that were on their way. Then those were saved, and after them the older ones of the new run.
+def test_a_restarted_job_resumes_from_the_checkpoint_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job killed the child, and this job was restarted under the same claim, from a checkpoint older than those
+    in flight. These were applied, and then the older ones of the new run.
     """
 
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.2, 8, "success") if partition == 0 else Script(3.3, 1, "crash" if attempt == 1 else "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    wish = Wish(0, 0.3, "index", "a", {**argument(7, 2, 0.1), "name": "x"}, None, "collect_all", ())
-    wanted = small(7, 1, wish)
+    submission = Submission(0, 0.3, "index", "a", {**argument(7, 2, 0.1), "name": "x"}, None, "collect_all", ())
+    scenario = small(7, 1, submission)
     key = "distOp.a.index.x.1.000000.progress"
-    with quietly():
-        sim = Simulation(wanted)
+    with without_logs():
+        sim = Simulation(scenario)
         sim.run()
         fourth = [r for r, changes in sim.etcd.store.history if changes[0].kv.key == key][3]
-        sim = Simulation(wanted)
+        sim = Simulation(scenario)
         once: list[str] = []
 
-        def fate(process: object, path: str) -> Fate | None:
+        def request_fault(process: object, path: str) -> RequestFault | None:
             if path.endswith("/Txn") and sim.etcd.store.revision == fourth - 1 and not once:
                 once.append(path)
-                return Fate("slow", before=2.6)
+                return RequestFault("slow", before=2.6)
             return None
 
-        sim.network.fate = fate
+        sim.network.request_fault = request_fault
         report = sim.run()
     assert once
     assert report.breaches == []
@@ -338,29 +337,29 @@ def test_a_job_that_is_run_again_goes_on_from_what_was_being_saved(monkeypatch: 
 
 @pytest.mark.parametrize("late", [0.0, 0.4])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(hosts: int, late: float) -> None:
-    """Its jobs are claimed with the transaction that reads its records. Where the answer to that is lost, the
-    repetition is refused by what stands there, and the claims are found to be the executor's own.
+def test_a_small_operation_is_claimed_once_even_if_the_answer_is_lost(hosts: int, late: float) -> None:
+    """The transaction that reads its records also claims its jobs. If the answer is lost, the existing claims refuse
+    the repetition, and the executor recognizes them as its own.
     """
-    wish = Wish(0, 0.5, "lone", "a", argument(3, 4, 0.1), None, "collect_all", ())
-    wanted = small(3, hosts, wish, slots=4)
-    with quietly():
-        sim = Simulation(wanted)
+    submission = Submission(0, 0.5, "lone", "a", argument(3, 4, 0.1), None, "collect_all", ())
+    scenario = small(3, hosts, submission, slots=4)
+    with without_logs():
+        sim = Simulation(scenario)
         sim.run()
         families = [
             (r, {change.kv.key.partition(".")[0] for change in changes}) for r, changes in sim.etcd.store.history
         ]
         claimed = next(r for r, seen in families if "distOpClaim" in seen)
-        sim = Simulation(wanted)
+        sim = Simulation(scenario)
         lost: list[str] = []
 
-        def fate(process: object, path: str) -> Fate | None:
+        def request_fault(process: object, path: str) -> RequestFault | None:
             if path.endswith("/Txn") and sim.etcd.store.revision == claimed - 1 and not lost:
                 lost.append(path)
-                return Fate("lost", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
+                return RequestFault("lost", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
             return None
 
-        sim.network.fate = fate
+        sim.network.request_fault = request_fault
         report = sim.run()
     assert lost
     assert report.breaches == []
@@ -373,20 +372,22 @@ def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(hosts:
     assert sorted(claims) == [(f"distOpClaim.a.lone.1.{n:06d}", 1) for n in range(4)]
 
 
-def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job broke, and was set to waiting; the answer to that was lost. Its executor listed it, took it for anybody's,
-    and claimed it: what became of that attempt was dropped, because the end of the one before was still being written.
-    When that was refused the claim was forgotten, and the poll gave it to others while the job ran.
+def test_a_job_whose_end_is_being_written_is_not_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job failed and was set to waiting, but the answer was lost. Its executor listed the job as free and claimed it.
+    The end of this attempt was dropped, because the end of the one before was still being written. When that write was
+    refused, the executor lost track of the claim, and its poll released it while the job ran.
     """
 
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.05, 1, "error") if attempt == 1 else Script(12.0, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    acts = (Act(0.4, "pause"), Act(0.4, "resume"))
-    wanted = plain(4, 1, [Wish(0, 0.3, "check", "a", argument(4, 1, 0.1), None, "collect_all", acts)], poll=2.0)
-    with quietly():
-        sim = Simulation(wanted)
+    actions = (Action(0.4, "pause"), Action(0.4, "resume"))
+    scenario = plain(
+        4, 1, [Submission(0, 0.3, "check", "a", argument(4, 1, 0.1), None, "collect_all", actions)], poll=2.0
+    )
+    with without_logs():
+        sim = Simulation(scenario)
         retried: list[float] = []
         now = [False]
 
@@ -398,7 +399,7 @@ def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytes
             return 0.0
 
         sim.network.sending = sending
-        sim.network.fate = lambda process, path: Fate("lost", silent=True) if now[0] else None
+        sim.network.request_fault = lambda process, path: RequestFault("lost", silent=True) if now[0] else None
         report = sim.run()
     assert retried
     assert report.breaches == []
@@ -406,14 +407,14 @@ def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytes
 
 
 def failing_chords(seed: int, graphs: int = 3) -> Scenario:
-    """Chords of two parts that fail, submitted within 0.3 s, on one executor."""
+    """Chords of two failing parts each, submitted within 0.3 s, on one executor."""
     chance = random.Random(seed)
     chords = [
-        Wish(
+        Submission(
             *(0, 0.3 + 0.3 * chance.random(), "noop", CLUSTER_TABLE, argument(seed * 100, 1, 0.001), None, None, ()),
             graph=2,
             failing=2,
-            alike=True,
+            same_type=True,
         )
         for _ in range(graphs)
     ]
@@ -422,21 +423,18 @@ def failing_chords(seed: int, graphs: int = 3) -> Scenario:
 
 @pytest.mark.parametrize("seed", with_further(range(1, 21), 8))
 def test_two_predecessors_of_one_operation_fail_together(seed: int) -> None:
-    """A successor's end and the signal of the second failure shared a transaction.
-
-    etcd refused it for ever.
-    """
-    report = simulate(seed, wanted=failing_chords(seed))
+    """A successor's end and the signal of the second failure shared a transaction, which etcd always refused."""
+    report = simulate(seed, scenario=failing_chords(seed))
     assert report.breaches == []
     assert report.ended == 9
 
 
-def test_more_end_at_once_than_one_transaction_finishes() -> None:
-    """Those that are beyond it go with the next ones."""
-    wish = Wish(
-        *(0, 0.3, "noop", CLUSTER_TABLE, argument(1, 1, 0.0), None, None, ()), graph=CROWD, alike=True, form="group"
+def test_more_operations_end_at_once_than_one_transaction_finishes() -> None:
+    """The remaining ones are finished by the next transactions."""
+    submission = Submission(
+        *(0, 0.3, "noop", CLUSTER_TABLE, argument(1, 1, 0.0), None, None, ()), graph=CROWD, same_type=True, form="group"
     )
-    report = simulate(1, wanted=replace(plain(1, 2, [wish], slots=4), limits=replace(DEFAULT, finish_room=20)))
+    report = simulate(1, scenario=replace(plain(1, 2, [submission], slots=4), limits=replace(DEFAULT, finish_room=20)))
     assert report.breaches == []
     assert report.ended == CROWD + 1
-    assert report.courses["group of finishes"] > 5
+    assert report.paths["group of finishes"] > 5

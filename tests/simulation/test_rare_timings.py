@@ -1,4 +1,4 @@
-"""Moments of the fault list that are too short to be met from outside: each is caused for certain, on the model."""
+"""Faults at moments that are too short to hit from outside, each caused deterministically on the model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from distop.protocol import keys as K
 from distop.protocol.jobs import Claim, JobState
 from distop.protocol.txn import Put, Txn
-from tests.simulation.test_scenarios import argument, jobs_of, small
+from tests.simulation.test_found_bugs import argument, jobs_of, small
 from tests.simulator import Simulation, simulated_behaviors
-from tests.simulator.network import CLOSED, Fate
-from tests.simulator.run import quietly
-from tests.simulator.scenario import Fault, Wish, plain
+from tests.simulator.network import CLOSED, RequestFault
+from tests.simulator.run import without_logs
+from tests.simulator.scenario import Fault, Submission, plain
 from tests.simulator.simulated_behaviors import Script
 
 
 def incarnations(sim: Simulation) -> list[str]:
-    """All that there ever were, by their node keys."""
+    """All incarnations that ever existed, by their node keys."""
     written = [
         change.kv.key
         for _, changes in sim.etcd.store.history
@@ -31,7 +31,7 @@ def incarnations(sim: Simulation) -> list[str]:
 
 
 def begun(txn: Any) -> int:
-    """How many operations a request would start."""
+    """The number of operations that a request starts."""
     return sum(isinstance(op, Put) and op.key.endswith(".spec") for op in txn.success) if isinstance(txn, Txn) else 0
 
 
@@ -40,7 +40,7 @@ def writes(txn: Txn) -> bool:
 
 
 def written(asked: object, what: Callable[[str], bool]) -> list[str]:
-    """The keys of this kind that a transaction would put."""
+    """The keys accepted by ``what`` that a transaction puts."""
     ops = asked.success if isinstance(asked, Txn) else ()
     return [op.key for op in ops if isinstance(op, Put) and what(op.key)]
 
@@ -58,7 +58,7 @@ def is_history(key: str) -> bool:
 
 
 def times(sim: Simulation, key: str, *, deleted: bool = False) -> list[float]:
-    """When a key was written, or deleted."""
+    """The times at which a key was written, or deleted."""
     when = {revision: at for at, revision, _, _ in sim.log if revision}
     return [
         when[revision]
@@ -68,7 +68,7 @@ def times(sim: Simulation, key: str, *, deleted: bool = False) -> list[float]:
 
 
 def runs(sim: Simulation) -> dict[int, list[str]]:
-    """By partition: the incarnations that ran the job. There is one operation."""
+    """Partition → the incarnations that ran the job, for the only operation."""
     found: dict[int, list[str]] = {}
     for effect in sim.effects.all:
         if effect.kind == "job":
@@ -76,13 +76,14 @@ def runs(sim: Simulation) -> dict[int, list[str]]:
     return found
 
 
-def test_an_operation_that_is_over_before_its_start_is_answered() -> None:
-    """F29: the start is written and its answer lost. Until the client asks again the operation has run, ended, and is
-    cleaned up: its history tells the client that the request has its operation.
+def test_an_operation_that_ends_before_its_start_is_answered() -> None:
+    """F29: the answer to a start is lost. The operation has ended and is cleaned up before the client's retry.
+
+    The history shows the client that its request has started an operation.
     """
-    wish = Wish(0, 0.5, "quick", "a", argument(5, 2, 0.02), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(small(5, 1, wish))
+    submission = Submission(0, 0.5, "quick", "a", argument(5, 2, 0.02), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(small(5, 1, submission))
         starts: list[float] = []
         sent = [False]
 
@@ -92,12 +93,12 @@ def test_an_operation_that_is_over_before_its_start_is_answered() -> None:
                 starts.append(sim.loop.now)
             return 0.0
 
-        def fate(process: object, path: str) -> Fate | None:
-            return Fate("lost", silent=True) if sent[0] and len(starts) == 1 else None
+        def request_fault(process: object, path: str) -> RequestFault | None:
+            return RequestFault("lost", silent=True) if sent[0] and len(starts) == 1 else None
 
-        sim.network.sending, sim.network.fate = sending, fate
+        sim.network.sending, sim.network.request_fault = sending, request_fault
         report = sim.run()
-    assert len(starts) == 2, "the client asked again, once"
+    assert len(starts) == 2, "the client did not retry exactly once"
     gone = {
         revision
         for revision, changes in sim.etcd.store.history
@@ -105,20 +106,21 @@ def test_an_operation_that_is_over_before_its_start_is_answered() -> None:
         if change.deleted and change.kv.key.startswith(f"{K.PENDING}.")
     }
     cleaned = max(at for at, revision, _, _ in sim.log if revision in gone)
-    assert starts[0] < cleaned < starts[1], "all of it was gone by then"
+    assert starts[0] < cleaned < starts[1], "the operation was not cleaned up before the retry"
     assert report.breaches == []
-    assert sim.told.started == {"request-0": "a/quick/1"}
-    assert sim.told.ended == {"a/quick/1": "success"}
+    assert sim.answers.started == {"request-0": "a/quick/1"}
+    assert sim.answers.ended == {"a/quick/1": "success"}
 
 
 @pytest.mark.parametrize("late", [0.005, 0.2, 1.0])
 def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
-    """F2: it comes before its repetition, or after it: whichever it is, each request is started once, and told so. No
-    operation ends meanwhile, which would be a race for the counters.
+    """F2: it arrives before or after its repetition; each request is started once, and its client learns so.
+
+    No operation ends meanwhile, since that would be a race for the counters.
     """
-    wishes = [Wish(0, 0.5, "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)]
-    with quietly():
-        sim = Simulation(plain(5, 1, wishes))
+    submissions = [Submission(0, 0.5, "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)]
+    with without_logs():
+        sim = Simulation(plain(5, 1, submissions))
         sent: list[Txn] = []
         now = [False]
 
@@ -128,25 +130,27 @@ def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
                 sent.append(asked)
             return 0.0
 
-        def fate(process: object, path: str) -> Fate | None:
+        def request_fault(process: object, path: str) -> RequestFault | None:
             lost = now[0] and len(sent) == 1
-            return Fate("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED)) if lost else None
+            return RequestFault("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED)) if lost else None
 
-        sim.network.sending, sim.network.fate = sending, fate
+        sim.network.sending, sim.network.request_fault = sending, request_fault
         report = sim.run()
-    assert [begun(txn) for txn in sent] == [5, 5], "the others waited for the first, and went together; and once more"
+    assert [begun(txn) for txn in sent] == [5, 5], "five starts were not sent together twice"
     assert sent[0] == sent[1]
     assert report.breaches == []
-    assert report.courses["group of starts"] == 1
-    assert sim.told.started == {f"request-{n}": f"a/quick/{n + 1}" for n in range(6)}
+    assert report.paths["group of starts"] == 1
+    assert sim.answers.started == {f"request-{n}": f"a/quick/{n + 1}" for n in range(6)}
 
 
 @pytest.mark.parametrize(("done", "started"), [(False, 2), (True, 7)])
 def test_a_client_that_is_killed_with_a_group_under_way(done: bool, started: int) -> None:
-    """All of the group begin or none, and what has begun comes to its end; another client goes on with the numbers."""
-    wishes = [Wish(n // 6, 0.5 + n // 6, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(7)]
-    with quietly():
-        sim = Simulation(replace(plain(5, 1, wishes), clients=2))
+    """All operations of the group start or none; started ones end; another client gets the next numbers."""
+    submissions = [
+        Submission(n // 6, 0.5 + n // 6, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(7)
+    ]
+    with without_logs():
+        sim = Simulation(replace(plain(5, 1, submissions), clients=2))
 
         def kill(process: object, asked: Any) -> None:
             if process is sim.clients[0] and begun(asked) == 5:
@@ -162,33 +166,34 @@ def test_a_client_that_is_killed_with_a_group_under_way(done: bool, started: int
         report = sim.run()
     assert sim.clients[0].dead
     assert report.breaches == []
-    assert sim.told.started == {"request-0": "a/quick/1", "request-6": f"a/quick/{started}"}
+    assert sim.answers.started == {"request-0": "a/quick/1", "request-6": f"a/quick/{started}"}
     assert report.ended == started
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_renewals_that_a_deposed_leader_answers_with_unknown(seed: int) -> None:
-    """F13: "not a primary lessor" arrives as UNKNOWN, and says nothing of the lease: it is asked again, and the session
-    goes on as it was.
+    """F13: "not a primary lessor" arrives as UNKNOWN and says nothing about the lease.
+
+    The renewal is repeated, and the session continues.
     """
     deposed = Fault("deposed", 1.0, 2.0, (0.0, 0.0, 0.0, 0.0))
-    wish = Wish(0, 0.5, "check", "a", argument(seed, 12, 0.3), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(small(seed, 2, wish, deposed))
-        told: list[float] = []
+    submission = Submission(0, 0.5, "check", "a", argument(seed, 12, 0.3), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(small(seed, 2, submission, deposed))
+        answered: list[float] = []
         error = sim.network.renewal_error
 
         def renewal_error() -> object:
             found = error()
             if found is not None:
-                told.append(sim.loop.now)
+                answered.append(sim.loop.now)
             return found
 
         sim.network.renewal_error = renewal_error  # type: ignore[method-assign,assignment]
         report = sim.run()
-    assert told, "renewals were answered so"
+    assert answered, "no renewal was answered with the error"
     assert report.breaches == []
-    assert len(incarnations(sim)) == 2, "nobody lost a session"
+    assert len(incarnations(sim)) == 2, "a session was lost"
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["refused", "applied"])
@@ -196,14 +201,15 @@ def test_renewals_that_a_deposed_leader_answers_with_unknown(seed: int) -> None:
 def test_etcd_is_full_in_the_middle_of_a_group_commit(
     what: Callable[[str], bool], applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F15, T8: the group is refused, or it is applied and answered with the same words. It is sent again, as it was,
-    until there is room; then all of it is there once, and nothing is done twice.
+    """F15, T8: the group is refused, or applied and answered with the same error.
+
+    It is sent again unchanged until there is room. Then each write is there once, and nothing is done twice.
     """
     monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(1.0, 1, "success"))
-    wishes = [Wish(0, 0.5, "quick", "a", argument(0, 3, 0.0), None, "collect_all", ()) for _ in range(6)]
-    with quietly():
-        sim = Simulation(plain(5, 1, wishes, slots=20))
-        sim.network.latency = (0.02, 0.02)  # more is ready by the time when etcd has answered
+    submissions = [Submission(0, 0.5, "quick", "a", argument(0, 3, 0.0), None, "collect_all", ()) for _ in range(6)]
+    with without_logs():
+        sim = Simulation(plain(5, 1, submissions, slots=20))
+        sim.network.latency = (0.02, 0.02)  # so that several items are ready when etcd answers
         sent: list[Txn] = []
         room: list[float] = []
 
@@ -223,14 +229,14 @@ def test_etcd_is_full_in_the_middle_of_a_group_commit(
         sim.network.sending = sending
         report = sim.run()
     keys = written(sent[0], what)
-    assert len(sent) > 1, "it was sent again"
+    assert len(sent) > 1, "the group was not sent again"
     put = [times(sim, key) for key in keys]
     assert all(len(at) == 1 for at in put)
     assert all((at < room[0]) is applied for (at,) in put)
     assert report.breaches == []
     assert len(incarnations(sim)) == 1
-    assert sorted(sim.told.started.values()) == [f"a/quick/{n + 1}" for n in range(6)]
-    assert sim.told.ended == {f"a/quick/{n + 1}": "success" for n in range(6)}
+    assert sorted(sim.answers.started.values()) == [f"a/quick/{n + 1}" for n in range(6)]
+    assert sim.answers.ended == {f"a/quick/{n + 1}": "success" for n in range(6)}
     assert jobs_of(sim) == ([JobState.SUCCESS] * 18, 0)
     assert len([effect for effect in sim.effects.all if effect.kind == "job"]) == 18
 
@@ -240,8 +246,9 @@ def test_etcd_is_full_in_the_middle_of_a_group_commit(
 def test_clocks_that_jump_while_a_job_waits_for_another_try(
     jump: float, after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F20: ``retry_at`` seems to be an hour away, or long over. The job is tried again without waiting for that, once;
-    and nobody loses a session, or stops a job, for what a wall clock says.
+    """F20: ``retry_at`` seems to be an hour ahead or past. The job is retried once, without waiting for that time.
+
+    No session is lost, and no job is stopped, because of a wall clock.
     """
 
     def script(kind: str, arg: object, partition: int, attempt: int) -> Script:
@@ -250,9 +257,9 @@ def test_clocks_that_jump_while_a_job_waits_for_another_try(
         return Script(12.0, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    wish = Wish(0, 0.5, "check", "a", argument(3, 6, 0.0), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish, slots=4), poll=1000.0))  # no poll finds it
+    submission = Submission(0, 0.5, "check", "a", argument(3, 6, 0.0), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission, slots=4), poll=1000.0))  # too long for a poll to find the job
         committed = sim.etcd.committed
         assert committed is not None
         jumped: list[float] = []
@@ -273,9 +280,9 @@ def test_clocks_that_jump_while_a_job_waits_for_another_try(
         report = sim.run()
     assert jumped
     assert report.breaches == []
-    assert len(incarnations(sim)) == 2, "nobody lost a session"
+    assert len(incarnations(sim)) == 2, "a session was lost"
     others = [effect for effect in sim.effects.all if effect.partition != 0]
     (_, again) = (effect for effect in sim.effects.all if effect.partition == 0 and effect.kind == "job")
-    assert again.begun < min(effect.ended or 0.0 for effect in others), "it waited for no hint"
+    assert again.begun < min(effect.ended or 0.0 for effect in others), "the retry waited for a hint"
     assert [len(ran) for _, ran in sorted(runs(sim).items())] == [2, 1, 1, 1, 1, 1]
     assert jobs_of(sim) == ([JobState.SUCCESS] * 6, 1)

@@ -1,4 +1,4 @@
-"""Which courses the protocols took, told from what each revision changes: what was simulated, and what was not."""
+"""Counts which paths the protocols took, by the changes of each revision: the coverage of a simulation."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from distop.protocol.revisioned import Change
 
 ALL = (
-    "own plan",
+    "start with a plan",
     "chunk",
     "group of reports",
     "page of a cleanup",
-    "forgotten history",
+    "deleted history",
     "group of starts",
     "group of finishes",
     "claims of several operations",
     "claim by an actor",
-    "extension",
+    "extension by an actor",
     "return by an actor",
-    "taken from an actor",
-    "revoked within a limit",
-    "replaced",
-    "followed",
+    "take-over from an actor",
+    "revocation within a limit",
+    "replacement",
+    "follower of an id",
     "next of a series",
 )
-"""Courses that a small operation with the usual limits does not take, and how they are called."""
+"""Paths that a small operation with default limits does not take."""
 
 
-class Courses:
-    """Folds each revision. ``count``: how often each course was taken; ``claimed`` and ``elected``: the incarnations
-    that held a claim, or an election.
+class ProtocolPaths:
+    """Folds each revision. ``count``: how often each path was taken; ``claimed`` and ``elected``: the incarnations
+    that claimed a job, or won an election.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Courses:
         self._actors: dict[str, Claim] = {}
         """Claims by actors, by key."""
         self._holders: dict[str, str] = {}
-        """Who has each claim: an incarnation, or an actor."""
+        """Claim → its holder: an incarnation or an actor."""
         self._open: set[OperationRef] = set()
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
-        """One revision, whole."""
+        """Fold one whole revision."""
         put: Counter[str] = Counter()
         gone: Counter[str] = Counter()
         follows = again = False
@@ -77,15 +77,15 @@ class Courses:
             if key.family == K.OPEN and key.ref is not None:
                 (self._open.discard if change.deleted else self._open.add)(key.ref)
             if key.family == K.CLAIM and change.deleted and (held := self._actors.pop(change.kv.key, None)):
-                self.count["return by an actor" if held.actor == sender else "taken from an actor"] += 1
-        self.count["forgotten history"] += gone["history"]
+                self.count["return by an actor" if held.actor == sender else "take-over from an actor"] += 1
+        self.count["deleted history"] += gone["history"]
         self.count["group of starts"] += put["spec"] > 1
         self.count["group of finishes"] += put["history"] > 1
-        self.count["replaced"] += put["spec"] > 0 and put["history"] > 0
-        self.count["followed"] += follows
+        self.count["replacement"] += put["spec"] > 0 and put["history"] > 0
+        self.count["follower of an id"] += follows
         self.count["next of a series"] += again
         self.count["claims of several operations"] += len(claimed) > 1
-        self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
+        self.count["start with a plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1
         self.count["page of a cleanup"] += gone["job state"] > 0 and not gone["state"]
@@ -96,15 +96,15 @@ class Courses:
         if not claim.waiting:
             self._holders[change.kv.key] = claim.incarnation or claim.actor
         elif ref in self._open and holder != sender:
-            self.count["revoked within a limit"] += 1
+            self.count["revocation within a limit"] += 1
 
     def _by_actors(self, change: Change) -> None:
         old, new = self._actors.pop(change.kv.key, None), Claim.decode(change.kv.value)
         if new.actor:
             self._actors[change.kv.key] = new
         if old is not None and new.grant == old.grant:
-            self.count["extension"] += 1
+            self.count["extension by an actor"] += 1
             return
         self.count["claim by an actor"] += bool(new.actor)
         if old is not None:
-            self.count["return by an actor" if new.waiting else "taken from an actor"] += 1
+            self.count["return by an actor" if new.waiting else "take-over from an actor"] += 1

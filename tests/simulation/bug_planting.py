@@ -1,8 +1,8 @@
-"""How bugs are planted: production code is wrapped or replaced, by the names of its arguments.
+"""Plants bugs: wraps or replaces functions of production code.
 
-A change of that code must not turn a planted bug into another one, such as an error of its own that is then taken for
-a find. So arguments are bound by name, what is replaced takes the same ones, and each bug names the breaches that prove
-it.
+A change of production code must not turn a planted bug into another one, such as an error in the planted code. So
+arguments are bound by name, a replacement must have the same parameters, and each bug names the kinds of breaches that
+prove it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from typing import Any
 
 import pytest
 
-from tests.simulator import Scenario, scenario
-from tests.simulator.scenes import plainly
+from tests.simulator import Scenario, draw_scenario
+from tests.simulator.scenes import simplified
 
 Patch = pytest.MonkeyPatch
 Shape = Callable[[Scenario], Scenario]
 
 
 class Mistake(Exception):
-    """An error that is the planted bug itself. Any other that planted code raises tells that the bug has rotted."""
+    """An error that is the planted bug itself. Any other error raised by planted code means that it is outdated."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug: ``plant`` puts it in, and a breach of a kind in ``expected`` is its effect.
+    """A bug: ``plant`` plants it, and a breach of a kind in ``expected`` is its effect.
 
-    ``focus``: the kinds of faults that it needs, where all of them would find it late; ``shape`` changes the scenarios
-    in which it is looked for; ``first``: the seed with which the search starts, where seed 1 and its next neighbours do
-    not show the bug, or cost much. It only saves time: the search continues through all other seeds. A change of the
-    draw or of the timing can outdate it; the test then fails and prints the seed to record. ``slow``: what it does is
-    seen after very long alone, so it is not looked for at every change. ``plain``: the shape starts from a plain
-    cluster, as scenes do.
+    ``focus``: the kinds of faults that it needs, if free draws would find it late. ``shape``: changes the scenarios of
+    the search. ``first``: the first seed of the search, if seed 1 and its neighbours do not show the bug or take long.
+    It only saves time: the search continues through all other seeds. A change of the draw or of the timing can outdate
+    it; the test then fails and prints the seed to record. ``slow``: its effect shows so late that CI does not search
+    for it. ``plain``: the shape starts from a simplified scenario, as scenes do.
     """
 
     name: str
@@ -49,15 +48,15 @@ class Planted:
 
     @property
     def chosen(self) -> bool:
-        """It is looked for in scenarios that were made for it."""
+        """Whether the search uses scenarios that were made for it."""
         return bool(self.focus) or self.shape is not None
 
     def scenario(self, seed: int) -> Scenario:
-        """The one of a seed in which it is looked for."""
-        drawn = scenario(seed, focus=self.focus, scenes=self.shape is None)
+        """The scenario of a seed in which the search looks for the bug."""
+        drawn = draw_scenario(seed, focus=self.focus, scenes=self.shape is None)
         if self.shape is None:
             return drawn
-        return self.shape(plainly(drawn) if self.plain else drawn)
+        return self.shape(simplified(drawn) if self.plain else drawn)
 
 
 BUGS: list[Planted] = []
@@ -71,7 +70,7 @@ def bug(
     slow: bool = False,
     plain: bool = True,
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Add a bug to the list, with the kinds of breach that prove it."""
+    """Add a bug to ``BUGS``, with the kinds of breaches that prove it."""
 
     def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
         BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, slow, plain))
@@ -81,10 +80,10 @@ def bug(
 
 
 def wrap(patch: Patch, owner: Any, name: str, change: Callable[[Any, Any], Any]) -> None:
-    """Have the result of a function changed: ``change(result, given)``, where ``given`` has its arguments by name."""
+    """Change the result of a function: ``change(result, given)``, where ``given`` has the arguments by name."""
     former = getattr(owner, name)
     if inspect.iscoroutinefunction(former):
-        raise TypeError(f"{name} is a coroutine function: its result is not what it returns")
+        raise TypeError(f"{name} is a coroutine function, which cannot be wrapped")
     signature = inspect.signature(former)
 
     def wrapped(*args: Any, **named: Any) -> Any:
@@ -96,7 +95,7 @@ def wrap(patch: Patch, owner: Any, name: str, change: Callable[[Any, Any], Any])
 
 
 def give(patch: Patch, owner: Any, name: str, **values: Any) -> None:
-    """Have a function called with these values, whatever its callers give for them."""
+    """Call a function with these values, whatever its callers pass."""
     former = getattr(owner, name)
     signature = inspect.signature(former)
     if unknown := values.keys() - signature.parameters.keys():
@@ -111,11 +110,11 @@ def give(patch: Patch, owner: Any, name: str, **values: Any) -> None:
 
 
 def substitute(patch: Patch, owner: Any, name: str, other: Callable[..., Any]) -> None:
-    """Have another function in the place of one that takes the same arguments."""
+    """Replace a function by another one with the same parameters."""
     former = getattr(owner, name)
     takes, other_takes = (list(inspect.signature(one).parameters) for one in (former, other))
     if takes != other_takes or inspect.iscoroutinefunction(former) != inspect.iscoroutinefunction(other):
-        raise TypeError(f"{name} takes {takes}, and what is to replace it {other_takes}; or one of the two is awaited")
+        raise TypeError(f"{name} takes {takes}, its replacement {other_takes}; or only one of the two is awaited")
     patch.setattr(owner, name, other)
 
 

@@ -1,4 +1,4 @@
-"""Three simulated members, and a client of the first."""
+"""Three simulated etcd members, and a client of the first one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ADDRESSES = tuple(f"etcd-{n}:2379" for n in range(3))
 ELECTION = 1.0
 
 
-class World:
-    """Three members, and a client of the first."""
+class SimCluster:
+    """Three simulated etcd members, and a client of the first one."""
 
     def __init__(self) -> None:
         chance = random.Random(1)
@@ -38,7 +38,7 @@ class World:
         self._context.run(channels.set, self.network.channel)
 
     def run(self, work: Callable[[EtcdClient], Awaitable[None]], **config: Any) -> None:
-        """``config``: of the client, beside its endpoint."""
+        """Run ``work`` with a connected client. ``config``: its settings besides the endpoint."""
 
         async def connected() -> None:
             async with EtcdClient(EtcdConfig(ADDRESSES[:1], **config)) as client:
@@ -49,22 +49,23 @@ class World:
         task.result()
 
     def sent_on_watches(self, most: int, counts: Callable[[Any], bool] = lambda asked: True) -> list[float]:
-        """When something that ``counts`` is sent on a watch, from now on; more than ``most`` of it ends the test, where
-        time may stand still.
+        """The times at which messages for which ``counts`` is true are sent on watches, from now on.
+
+        Fails after ``most`` messages, since a tight loop would not advance virtual time.
         """
         when: list[float] = []
 
         def sending(process: Process, path: str, asked: object) -> float:
             if path.endswith("/Watch") and counts(asked):
                 when.append(self.loop.now)
-                assert len(when) <= most, "watches are opened, or asked for their progress, again and again"
+                assert len(when) <= most, "too many watches or progress requests"
             return 0.0
 
         self.network.sending = sending
         return when
 
     def end_watches(self, reason: str) -> None:
-        """The servers cancel all watches for this reason; the streams stay open."""
+        """Cancel all watches on the server with this reason; the streams stay open."""
         server = self.etcd.watching
         for watch in [one for some in server._watches.values() for one in some]:
             watch.send(server._response(watch.member, canceled=True, cancel_reason=reason))
