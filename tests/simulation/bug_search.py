@@ -68,7 +68,7 @@ def require_recorded(name: str, seed: int, looked: int, where: str) -> None:
     )
 
 
-def generally(name: str, first: int, count: int) -> tuple[Planted, Find | None]:
+def search_freely(name: str, first: int, count: int) -> tuple[Planted, Find | None]:
     """Search for a bug in freely drawn schedules."""
     (planted,) = (one for one in BUGS if one.name == name)
     with without_logs(), pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,8 @@ def ended_late(scenario: Scenario) -> Scenario:
     """Completions take seconds, coordinators die, and their last requests arrive late."""
     model = replace(
         scenario.submissions[0], client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, predecessors=(),
-        actions=(), id="", type="check", on_duplicate="join", prepared="", verifier="", in_transaction=False, options={},
+        actions=(), id="", type="check", on_duplicate="join", prepared="", verifier="", in_transaction=False,
+        options={},
     )  # fmt: skip
     arg = {**model.arg, "partitions": 1, "calls": 4.0, "pace": 0.1, "trouble": 0.0, "follows": False, "objects": False}
     tables = scenario.tables
