@@ -53,7 +53,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "--planted",
         nargs="*",
         metavar="BUG",
-        help="search for all planted bugs, or for these, in freely drawn schedules instead; prints which bugs need chosen"
+        help="search for all planted bugs, or for these, in freely drawn schedules instead; names bugs that need chosen"
         " faults or scenarios",
     )
     options = parser.parse_args(args)

@@ -1,7 +1,7 @@
-"""Operation types that leave something behind on their way: checkpoints, files under fixed names, what follows them.
+"""Operation types with checkpoints, output that needs a cleanup, and follow-up operations.
 
-Each attempt of a job writes its rows into a segment of its own, in its stage; a checkpoint names the segments so far,
-with the rows of each that count. So what the last one names is all rows once, or something was lost or doubled.
+Each attempt of a job writes its rows into its own segment, in its stage. A checkpoint names the segments so far, with
+the number of valid rows of each. If the last one names each row once, no row was lost or duplicated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 class StepArg(WritingArg):
-    """``held``: a folder that holds a file of each job from its start until its end or its cleanup. ``forced``: each
-    checkpoint is saved, else as the rate limit lets it. ``then``: a success is followed by an operation that has this
-    for its argument. ``does``: ``fail`` or ``error``, in the middle.
+    """The argument of these types.
+
+    ``held``: a folder with a file of each job, from its start to its end or cleanup. ``forced``: each checkpoint is
+    saved; else the rate limit applies. ``then``: the argument of the follow-up operation after a success. ``does``:
+    ``fail`` or ``error`` in the middle of a job.
     """
 
     held: str
@@ -34,7 +36,7 @@ class StepArg(WritingArg):
 
 
 class StepWriting(Behavior):
-    """Goes on from its checkpoints, and cleans up."""
+    """Resumes from its checkpoints, and cleans up."""
 
     type_name = "stepwriting"
     Arg = StepArg
@@ -51,7 +53,7 @@ class StepWriting(Behavior):
         note(arg.journal, partition.partition, ctx.attempt, f"from {done}")
         for left in _left(arg, partition, ctx):
             left.touch()
-        # Another process that goes on within the same attempt must not touch what a checkpoint names already.
+        # Another process of the same attempt must not change a segment that a checkpoint names.
         file = Path(ctx.stage) / f"rows-{done}-{os.getpid()}.txt"
         segments.append([str(file), 0])
         with file.open("w") as out:
@@ -83,7 +85,7 @@ class StepWriting(Behavior):
 
 
 class Lone(StepWriting):
-    """Runs one at a time for each object, starts over, and fails where an executor is lost."""
+    """One runs at a time for each object. Its jobs start over, and fail if their executor is lost."""
 
     type_name = "lone"
     object_field = "object"
@@ -93,7 +95,7 @@ class Lone(StepWriting):
 
 
 class FollowingArg(BaseModel):
-    """``of``: what it follows."""
+    """``of``: the name of the operation before."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -101,7 +103,7 @@ class FollowingArg(BaseModel):
 
 
 class Following(Behavior):
-    """Is there, once."""
+    """A follow-up operation of one job."""
 
     type_name = "following"
     Arg = FollowingArg
@@ -114,12 +116,12 @@ class Following(Behavior):
 
 
 def _left(arg: StepArg, partition: PartitionPlan, ctx: JobContext) -> tuple[Path, Path]:
-    """What a job leaves until it is cleaned up: in a place of all attempts, and in the node's private directory."""
+    """The files that a job's cleanup removes: one common to all attempts, one in the node's private directory."""
     return Path(arg.held) / partition.name, ctx.work_dir / f"local-{partition.name}"
 
 
 def _stumble(action: str) -> None:
     if action == "fail":
-        raise JobFailed("the answer is no")
+        raise JobFailed("the verdict is negative")
     if action == "error":
-        raise RuntimeError("told to break in the middle")
+        raise RuntimeError("requested error in the middle of the job")

@@ -1,4 +1,4 @@
-"""What is struck now, and when that passes."""
+"""Schedules the undoing of faults, and tracks which targets have a fault."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AGAIN = 0.5
-"""Seconds until an undoing that did not work is tried again."""
+"""Seconds before a failed undoing is retried."""
 HEALED = 90.0
-"""Seconds within which everything can be undone in the end."""
+"""Time limit in seconds for undoing all faults at the end."""
 
 
 class NotYet(Exception):
-    """An undoing has to be tried again."""
+    """An undoing has to be retried."""
 
 
-class Board:
-    """Undoings that are due at some time, and what is busy until then."""
+class Repairs:
+    """Undoings with their due times, and the targets that are busy until then."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -29,30 +29,31 @@ class Board:
         self._busy: dict[str, float] = {}
 
     def later(self, seconds: float, undo: Callable[[], None], *busy: str) -> None:
-        """Undo it after so many seconds. It is repeated while it raises NotYet or a DistopError; what is ``busy`` stays
-        so until a second after it worked.
+        """Call ``undo`` after ``seconds``, and retry it while it raises NotYet or a DistopError.
+
+        The ``busy`` targets are free again a second after its success.
         """
         self._due.append((time.monotonic() + seconds, undo, busy))
         for name in busy:
             self._busy[name] = float("inf")
 
     def rest(self, name: str, seconds: float) -> None:
-        """Leave it alone for so long."""
+        """Keep a target free of faults for ``seconds``."""
         self._busy[name] = time.monotonic() + seconds
 
     def free(self, *names: str) -> list[str]:
-        """Those that are not struck now."""
+        """The names of the targets without a fault."""
         now = time.monotonic()
         return [name for name in names if self._busy.get(name, 0.0) < now]
 
     def tend(self) -> None:
-        """Undo what is due."""
+        """Call the undoings that are due."""
         for entry in [entry for entry in self._due if entry[0] <= time.monotonic()]:
             self._due.remove(entry)
             self._undo(*entry[1:])
 
     def heal(self) -> list[str]:
-        """Undo everything now; what could not be."""
+        """Undo all faults now; returns the problems."""
         limit = time.monotonic() + HEALED
         while self._due:
             if time.monotonic() > limit:
@@ -67,7 +68,7 @@ class Board:
         try:
             undo()
         except (NotYet, DistopError) as error:
-            self._say(f"cannot be undone yet: {str(error)[:100]}")
+            self._say(f"could not undo a fault; retrying: {str(error)[:100]}")
             self.later(AGAIN, undo, *busy)
         else:
             for name in busy:
