@@ -45,7 +45,8 @@ ROUGH = frozenset({"deaf", "crash"})
 class Submission:
     """An operation to submit.
 
-    ``actions``: its commands, each as (seconds after the start or the command before, command). ``policy``: the failure policy; None: that of the type. ``then``: whether a success has a follow-up operation.
+    ``actions``: its commands, each as (seconds after the start or the command before, command). ``policy``: the failure
+    policy; None: that of the type. ``then``: whether a success has a follow-up operation.
     """
 
     name: str

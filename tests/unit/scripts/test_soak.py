@@ -300,7 +300,7 @@ def test_what_the_actor_is_told_of_a_job_is_what_its_outcome_says() -> None:
         assert len(ran.problems()) == wrong, (by, void)
 
 
-# ------------------------------------------------------------------- comparing
+# ----------------------------------------------------------------- operation checks
 
 REF = OperationRef("t", "stepwriting", "", 1)
 
