@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from distop.behavior import TableRecord
-from scripts.judging.generated import ODD_NAMES, generate
-from scripts.judging.oracle import mistakes, mistakes_beside, mistakes_of_where
-from scripts.judging.parquet_files import MODES, Judged, judge_all, parquet_files
+from scripts.validate_oracle.parquet_files import MODES, FileResult, check_all, parquet_files
+from scripts.validate_oracle.random_tables import ODD_NAMES, generate
+from scripts.validate_oracle.row_oracle import mistakes, mistakes_with_condition, mistakes_with_failing_check
 from tests.support.context import FakeContext
 from tests.support.localspark import local_spark
 
@@ -27,8 +27,8 @@ WAYS = {
     "only": partial(mistakes, mode="only"),
     "auto": partial(mistakes, mode="auto"),
     "never": partial(mistakes, mode="never"),
-    "where": mistakes_of_where,
-    "beside": mistakes_beside,
+    "where": mistakes_with_condition,
+    "beside": mistakes_with_failing_check,
 }
 """Ways to run validate: the values of ``statistics``, with a condition on rows, and with another check that fails."""
 
@@ -58,12 +58,12 @@ def main(args: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(args)
     if options.parquet_files is not None:
-        return judge_files(options.parquet_files)
+        return check_files(options.parquet_files)
     begun, wrong, checks = time.perf_counter(), 0, 0
     seeds = range(options.seed, options.seed + options.tables)
     session = None if options.ways == ["only"] else _spark()
     for seed in seeds:
-        found, count = judge(seed, options.ways, session)
+        found, count = check_seed(seed, options.ways, session)
         checks += count
         wrong += bool(found)
         for line in found:
@@ -77,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
+def check_seed(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
     """The mistakes on the table of a seed, and its number of checks."""
     with tempfile.TemporaryDirectory(prefix="distop-oracle-") as folder:
         made = generate(seed, Path(folder) / ODD_NAMES[seed % len(ODD_NAMES)])
@@ -93,7 +93,7 @@ def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple
         return found, len(made.cases)
 
 
-def judge_files(folder: Path) -> int:
+def check_files(folder: Path) -> int:
     """Print a row for each Parquet file below a folder.
 
     Returns 0 if validate is right on all of them, else 1.
@@ -105,22 +105,22 @@ def judge_files(folder: Path) -> int:
     wide = max(len(str(path.relative_to(folder))) for path in files)
     print(f"{'file':{wide}}  {'rows':>9}  " + "  ".join(f"{mode:18}" for mode in MODES))
     wrong = 0
-    for judged in judge_all(files):
-        print(_row(judged, folder, wide), flush=True)
-        wrong += bool(judged.mistakes)
-        for mistake in judged.mistakes[:SHOWN]:
+    for result in check_all(files):
+        print(_row(result, folder, wide), flush=True)
+        wrong += bool(result.mistakes)
+        for mistake in result.mistakes[:SHOWN]:
             print(f"    {mistake}", flush=True)
-        if len(judged.mistakes) > SHOWN:
-            print(f"    and {len(judged.mistakes) - SHOWN} more", flush=True)
+        if len(result.mistakes) > SHOWN:
+            print(f"    and {len(result.mistakes) - SHOWN} more", flush=True)
     print(f"{len(files)} files, each compared {', '.join(MODES)}: {wrong} files with a mistake")
     return 1 if wrong else 0
 
 
-def _row(judged: Judged, folder: Path, wide: int) -> str:
+def _row(result: FileResult, folder: Path, wide: int) -> str:
     """A table row: file, rows that pyarrow reads, and each mode's verdict and rows."""
-    rows = "-" if judged.expected.rows is None else judged.expected.rows
-    answers = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in judged.answers.values())
-    return f"{judged.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in answers)
+    rows = "-" if result.expected.rows is None else result.expected.rows
+    answers = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in result.answers.values())
+    return f"{result.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in answers)
 
 
 def _mistakes(way: Callable[..., list[str]], *what: object) -> Iterator[str]:

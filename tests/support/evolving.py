@@ -31,7 +31,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from scripts.judging.generated import (
+from scripts.validate_oracle.random_tables import (
     PREFIX,
     STRUCT_CASES,
     TEXTS,

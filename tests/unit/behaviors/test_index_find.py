@@ -16,7 +16,7 @@ import pytest
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import file_summaries, key_lookup, key_values, postings
 from distop_behaviors.index.key_lookup import find
-from scripts.judging.generated import generate
+from scripts.validate_oracle.random_tables import generate
 from tests.support.further import with_further
 from tests.support.indexed import Indexes
 

@@ -15,7 +15,7 @@ import pytest
 from distop.errors import NotFound
 from distop_behaviors.index import BuildIndex, DropIndex, segments
 from distop_behaviors.index.key_lookup import find
-from scripts.judging.generated import generate
+from scripts.validate_oracle.random_tables import generate
 from tests.support.indexed import Indexes, Operation, stopped
 from tests.support.twice import bytes_below
 

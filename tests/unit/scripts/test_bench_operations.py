@@ -1,4 +1,4 @@
-"""What ``scripts/bench operations`` sets its figures beside, and what it says where that is not there."""
+"""``scripts/bench operations`` compares with Celery and Redis, if they are installed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def installed(monkeypatch: pytest.MonkeyPatch, *there: str) -> None:
     monkeypatch.setattr(celerytasks.shutil, "which", lambda name: name if name in there else None)
 
 
-def test_what_the_comparison_lacks_is_said_and_the_result_is_as_it_was(
+def test_missing_packages_are_reported_and_the_comparison_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     installed(monkeypatch, "celery")
     result = Result("operations", {})
     operations._add_celery(result, 4, 2)
     assert (result.rows, result.samples) == ([], {})
-    assert "because redis, redis-server is not installed" in capfd.readouterr().err
+    assert "because these are not installed: redis, redis-server" in capfd.readouterr().err
 
 
-def test_where_all_is_there_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celery_is_measured_if_all_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "celery", "redis", "redis-server")
     monkeypatch.setattr(celerytasks, "rate", lambda tasks, clients, processes: tasks / clients / processes)
     result = Result("operations", {})

@@ -1,4 +1,4 @@
-"""Random tables of every column type that validate meets, with an oracle of their rows in plain Python."""
+"""Random tables with all column types that validate supports, and checks whose results are computed in plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Case:
-    """A check as the argument has it, and which rows violate it."""
+    """A check in the form of validate's argument, and a function for the rows that violate it."""
 
     check: dict[str, Any]
     violates: Callable[[Row], bool]
@@ -32,9 +32,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Generated:
-    """A table on disk; its rows by partition name, then by file path, in the files' order. Rows have ``p``, the
-    partition's value.
-    """
+    """A table on disk. ``rows``: by partition name, then by file path, in file order; ``p``: the partition's value."""
 
     directory: Path
     rows: dict[str, dict[str, list[Row]]]
@@ -88,7 +86,7 @@ def _types() -> dict[str, Any]:
 
 
 def struct_value(rng: random.Random, nulls: float) -> dict[str, Any] | None:
-    """A value of the column ``s``, whose field ``leaf`` is NULL in this share of rows."""
+    """A random value of the column ``s``; ``nulls``: the share of NULL in its field ``leaf``."""
     value = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
     if value is not None and rng.random() < nulls:
         value["leaf"] = None
@@ -96,17 +94,19 @@ def struct_value(rng: random.Random, nulls: float) -> dict[str, Any] | None:
 
 
 VALUES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
-"""Partition values as folders have them, and as they are read."""
+"""Partition values: the text in the folder's name, and the value."""
 ODD_NAMES = [
     *("q?x", "st*r", "[ab]", "[!a]", "[", "a]", "{a,b}", "{a", "a}", "a\\x", "\\", "\\*"),
     *("new\nline", "100%", "a%3Ab", "x y"),
 ]
-"""Names of files and folders. Hadoop takes most of them for patterns."""
+"""Unusual names of files and folders. Hadoop interprets most of them as patterns."""
 
 
 def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) -> Generated:
-    """Write a table: files differ in column order, in missing columns, in row groups, in the release of the format, in
-    how times and decimals are stored, in what statistics they carry, and in their names.
+    """Write a random table.
+
+    Its files differ in column order, missing columns, row groups, version of the format, encoding of times and
+    decimals, statistics and names.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -114,8 +114,8 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
     rng, names = random.Random(seed), random.Random(f"names {seed}")
     types = _types()
     rows: dict[str, dict[str, list[Row]]] = {}
-    dull = {c for c in types if rng.random() < 0.35}
-    """Columns without nulls and with few values: statistics decide these more often."""
+    constant_columns = {c for c in types if rng.random() < 0.35}
+    """Columns with one value per file and no NULL: statistics decide their checks more often."""
     for text in rng.sample(sorted(VALUES), partitions):
         name = f"p={text}"
         rows[name] = {}
@@ -131,7 +131,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
             for _ in range(count):
                 row: Row = {**dict.fromkeys(types), "p": VALUES[text]}
                 for c in columns:
-                    if c in dull:
+                    if c in constant_columns:
                         row[c] = constant[c]
                     elif rng.random() >= nulls:
                         row[c] = _value(rng, c)
@@ -161,12 +161,12 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
 
 
 def unless_null(column: str, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
-    """A check of a column's values, which NULL passes."""
+    """Whether a row's value violates a check; NULL never does."""
     return lambda row: row[column] is not None and test(row[column])
 
 
 def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], bool]]:
-    """Minimum, maximum as the argument writes them (None: left out), and which values lie outside."""
+    """Random bounds of a range: see :func:`with_sides`."""
     low, high = sorted((_value(rng, column), _value(rng, column)), key=lambda v: (v != v, v))
     while isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
         low, high = sorted((_value(rng, column), _value(rng, column)))
@@ -176,7 +176,7 @@ def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], 
 
 
 def with_sides(rng: random.Random, low: Any, high: Any) -> tuple[Any, Any, Callable[[Any], bool]]:
-    """Both bounds or one of them as the argument writes them (None: left out), and which values lie outside."""
+    """One or both bounds in the form of the argument (None: omitted), and a function for the values outside."""
     sides = rng.choice(["both", "min", "max"])
 
     def outside(value: Any) -> bool:
@@ -189,14 +189,14 @@ def with_sides(rng: random.Random, low: Any, high: Any) -> tuple[Any, Any, Calla
 
 
 def range_case(column: str, name: str, bounds: tuple[Any, Any, Callable[[Any], bool]]) -> Case:
-    """A range of a column, which the check calls ``name``."""
+    """A range check on a column; ``name``: the column's name in the check."""
     low, high, outside = bounds
     spec = {"column": name, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
     return Case({"range": spec}, unless_null(column, outside))
 
 
 def sort_key(value: Any) -> Any:
-    """Texts are ordered by their bytes."""
+    """The order of values: texts are ordered by their bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
@@ -218,7 +218,7 @@ def _widened(low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """A bound as the argument writes it."""
+    """A bound in the form of the argument."""
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, datetime):
@@ -233,7 +233,7 @@ def _fits_float(value: float) -> bool:
 
 
 def cases(rng: random.Random) -> list[Case]:
-    """Checks of every kind with bounds near the values."""
+    """Checks of every kind, with bounds near the values of the table."""
     found = [
         Case({"not_null": c}, lambda r, c=c: r[c] is None)  # type: ignore[misc]
         for c in rng.sample(sorted(_types()), 4)
@@ -278,7 +278,7 @@ def cases(rng: random.Random) -> list[Case]:
         )
     )
     found.append(
-        # NULL or FALSE is NULL, which passes.
+        # NULL OR FALSE is NULL, which does not violate the check.
         Case({"check": "p <> '1' OR i8 < 50"}, lambda r: r["p"] == "1" and r["i8"] is not None and r["i8"] >= 50)
     )
     return found

@@ -1,4 +1,7 @@
-"""What sessions survive: members of etcd stand still, one of three or all, for half a time to live and a whole one."""
+"""Session survival: how many sessions survive while one or all members of etcd are frozen.
+
+Members of a cluster of three are frozen for half a time to live and for a whole one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from benchmarks.common import Row, say
+from benchmarks.common import Row, report_progress
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
 from distop.store.session import Session, new_lease_id
@@ -19,27 +22,27 @@ if TYPE_CHECKING:
     from distop.store.embedded import EmbeddedEtcd
 
 SESSIONS = 6
-"""At a time, with their renewals spread over the time between two of one."""
+"""Concurrent sessions; their renewals are spread evenly over the renewal interval."""
 TRIALS = 2
-"""Of each kind."""
-STRUCK = ("a follower", "the leader", "all members")
-SHARES = {"half of it": 0.5, "all of it": 1.0}
-"""Of the time to live."""
+"""Trials of each kind."""
+FROZEN = ("a follower", "the leader", "all members")
+DURATIONS = {"half the TTL": 0.5, "the TTL": 1.0}
+"""How long members are frozen, as a fraction of the time to live."""
 
 
 def measure(ttl: int) -> Row:
-    """One row: how many sessions went on, and of each kind of freeze how many."""
-    logging.getLogger("distop.store").setLevel(logging.ERROR)  # that renewals are not answered is what is asked for
-    parts, kept, of = [], 0, SESSIONS * TRIALS
+    """One row: the number of sessions that survived, and in its note the number for each kind of freeze."""
+    logging.getLogger("distop.store").setLevel(logging.ERROR)  # failed renewals are expected here
+    parts, survived, sessions = [], 0, SESSIONS * TRIALS
     with EtcdCluster() as etcd:
-        for who in STRUCK:
-            for told, share in SHARES.items():
-                found = sum(asyncio.run(_trial(etcd, who, ttl, share * ttl)) for _ in range(TRIALS))
-                parts.append(f"{who}, {told}: {found} of {of} kept")
-                kept += found
-    say(f"surviving, TTL {ttl} s: " + "; ".join(parts))
-    name = f"TTL {ttl} s: sessions that go on while etcd stands still, of {of * len(parts)}"
-    return Row(name, float(kept), note="; ".join(parts))
+        for who in FROZEN:
+            for duration, share in DURATIONS.items():
+                count = sum(asyncio.run(_trial(etcd, who, ttl, share * ttl)) for _ in range(TRIALS))
+                parts.append(f"{who} for {duration}: {count} of {sessions}")
+                survived += count
+    report_progress(f"session survival, TTL {ttl} s: " + "; ".join(parts))
+    name = f"TTL {ttl} s: sessions that survive frozen etcd members, of {sessions * len(parts)}"
+    return Row(name, float(survived), note="; ".join(parts))
 
 
 async def _choose(etcd: EtcdCluster, who: str) -> Sequence[EmbeddedEtcd]:
@@ -54,9 +57,7 @@ async def _choose(etcd: EtcdCluster, who: str) -> Sequence[EmbeddedEtcd]:
 
 
 async def _trial(etcd: EtcdCluster, who: str, ttl: int, seconds: float) -> int:
-    """How many of the sessions are the same a time to live after these members stood still for so long: what comes of a
-    member that goes on counts as well.
-    """
+    """The number of sessions alive one time to live after the freeze: losses after the members resume count, too."""
     members = await _choose(etcd, who)
     async with AsyncExitStack() as stack:
         sessions = []

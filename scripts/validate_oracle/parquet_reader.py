@@ -1,7 +1,7 @@
-"""An independent reader of one Parquet file, in a process that pyarrow may abort.
+"""An independent reader of one Parquet file, in a separate process because pyarrow may abort it.
 
-``python -m scripts.judging.parquet_reader FILE`` prints one JSON object: the result of each check of the file, by a
-look at every row in plain Python, or why the file cannot be read.
+``python -m scripts.validate_oracle.parquet_reader FILE`` prints one JSON object: the number of violations of each
+check, computed row by row in plain Python, or why the file cannot be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 4 << 30
-"""Bytes that reading one file may take: a damaged page may ask for any number of them."""
+"""Memory limit in bytes for reading one file: a damaged page may request any amount."""
 DEADLINE = 120.0
 
 
@@ -25,8 +25,8 @@ DEADLINE = 120.0
 class Expected:
     """The content of a file.
 
-    ``checks``: each with the rows that violate it, None where they are not known. ``rows``: None where the file cannot
-    be read; ``error`` has the cause.
+    ``checks``: each with its number of violations, None if unknown. ``rows``: None if the file cannot be read; then
+    ``error`` has the cause.
     """
 
     rows: int | None = None
@@ -35,8 +35,8 @@ class Expected:
 
 
 def expect(path: Path) -> Expected:
-    """What pyarrow reads of the file."""
-    command = [sys.executable, "-m", "scripts.judging.parquet_reader", str(path)]
+    """The content of the file, read by pyarrow in a new process."""
+    command = [sys.executable, "-m", "scripts.validate_oracle.parquet_reader", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     except subprocess.TimeoutExpired:
@@ -44,7 +44,7 @@ def expect(path: Path) -> Expected:
     lines = done.stdout.splitlines()
     if not lines:
         return Expected(error=f"the reader ended with {done.returncode}")
-    # The last line holds most: the columns are printed before the rows are read.
+    # The last line is the most complete: the process prints the columns before it reads the rows.
     found = json.loads(lines[-1])
     error = found["error"] or (f"the reader ended with {done.returncode}" if done.returncode else "")
     checks = [(check, count if not error else None) for check, count in found["checks"]]
@@ -60,7 +60,7 @@ def main(path: str) -> int:
         file = pq.ParquetFile(path)
         found.checks = [({"not_null": _quoted(name)}, None) for name in file.schema_arrow.names]
         found.error = "the rows cannot be read"
-        _tell(found)
+        _print(found)
         table = file.read()
         found = Expected(table.num_rows)
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -68,11 +68,11 @@ def main(path: str) -> int:
             found.checks += _ranges(name, column)
     except Exception as error:
         found.rows, found.error = None, str(error).strip().split("\n")[0] or type(error).__name__
-    _tell(found)
+    _print(found)
     return 0
 
 
-def _tell(found: Expected) -> None:
+def _print(found: Expected) -> None:
     print(json.dumps(asdict(found)), flush=True)
 
 
@@ -81,10 +81,7 @@ def _quoted(name: str) -> str:
 
 
 def _ranges(name: str, column: Any) -> list[tuple[dict[str, Any], int]]:
-    """Checks of a numeric column that hold for all of its rows, and for some.
-
-    NaN is above every bound.
-    """
+    """Checks of a numeric column that hold for all rows or for some, with their violations; NaN is above all bounds."""
     import pyarrow.types as t
 
     if not t.is_signed_integer(column.type) and column.type not in ("float", "double"):
