@@ -29,7 +29,7 @@ from mutating.transaction_mutants import GUARD, GUARDS, WRITE, WRITES, Mutant
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
 FOLDERS = ("tests/unit", "tests/simulation")
-ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|starting|lives)")
+ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|model_submission|random_events)")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""

@@ -64,13 +64,13 @@ REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn re
 
 _PLAIN = """\
 writing = tests.support.writing:Writing
-rough = tests.support.rough:Rough
+rough = tests.support.failing_jobs:Rough
 limited = scripts.soaking.limited:Limited
-purge = tests.support.purging:Purge
+purge = tests.support.operation_id_behaviors:Purge
 stepwriting = scripts.soaking.checkpoint_behaviors:StepWriting
 lone = scripts.soaking.checkpoint_behaviors:Lone
 following = scripts.soaking.checkpoint_behaviors:Following
-tripping = tests.support.stumbling:Tripping
+tripping = tests.support.coordinator_behaviors:Tripping
 """
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
 

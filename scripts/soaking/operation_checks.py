@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.json_codec import from_rfc3339
 from soaking.operations import TRIPS
 from soaking.tables import misjudged
-from tests.support.stumbling import NO_PLAN, NO_REPORT, Tripping
-from tests.support.writing import misstated
+from tests.support.coordinator_behaviors import NO_PLAN, NO_REPORT, Tripping
+from tests.support.writing import output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,10 +50,10 @@ def compare(
     """
     problems = [f"job {partition} has {len(found)} outcomes" for partition, found in outcomes.items() if len(found) > 1]
     if submission.journal is not None:
-        wrong = {outcome["name"]: misstated(outcome, submission.rows) for outcome in successes(outcomes)}
+        wrong = {outcome["name"]: output_error(outcome, submission.rows) for outcome in successes(outcomes)}
         problems += [f"job {name}: {text}" for name, text in wrong.items() if text]
     if submission.journal is not None and submission.type != "sparkwriting":
-        problems += submission.journal.overlaps(allowed) + submission.journal.forgotten()
+        problems += submission.journal.overlaps(allowed) + submission.journal.lost_checkpoints()
     if submission.then and (len(followers) > 1 or (record.get("state") == "success" and not followers)):
         problems.append(f"it has {len(followers)} follow-up operations")
     if ref.type == "validate":

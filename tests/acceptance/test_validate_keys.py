@@ -22,7 +22,7 @@ from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.twice import forget
+from tests.support.repeated_attempts import clear_caches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -328,7 +328,7 @@ def test_each_check_starts_spark_where_nothing_has(
     """As in an executor's child whose first job it is. The tests have one Spark, which is hidden until it is asked for:
     without it PySpark makes no column.
     """
-    forget()  # columns that another test has made
+    clear_caches()  # columns that another test has made
     table, other = small_table(tmp_path / "t", [1, 1], [2, None, 300]), small_table(tmp_path / "o", [1, 2], name="o")
     living = SparkContext._active_spark_context
 

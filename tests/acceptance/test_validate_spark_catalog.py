@@ -320,13 +320,13 @@ def test_hole_2_a_hostile_server_of_a_catalog_of_spark_is_not_asked(shop: Shop, 
             with pytest.raises(InvalidArgument, match=r"Spark's catalog 'hostile' is refused: its server"):
                 ask(table, spark=lambda: session)
         check_reachable(table, lambda: session)
-        assert hostile.asked == other.asked == []
+        assert hostile.requests == other.requests == []
         # Listed, the server chooses where the token goes.
         session.conf.set("spark.distop.trustedCatalogs", "hostile")
         with pytest.raises((InvalidArgument, TableUnavailable)):
             plan_table(table, spark=lambda: session)
-        assert [path.partition("?")[0] for _, path, _, _ in hostile.asked] == ["/v1/config"]
-        assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.asked}
+        assert [path.partition("?")[0] for _, path, _, _ in hostile.requests] == ["/v1/config"]
+        assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.requests}
 
 
 def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog(shop: Shop, tmp_path: Path) -> None:

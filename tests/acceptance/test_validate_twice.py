@@ -12,7 +12,7 @@ from distop_behaviors.validate import Validate
 from scripts.validate_oracle.random_tables import generate
 from scripts.validate_oracle.row_oracle import WHERE, expected
 from tests.support.context import FakeContext, run_operation
-from tests.support.twice import bytes_below, run_repeated
+from tests.support.repeated_attempts import bytes_below, run_repeated
 
 if TYPE_CHECKING:
     from pathlib import Path

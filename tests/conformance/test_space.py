@@ -14,7 +14,7 @@ from distop.store.etcd_messages import encode_txn
 from distop.store.session import Session, new_lease_id
 from distop.store.transport import RequestFailed
 from tests.simulator.database_space import counts_nested, serves_free_requests
-from tests.support.etcd import connected, disarmed, filled, until
+from tests.support.etcd import connected, fill_database, free_space, until
 
 if TYPE_CHECKING:
     from distop.protocol.txn import Operation
@@ -44,7 +44,7 @@ async def test_what_a_full_etcd_refuses(small_etcd: EmbeddedEtcd) -> None:
     async with connected(small_etcd.endpoint) as client:
         version = await client.version()
         await client.commit(Txn((), (Put("there", b"1"), Put("other", b"1"))))
-        await filled(client)
+        await fill_database(client)
         assert not await asked(client, wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
         assert not await passes(client, Put("a", b""))
         assert not await passes(client, Put("a", b""), Delete("other"))
@@ -72,7 +72,7 @@ async def test_a_session_outlives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
         await session.start()
         filling = new_lease_id()
         await client.grant(600, filling)
-        await filled(client, filling)
+        await fill_database(client, filling)
         before = session.deadline
         await until(lambda: session.deadline > before or session.lost.done(), "a renewal is answered")
         assert session.alive
@@ -83,7 +83,7 @@ async def test_a_session_outlives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
         assert await client.alarms() == ("NOSPACE",)
         assert not starting.done()
         assert await client.get("later") is None
-        await disarmed(client)
+        await free_space(client)
         assert await client.alarms() == ()
         await starting
         assert later.alive

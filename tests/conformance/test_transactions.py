@@ -25,7 +25,7 @@ from distop.protocol.txn import (
     unchanged,
     value_is,
 )
-from tests.support.etcd import connected, filled
+from tests.support.etcd import connected, fill_database
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
@@ -163,7 +163,7 @@ async def test_keys_of_every_spelling_come_back(client: EtcdClient, prefix: str)
 
 async def test_a_full_database_leaves_the_outcome_unknown(small_etcd: EmbeddedEtcd) -> None:  # T8
     async with connected(small_etcd.endpoint) as client:
-        assert "database space exceeded" in str(await filled(client))
+        assert "database space exceeded" in str(await fill_database(client))
         assert await client.alarms() == ("NOSPACE",)
         assert (await client.status()).alarms == ("NOSPACE",)
         assert await client.get("fill0") is not None  # reads go on

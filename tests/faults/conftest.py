@@ -52,9 +52,9 @@ def aftermath(request: pytest.FixtureRequest) -> Iterator[None]:
         looked.append(endpoint)
         assert not found, "\n".join(found)
 
-    daemons.AFTERWARDS.append(look)
+    daemons.FINAL_CHECKS.append(look)
     yield
-    daemons.AFTERWARDS.remove(look)
+    daemons.FINAL_CHECKS.remove(look)
     assert looked or not request.node.stash.get(PASSED, False), "nothing was audited: start daemons by daemons(...)"
 
 

@@ -13,9 +13,9 @@ import distop
 from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
-from tests.support.contract import stand
+from tests.support.contract import revision_and_keys
 from tests.support.daemons import Daemons, daemons, eventually
-from tests.support.steps import Steps
+from tests.support.step_control import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Restorable:
         """How it stands as long as nobody writes to what is put back."""
 
     def copy(self) -> None:
-        self.untouched = stand(self.server.endpoint)
+        self.untouched = revision_and_keys(self.server.endpoint)
         self.server.halt()
         shutil.copytree(self._data, self._copy)
         self.server.restart()
@@ -115,13 +115,13 @@ def test_a_snapshot_restored_after_the_session_was_lost(
         (ann,) = group.start("ann", ttl=4, env=sample_env)
         start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 6, "the jobs write")
-        assert stand(etcd.server.endpoint) != etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) != etcd.untouched
         etcd.server.kill()
         group.eventually(lambda: "Session lost" in ann.log.read_text(), "it lost its session", "ann")
         etcd.put_back()
         etcd.server.restart()
         assert_refused(ann, "went back from revision", "move the work directory")
-        assert stand(etcd.server.endpoint) == etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
 
 
 def test_a_daemon_that_is_started_again_remembers_what_it_knew(
@@ -141,7 +141,7 @@ def test_a_daemon_that_is_started_again_remembers_what_it_knew(
             once_more(ann)
             assert_refused(ann, "went back from revision", "move the work directory")
             assert runs(group) == left, "nothing of it was judged by what another etcd says"
-        assert stand(etcd.server.endpoint) == etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
         ann.log.with_suffix("").rename(tmp_path / "set-aside")
         once_more(ann)
         group.client.close()
@@ -162,7 +162,7 @@ def test_another_cluster_is_not_served_with_the_same_work_directory(
         once_more(ann)
         assert_refused(ann, "is another cluster than before", "--work-dir")
         assert runs(group) == left, "what belongs to the other cluster stays"
-        assert stand(other.endpoint) == NOTHING
+        assert revision_and_keys(other.endpoint) == NOTHING
     etcd.restart()
 
 
@@ -176,7 +176,7 @@ def test_another_cluster_under_a_daemon_that_runs(
     etcd.kill()
     with EmbeddedEtcd(port=port, compaction=None) as other:
         assert_refused(ann, "is another cluster than before", "--work-dir")
-        assert stand(other.endpoint) == NOTHING
+        assert revision_and_keys(other.endpoint) == NOTHING
     etcd.restart()
 
 

@@ -135,7 +135,7 @@ def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_com
     certificates = make_certificates(tmp_path)
     with EmbeddedEtcd(compaction=None, scheme="https", arguments=certificates.server_arguments) as server:
         world = World(keys=Keys("prod"))
-        world.life(3)
+        world.run_operation(3)
         poured(server.endpoint, world, ca_cert=certificates.ca)
 
         async def users() -> None:
@@ -208,7 +208,7 @@ def test_following_finds_a_violation_when_it_happens(own_etcd: EmbeddedEtcd) -> 
 
 def test_following_ends_on_an_interrupt(own_etcd: EmbeddedEtcd) -> None:
     world = World()
-    world.life(2)
+    world.run_operation(2)
     poured(own_etcd.endpoint, world)
     following = Following(own_etcd.endpoint)
     try:

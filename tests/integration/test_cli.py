@@ -246,11 +246,11 @@ def test_an_interrupt_leaves_the_operation_going(world: World) -> None:
 def test_an_interrupt_leaves_its_name_to_programs(world: World) -> None:
     watch = b"distOpHistory.nyc%2Eflights.noop.1\x12"  # a range from there on: a start asks for the key alone
     port = int(world.endpoint.rpartition(":")[2])
-    with ThreadedProxy(port, trap=(watch, Mode.BLACK_HOLE)) as proxy:
+    with ThreadedProxy(port, trigger=(watch, Mode.BLACK_HOLE)) as proxy:
         start = ("start", "noop", TABLE, "--wait", "--json", "--etcd", proxy.endpoint, "--namespace", world.namespace)
         command = [sys.executable, "-m", "distop.cli", *start]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
-            eventually(lambda: proxy.sprung or waiting.poll() is not None, "the end is waited for")
+            eventually(lambda: proxy.triggered or waiting.poll() is not None, "the end is waited for")
             waiting.send_signal(signal.SIGINT)
             out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, json.loads(out)) == (
@@ -308,11 +308,11 @@ def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(
     """Whether etcd has it or not, the command cannot know."""
     port = int(world.endpoint.rpartition(":")[2])
     start = ("start", "noop", TABLE, "--arg", '{"mark": "in the middle"}')
-    with ThreadedProxy(port, trap=(b"in the middle", mode)) as proxy:
+    with ThreadedProxy(port, trigger=(b"in the middle", mode)) as proxy:
         options = ("--etcd", proxy.endpoint, "--namespace", world.namespace)
         command = [sys.executable, "-m", "distop.cli", *start, *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as starting:
-            eventually(lambda: proxy.sprung or starting.poll() is not None, "the start is under way")
+            eventually(lambda: proxy.triggered or starting.poll() is not None, "the start is under way")
             if mode is Mode.DROP_ANSWERS:  # of a caller who has left etcd drops what it has not begun
                 eventually(lambda: len(world.distop("ls", TABLE, "--json").json) == 1, "etcd has applied it")
             starting.send_signal(signal.SIGINT)

@@ -36,8 +36,8 @@ from distop.store.watch import Batch, Feed
 from distop.worker.daemon_side.host import Worker
 from distop.worker.daemon_side.requests import CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
-from tests.support.hours import pass_hour
-from tests.support.users import ROOT, WORKER, enable_users, grant, take
+from tests.support.history_age import age_history
+from tests.support.users import ROOT, WORKER, enable_users, grant, revoke
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -199,7 +199,7 @@ async def test_claims_that_may_not_be_listed_for_a_while(etcd: EmbeddedEtcd, tmp
         assert role is not None
         await grant(root, "distOpCo", "distOq")
         await grant(root, "distOp.", "distOp/")
-        await take(root, "distOp", "distOq")
+        await revoke(root, "distOp", "distOq")
         await cancelled_beside_a_job(life, root)
         await until(lambda: "denies" in claims_problem(role), "the claims may not be listed")
         await grant(root, "distOpClaim.", "distOpClaim/")
@@ -456,7 +456,7 @@ async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.Mon
     for n in range(1, 12):
         await record(n, now - 7200)
     await life.write(Put(keys.history(OperationRef("t", "noop", "", 3)), b"not a record"))
-    await pass_hour(life.ctx.client, keys)
+    await age_history(life.ctx.client, keys)
     for n in range(12, 15):
         await record(n, now - 7200)  # by a clock that is two hours behind
     pruner = HistoryPruner(life.ctx)

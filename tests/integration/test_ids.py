@@ -14,7 +14,7 @@ from distop.errors import Incompatible, InvalidArgument
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Put
 from tests.support.behaviors import sample_env  # noqa: F401
-from tests.support.contract import dump, stand
+from tests.support.contract import dump, revision_and_keys
 from tests.support.daemons import distop_process
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ def test_L20_replace_never_touches_what_is_in_process(purging: Daemons, tmp_path
     sign = tmp_path / "go"
     first = purge(purging, hold=str(sign))
     running(purging, first)
-    before = stand(purging.endpoint)
+    before = revision_and_keys(purging.endpoint)
     with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is running, and it has started"):
         purge(purging, on_duplicate="replace")
     with pytest.raises(Incompatible, match=first.ref):
         purge(purging, on_duplicate="refuse")
-    assert stand(purging.endpoint) == before, "nothing was written"
+    assert revision_and_keys(purging.endpoint) == before, "nothing was written"
     sign.touch()
     assert first.wait(LIMIT).state == "success"
 
@@ -158,10 +158,10 @@ def test_P16_arguments_are_combined_by_the_behaviors_rule(purging: Daemons, tmp_
     assert ended.record["started"] <= first.wait(LIMIT).record["finished"] <= ended.record["finished"]
     waits = purge(purging, files=("x",), delay=3600)
     purging.eventually(lambda: len(dump(purging.endpoint, "distOpPending.")) == 1, "what has ended is cleaned up")
-    before = stand(purging.endpoint)
+    before = revision_and_keys(purging.endpoint)
     with pytest.raises(Incompatible, match="'hold' differs, and purge has no rule to combine it"):
         purge(purging, hold="elsewhere", on_duplicate="combine")
-    assert stand(purging.endpoint) == before
+    assert revision_and_keys(purging.endpoint) == before
     waits.cancel()
 
 
@@ -244,14 +244,14 @@ def test_L19_a_graph_with_a_duplicate_is_refused_as_a_whole_or_joins_it(purging:
     sign = tmp_path / "go"
     first = purge(purging, hold=str(sign))
     arg = {"path": "a", "files": [], "hold": str(sign)}
-    before = stand(purging.endpoint)
+    before = revision_and_keys(purging.endpoint)
     with pytest.raises(Incompatible, match=first.ref):
         purging.client.start_operations(
             [Start("noop", TABLE, {}), Start("purge", TABLE, arg, options={"on_duplicate": "refuse"})]
         )
     with pytest.raises(InvalidArgument, match="have the same id"):
         purging.client.start_operations([Start("purge", TABLE, {"path": "c"}), Start("purge", TABLE, {"path": "c"})])
-    after = stand(purging.endpoint)
+    after = revision_and_keys(purging.endpoint)
     assert {k: v for k, v in after[1].items() if "purge" not in k} == {
         k: v for k, v in before[1].items() if "purge" not in k
     }
@@ -266,7 +266,7 @@ def test_L9_what_is_prepared_has_its_id_until_it_ends(purging: Daemons) -> None:
     prepare = purging.client.prepare_operation
     first = prepare("purge", TABLE, {"path": "a"}, external_id="tx-1", verify_after=3600)
     assert list(ids(purging).values()) == [first.ref], "as its behavior computes it"
-    before = stand(purging.endpoint)
+    before = revision_and_keys(purging.endpoint)
     for arg in ({"path": "a"}, {"path": "a", "files": ["x"]}):
         with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is pending"):
             prepare("purge", TABLE, arg, external_id="tx-2")
@@ -277,7 +277,7 @@ def test_L9_what_is_prepared_has_its_id_until_it_ends(purging: Daemons) -> None:
     )
     assert (refused.returncode, refused.stdout) == (5, "")
     assert f"{first.ref} has the same id" in refused.stderr
-    assert stand(purging.endpoint) == before, "nothing was written"
+    assert revision_and_keys(purging.endpoint) == before, "nothing was written"
     assert purge(purging).ref == first.ref, "who starts one joins it"
     purging.client.confirm("tx-1")
     assert first.wait(LIMIT).state == "success"

@@ -274,7 +274,7 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     assert not watch.found
     assert all(REPLACEMENT in error for error in errors.values())
     assert len(errors["variable"]) > 3_000, "it was cut"
-    assert any(headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing.asked)
+    assert any(headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing.requests)
     assert "the token is not accepted" in errors["file"]
     assert all(pages)
     texts = {**errors, **{f"page {n}": page for n, page in enumerate(pages)}}

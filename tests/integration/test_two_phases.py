@@ -13,10 +13,10 @@ import pytest
 
 from distop.errors import InvalidArgument, NotAllowed, NotFound
 from distop.services.submission.start_request import whoami
-from tests.support.answering import Server, answering, ok
 from tests.support.behaviors import ROOT, install, python_path
 from tests.support.command import distop_command
 from tests.support.daemons import distop_process
+from tests.support.scripted_server import Server, answering, ok
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,8 +107,8 @@ def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes
         group.start("e1", "e2", options=("--verifier-url", server.url))
         op = prepare(group, verify=server.url, **SOON)
         ended = op.wait(LIMIT)
-        assert len(server.asked) == 1, "one daemon has asked, once"
-        assert server.asked[0].startswith("GET /check?external_id=tx-17&op=t%2Fnoop%2F1 ")
+        assert len(server.requests) == 1, "one daemon has asked, once"
+        assert server.requests[0].startswith("GET /check?external_id=tx-17&op=t%2Fnoop%2F1 ")
     if answer is YES:
         assert (ended.state, ended.alarm) == ("success", "")
         assert group.client.confirm("tx-17").ref == op.ref
@@ -129,13 +129,13 @@ def test_hole_5_no_host_is_called_that_the_executors_do_not_list_and_no_remote_t
         failing = prepare(group, "tx-2", verify=listed.url, verify_attempts=2, **SOON).wait(LIMIT)
         assert denied.alarm.endswith("(last attempt: not allowed)")
         assert failing.alarm.endswith("(last attempt: status 5xx)")
-        assert (other.asked, len(listed.asked)) == ([], 2)
+        assert (other.requests, len(listed.requests)) == ([], 2)
         assert "TOP-SECRET" not in str(failing.record) + group.tails()
 
 
 def ten_gigabytes(server: Server) -> Iterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
-    while not server.over.is_set():
+    while not server.closed.is_set():
         yield b" " * 65_536
 
 
@@ -146,7 +146,7 @@ def test_C14_a_url_that_cannot_be_understood_is_asked_again_and_then_it_is_an_al
     with answering(answer) as server:  # type: ignore[arg-type]
         group.start("e1", options=("--verifier-url", server.url))
         ended = prepare(group, verify=server.url, verify_attempts=3, **SOON).wait(LIMIT)
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
     assert ended.state == "cancelled"
     assert "asked 3 times, did not answer" in ended.alarm
     assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).state == "success", "the node works on"
@@ -192,7 +192,7 @@ def test_C14_another_executor_asks_where_the_one_that_asked_dies(group: Daemons)
     asker: list[Daemon] = []
 
     def kills(server: Server) -> Iterator[bytes]:
-        if len(server.asked) == 1:
+        if len(server.requests) == 1:
             asker[0].kill()
             yield b""
         else:
@@ -201,7 +201,7 @@ def test_C14_another_executor_asks_where_the_one_that_asked_dies(group: Daemons)
     with answering(kills) as server:
         asker += group.start("e1", "e2", options=("--verifier-url", server.url))
         op = prepare(group, verify=server.url, **SOON)
-        group.eventually(lambda: len(server.asked) == 1, "somebody asks")
+        group.eventually(lambda: len(server.requests) == 1, "somebody asks")
         assert op.wait(110).state == "success"
 
 

@@ -24,7 +24,7 @@ from tests.simulator.sim_worker import ANSWER
 from tests.simulator.simulated_behaviors import Script
 from tests.simulator.strikes import Strike, run_strike
 from tests.simulator.virtual_loop import Process
-from tests.support.further import with_further
+from tests.support.slow_cases import mostly_slow
 
 
 def small(seed: int, hosts: int, submission: Submission, *faults: Fault, slots: int = 2) -> Scenario:
@@ -53,7 +53,7 @@ def checkpoints(sim: Simulation) -> dict[str, list[int]]:
     return values
 
 
-@pytest.mark.parametrize("seed", with_further(range(30), 10))
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 10))
 def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> None:
     """One job failed, so the others were stopped. All claims were seen to be gone before the state of the last job,
     which arrives by another watch: decision and history counted one job too few.
@@ -62,7 +62,7 @@ def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> N
     assert simulate(seed, scenario=small(seed, 3, submission, slots=20)).breaches == []
 
 
-@pytest.mark.parametrize("seed", with_further(range(12), 6))
+@pytest.mark.parametrize("seed", mostly_slow(range(12), 6))
 def test_no_cleanup_after_a_holder_that_is_not_seen_yet(seed: int) -> None:
     """An executor started while another one's watch was silent. To the latter the new holder of a job seemed to be
     dead, and it cleaned up after the lost job before its transaction showed the mistake.
@@ -421,7 +421,7 @@ def failing_chords(seed: int, graphs: int = 3) -> Scenario:
     return plain(seed, 1, chords, slots=4)
 
 
-@pytest.mark.parametrize("seed", with_further(range(1, 21), 8))
+@pytest.mark.parametrize("seed", mostly_slow(range(1, 21), 8))
 def test_two_predecessors_of_one_operation_fail_together(seed: int) -> None:
     """A successor's end and the signal of the second failure shared a transaction, which etcd always refused."""
     report = simulate(seed, scenario=failing_chords(seed))

@@ -29,7 +29,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.runtime import logs
-from tests.support.starting import KEYS, TABLE, Etcd
+from tests.support.model_submission import KEYS, TABLE, Etcd
 from tests.support.virtualtime import in_virtual_time
 
 REF = OperationRef(TABLE, "noop", "", 1)
@@ -257,9 +257,7 @@ def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
-    joins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation whose begin was rejected was always tried first.
 
     None after it ever began.
@@ -383,9 +381,7 @@ def test_what_stops_waits_for_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_broken_edge_ends_no_operation_under_an_unseen_hold(
-    comes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_edge_ends_no_operation_under_an_unseen_hold(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph is still being inserted.
 
     Others of the graph will wait for it, and would never learn of its end.
@@ -445,6 +441,7 @@ def run_for_minutes(work: Callable[[Many], Any]) -> None:
 
 async def one_begins(coordinator: Many, refs: set[OperationRef], within: float) -> OperationRef:
     """Wait until one of the operations runs, ``within`` virtual seconds at most; which one."""
+
     def begun() -> list[OperationRef]:
         return [ref for ref in refs if coordinator.etcd.value(KEYS.of(ref, "state")) == b"running"]
 

@@ -38,7 +38,7 @@ from distop.runtime.logs import ContextLogger
 from distop.services.audit import Audit
 from distop.store.history import CaughtUp, HistoryStart, Revision
 from distop.worker.guardian import boottime
-from tests.support.stumbling import NO_PLAN, NO_REPORT
+from tests.support.coordinator_behaviors import NO_PLAN, NO_REPORT
 from tests.support.writing import Journal, note
 
 if TYPE_CHECKING:
@@ -350,10 +350,10 @@ def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (1, "saved 2"), (2, "from 2"), (2, "saved 3")):
         note(str(journal.path), 0, attempt, what)
-    assert (journal.resumed(), journal.forgotten()) == (1, [])
+    assert (journal.resumed(), journal.lost_checkpoints()) == (1, [])
     note(str(journal.path), 1, 1, "from 0")
     note(str(journal.path), 0, 3, "from 2")
-    assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
+    assert journal.lost_checkpoints() == ["partition 0: 3 started from 2, but 3 rows were saved"]
 
 
 def test_what_a_later_attempt_saved_is_no_checkpoint_of_an_earlier_one(tmp_path: Path) -> None:
@@ -361,9 +361,9 @@ def test_what_a_later_attempt_saved_is_no_checkpoint_of_an_earlier_one(tmp_path:
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (3, "from 1"), (3, "saved 2"), (2, "from 1"), (1, "saved 1")):
         note(str(journal.path), 0, attempt, what)
-    assert journal.forgotten() == []
+    assert journal.lost_checkpoints() == []
     note(str(journal.path), 0, 2, "from 0")
-    assert journal.forgotten() == ["partition 0: 2 began from 0, and 1 rows were saved"]
+    assert journal.lost_checkpoints() == ["partition 0: 2 started from 0, but 1 rows were saved"]
 
 
 # ----------------------------------------------- machines that stood still

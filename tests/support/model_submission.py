@@ -1,4 +1,4 @@
-"""A client on the model of etcd, with a behavior and a table, for what is submitted."""
+"""A client on the model of etcd, with an operation type and a table, for tests of submissions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Etcd(ModelClient):
         self.renew_starts()
 
     def renew_starts(self) -> None:
-        """Let the client submit as a new one does, which has read nothing yet."""
+        """Make the client forget what it has read for submissions, like a new client."""
         self.client._starts = Starts(self, KEYS)  # type: ignore[arg-type]
 
     def put(self, key: str, value: bytes) -> None:
@@ -48,8 +48,8 @@ class Etcd(ModelClient):
         listing = self.store.range("distOp.", "distOp/")
         return [str(KEYS.parse(kv.key).ref) for kv in listing if kv.key.endswith(".spec")]
 
-    def moved(self) -> None:
-        """Somebody else starts an operation."""
+    def change_counter(self) -> None:
+        """Write the counter of instances, as another client's start does."""
         counter = KEYS.next_instance(TABLE, "noop")
         self.put(counter, self.value(counter) or b"1")
 
@@ -59,6 +59,8 @@ def noop(**options: Any) -> Start:
 
 
 def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
+    """Run ``work`` with a new model, and check the invariants; returns its result."""
+
     async def main() -> Any:
         etcd = Etcd()
         answer = await work(etcd)

@@ -1,4 +1,4 @@
-"""An object store (S3 over HTTP) that refuses everything, and counts requests."""
+"""An object store (S3 over HTTP) that answers with errors and records requests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def _listing(files: Mapping[str, bytes | None]) -> bytes:
 
 
 class RefusingStore:
-    """Answers each request with ``status`` and the S3 error ``code``.
+    """Answers requests with ``status`` and the S3 error ``code``. Use it in a ``with`` block.
 
-    It lists ``files`` (keys, and bytes or None), and serves those that have bytes. Use it with ``with``.
+    It lists ``files`` (key → bytes or None) and serves those with bytes. ``requests``: requests that are no listings.
     """
 
     def __init__(
         self, status: int = 403, code: str = "AccessDenied", files: Mapping[str, bytes | None] | None = None
     ) -> None:
         store = self
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
@@ -40,21 +40,21 @@ class RefusingStore:
                 if files is not None and "list-type=2" in query:
                     self._send(200, _listing(files))
                     return
-                store.asked.append(f"{self.command} {self.path}")
+                store.requests.append(f"{self.command} {self.path}")
                 data = files.get(key) if files is not None else None
                 if data is not None:
-                    self._give(data)
+                    self._send_range(data)
                 elif files is not None and key not in files:
                     self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
                 else:
                     self._refuse()
 
-            def _give(self, data: bytes) -> None:
+            def _send_range(self, data: bytes) -> None:
                 first, last = 0, len(data) - 1
-                if wanted := self.headers.get("Range"):
-                    begin, _, end = wanted.partition("=")[2].partition("-")
+                if byte_range := self.headers.get("Range"):
+                    begin, _, end = byte_range.partition("=")[2].partition("-")
                     first, last = int(begin), min(int(end or last), last)
-                self._send(206 if wanted else 200, data[first : last + 1])
+                self._send(206 if byte_range else 200, data[first : last + 1])
 
             def _refuse(self) -> None:
                 body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no</Message></Error>'.encode()
@@ -82,7 +82,7 @@ class RefusingStore:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let pyarrow find it as S3."""
+        """Set the environment variables with which pyarrow uses this server as S3."""
         for name, value in {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "key",

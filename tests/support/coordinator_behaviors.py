@@ -1,4 +1,4 @@
-"""Operation types for tests of the coordinator: planning and completion that go wrong, and a type that runs alone."""
+"""Operation types for tests of the coordinator: failing plannings and completions, and a type that runs alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = """\
 [distop.behaviors]
-stumbling = tests.support.stumbling:Stumbling
-reporting = tests.support.stumbling:Reporting
-alone = tests.support.stumbling:Alone
+stumbling = tests.support.coordinator_behaviors:Stumbling
+reporting = tests.support.coordinator_behaviors:Reporting
+alone = tests.support.coordinator_behaviors:Alone
 """
 NO_PLAN, NO_REPORT = "no listing today", "no report today"
 
 
 class StumblingArg(BaseModel):
-    """``diary``: a file in which each call is written down. ``plan``, ``complete``: what they do; ``node``: they fail
-    where the environment has STUMBLES.
+    """``diary``: a file to which all calls are logged. ``plan``, ``complete``: their actions.
+
+    The action ``node`` fails on nodes whose environment has STUMBLES.
     """
 
     diary: str
@@ -37,7 +38,7 @@ class StumblingArg(BaseModel):
 
 
 class Stumbling(Behavior):
-    """One job, whose planning and completion do as they are told. Its jobs cannot fail."""
+    """An operation with one job that cannot fail; its argument chooses what planning and completion do."""
 
     type_name = "stumbling"
     Arg = StumblingArg
@@ -78,8 +79,9 @@ class Stumbling(Behavior):
 
 
 class Reporting(Stumbling):
-    """The same, of a completion that only makes a report; where the environment has EFFECTS, it may do more. Its job
-    waits for the gate, if there is one.
+    """The same, with a completion that only makes a report, unless the environment has EFFECTS.
+
+    Its job waits for the file ``gate``, if given.
     """
 
     type_name = "reporting"
@@ -90,20 +92,20 @@ class Reporting(Stumbling):
 
 
 class Tripping(Stumbling):
-    """The same with more attempts, and pauses between them that can be seen."""
+    """The same, with more attempts and longer pauses between them."""
 
     type_name = "tripping"
     retry = Retry(attempts=4, initial=0.5, maximum=2.0)
 
 
 class AloneArg(BaseModel):
-    """``gate``: the job ends when this file is there."""
+    """``gate``: the job ends when this file exists."""
 
     gate: str
 
 
 class Alone(Behavior):
-    """Runs one at a time, until it is let go."""
+    """Of this type only one operation runs at a time; its job waits for a file."""
 
     type_name = "alone"
     Arg = AloneArg

@@ -1,4 +1,4 @@
-"""Random Iceberg tables that change while they are written, by pyiceberg without a JVM; their rows in plain Python."""
+"""Random Iceberg tables with schema evolution, written by pyiceberg without a JVM, and their rows in plain Python."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ _TYPES: dict[str, Any] = {
 }
 _LEAF, _NEED = 201, 202
 _LONG = ["b", "bb", PREFIX, "c" * 5_000, "a" + "z" * 5_000]
-"""Parquet has no bounds of texts over 4 KiB."""
+"""Texts for a column; Parquet writes no bounds for texts over 4 KiB."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
 _MODES = ["none", "counts", "truncate(2)", "truncate(16)", "full"]
 
 
 @dataclass
 class Evolved:
-    """A table, its rows (by the columns' first names), and checks (by their last ones)."""
+    """A table, its rows (by the columns' first names), and checks (by their current names)."""
 
     path: Path
     table: Table
@@ -86,7 +86,7 @@ class Evolved:
 
 
 def evolve(seed: int, path: Path, *, version: int = 2, **properties: str) -> Evolved:
-    """Write a table in a few steps, between which its columns are renamed, widened, moved, dropped and added."""
+    """Write a table in one to three appends; between them columns are renamed, widened, moved, dropped and added."""
     rng = random.Random(seed)
     fields = [NestedField(n, name, kind, required=False) for n, (name, kind) in enumerate(_TYPES.items(), 1)]
     rng.shuffle(fields)
@@ -114,11 +114,11 @@ def evolve(seed: int, path: Path, *, version: int = 2, **properties: str) -> Evo
         },
     )
     made = Evolved(path, table, names={c: c for c in [*_TYPES, "s"]})
-    dull = {c for c in _TYPES if rng.random() < 0.4}
+    constant_columns = {c for c in _TYPES if rng.random() < 0.4}
     for step in range(rng.randint(1, 3)):
         if step:
             _change(made, rng)
-        _write(made, rng, dull)
+        _write(made, rng, constant_columns)
     made.cases = _cases(made, rng)
     return made
 
@@ -145,15 +145,15 @@ def _value(rng: random.Random, column: str) -> Any:
     return rng.choice(TEXTS if column == "text" else _LONG)
 
 
-def _write(made: Evolved, rng: random.Random, dull: set[str]) -> None:
-    """One append: a file for each partition that its rows are of."""
+def _write(made: Evolved, rng: random.Random, constant_columns: set[str]) -> None:
+    """Append random rows: one file per partition."""
     count, nulls = rng.choice([1, 4, 12, 12]), rng.choice([0, 0, 0.1, 1.0])
-    steady = {c: _value(rng, c) for c in _TYPES if c != "id"}
+    constants = {c: _value(rng, c) for c in _TYPES if c != "id"}
     rows: list[Row] = []
     for _ in range(count):
         row: Row = {"id": len(made.rows) + len(rows)}
-        for c in steady:
-            row[c] = steady[c] if c in dull else None if rng.random() < nulls else _value(rng, c)
+        for c in constants:
+            row[c] = constants[c] if c in constant_columns else None if rng.random() < nulls else _value(rng, c)
         rows.append({**row, "s": struct_value(rng, nulls)})
     schema = schema_to_pyarrow(made.table.schema())
     named = [{made.names[c]: value for c, value in row.items()} for row in rows]
@@ -162,22 +162,22 @@ def _write(made: Evolved, rng: random.Random, dull: set[str]) -> None:
 
 
 def _change(made: Evolved, rng: random.Random) -> None:
-    """What a table's owner may do; partition columns stay what they are."""
-    by = {made.table.schema().find_column_name(f.source_id) for f in made.table.spec().fields}
+    """Randomly evolve the schema; partition columns keep their types."""
+    partition_columns = {made.table.schema().find_column_name(f.source_id) for f in made.table.spec().fields}
     renamed = rng.sample(["text", "n", "d", "long"], rng.randint(0, 2))
     with made.table.update_schema() as update:
         for column in renamed:
             made.names[column] = f"{made.names[column]}_{len(made.rows)}"
             update.rename_column(made.names[column].rpartition("_")[0], made.names[column])
         for column, kind in (("i", LongType()), ("f", DoubleType()), ("dec", DecimalType(15, 2))):
-            if rng.random() < 0.4 and made.names[column] not in by:
+            if rng.random() < 0.4 and made.names[column] not in partition_columns:
                 update.update_column(made.names[column], kind)
         if rng.random() < 0.5:
             update.move_first("id")
     for column in renamed:
         _rename_mode(made.table, made.names[column])
     if rng.random() < 0.5:
-        # The same name, and another column: what was written is NULL in it.
+        # A new column with the same name: it is NULL in all existing rows.
         column = rng.choice(["tz", "big", "ts"])
         with made.table.update_schema() as update:
             update.delete_column(made.names[column])
@@ -191,7 +191,7 @@ def _change(made: Evolved, rng: random.Random) -> None:
 
 
 def _rename_mode(table: Table, name: str) -> None:
-    """The metrics mode of a column goes with it, as in Iceberg itself."""
+    """Rename the metrics mode of a renamed column, as Iceberg does."""
     prefix = "write.metadata.metrics.column."
     before = prefix + name.rpartition("_")[0]
     mode = table.properties.get(before)
@@ -231,7 +231,7 @@ def _cases(made: Evolved, rng: random.Random) -> list[Case]:
 
 
 def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], bool]]:
-    """Minimum, maximum as the argument writes them (None: left out), and which values lie outside."""
+    """Random bounds of a range: see :func:`with_sides`."""
     low, high = sorted((_plain(rng, column), _plain(rng, column)), key=sort_key)
     if rng.random() < 0.5 and not isinstance(low, str):
         margin: Any = timedelta(days=99) if isinstance(low, date) else 1_000

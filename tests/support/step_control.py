@@ -1,4 +1,4 @@
-"""Driving operations of the type ``steps`` from a test: what was done, and signs to go on."""
+"""Controls operations of the type ``steps`` from a test: reads their diary and releases their jobs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Steps:
         return {"names": list(names), "folder": str(self.folder), **fields}
 
     def diary(self) -> list[str]:
-        """What was done, in order: ``start NAME at N attempt A``, ``step NAME N``, ``clean NAME``."""
+        """The log of all jobs, in order: ``start NAME at N attempt A``, ``step NAME N``, ``clean NAME``."""
         file = self.folder / "diary.txt"
         return file.read_text().splitlines() if file.exists() else []
 
     def at(self, name: str, step: int) -> bool:
-        """The job has done this step."""
+        """Whether the job has finished this step."""
         return f"step {name} {step}" in self.diary()
 
     def starts(self, name: str) -> list[int]:
-        """Where each attempt of a job began."""
+        """The checkpoint from which each attempt at a job started."""
         lines = [line.split() for line in self.diary() if line.startswith(f"start {name} ")]
-        return [int(words[3]) for words in lines]
+        return [int(fields[3]) for fields in lines]
 
     def go(self, name: str, *steps: int) -> None:
-        """Let a job pass these steps."""
+        """Release a job at these steps."""
         for step in steps:
             (self.folder / f"go-{name}-{step}").touch()
 
@@ -44,4 +44,4 @@ class Steps:
 
 
 ALL = ["1", "2", "3", "4", "5"]
-"""The output of a job whose steps were all done, each once."""
+"""The output of a job that ran all steps once."""

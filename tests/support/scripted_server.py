@@ -1,4 +1,4 @@
-"""A server that answers each connection as a test wants it: with bytes, however wrong, and as slowly as it likes."""
+"""An HTTP server that sends the bytes that a test chooses: also malformed, slow or endless ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 TLS = b"\x16"
-"""What a client begins with that wants to be sure of its server."""
+"""The first byte of a TLS handshake."""
 
 
 class Server:
-    """``asked``: the first line of each request. ``url``: what it is asked by. ``over``: the test has ended."""
+    """Answers each connection on ``url`` with ``answer``: bytes, or a function that yields them.
+
+    ``requests``: the first line of each request. ``closed``: set when the test has ended.
+    """
 
     def __init__(self, answer: bytes | Callable[[Server], Iterable[bytes]]) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.sent = 0
-        self.over = threading.Event()
+        self.closed = threading.Event()
         self.answer = answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/check"
@@ -34,28 +37,29 @@ class Server:
 
     def _talk(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:
-            asked = b""
-            while b"\r\n\r\n" not in asked and asked[:1] != TLS and (more := connection.recv(4096)):
-                asked += more
-            self.asked.append(asked.partition(b"\r\n")[0].decode(errors="replace"))
+            request = b""
+            while b"\r\n\r\n" not in request and request[:1] != TLS and (more := connection.recv(4096)):
+                request += more
+            self.requests.append(request.partition(b"\r\n")[0].decode(errors="replace"))
             for part in (self.answer,) if isinstance(self.answer, bytes) else self.answer(self):
                 connection.sendall(part)
                 self.sent += len(part)
 
     def close(self) -> None:
-        self.over.set()
+        self.closed.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
 
 def ok(body: bytes, head: bytes = b"") -> bytes:
-    """The usual answer."""
+    """The bytes of a 200 response; ``head``: further header lines."""
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n" % (len(body), head) + body
 
 
 @contextmanager
 def answering(answer: bytes | Callable[[Server], Iterable[bytes]]) -> Iterator[Server]:
+    """A server for one ``with`` block."""
     server = Server(answer)
     try:
         yield server

@@ -1,4 +1,4 @@
-"""Lets an hour of the history pass: puts a watermark, and ends its lease."""
+"""Makes the history an hour older: writes an age watermark and ends its lease."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from distop.testing import ModelStore
 
 
-def pass_an_hour(store: ModelStore, keys: Keys) -> Watermark:
-    """The watermark, in the model of etcd."""
-    place, upto = next_slot(watermarks(keys, store.range(*keys.family(K.WATERMARK)))), store.revision
-    assert place is not None
+def age_model_history(store: ModelStore, keys: Keys) -> Watermark:
+    """Make the history in the model of etcd an hour older; returns the watermark."""
+    slot, upto = next_slot(watermarks(keys, store.range(*keys.family(K.WATERMARK)))), store.revision
+    assert slot is not None
     lease = store.grant(1_000_000 + upto)
-    assert store.apply(put_watermark(keys, place, upto, lease)).succeeded
+    assert store.apply(put_watermark(keys, slot, upto, lease)).succeeded
     store.expire(lease)
     return _newest(watermarks(keys, store.range(*keys.family(K.WATERMARK))))
 
 
-async def pass_hour(etcd: EtcdClient, keys: Keys) -> Watermark:
-    """The watermark, in a real etcd."""
+async def age_history(etcd: EtcdClient, keys: Keys) -> Watermark:
+    """Make the history in a real etcd an hour older; returns the watermark."""
     listing = await etcd.list(*keys.family(K.WATERMARK))
-    place = next_slot(watermarks(keys, listing.kvs))
-    assert place is not None
+    slot = next_slot(watermarks(keys, listing.kvs))
+    assert slot is not None
     lease = new_lease_id()
     await etcd.grant(3600, lease)
-    assert (await etcd.commit(put_watermark(keys, place, listing.revision, lease))).succeeded
+    assert (await etcd.commit(put_watermark(keys, slot, listing.revision, lease))).succeeded
     await etcd.revoke(lease)
     return _newest(watermarks(keys, (await etcd.list(*keys.family(K.WATERMARK))).kvs))
 

@@ -1,4 +1,4 @@
-"""Index operations driven as executors and coordinator do, in one thread, with stages by attempt and instances."""
+"""Runs index operations in one thread, job by job, with the stages of each attempt and instances of operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Attempt(FakeContext):
-    """The context of one attempt: the stage has its fence, and what it saves outlives it."""
+    """The context of one attempt: its stage has its fence, and its checkpoints are kept for later attempts."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Attempt(FakeContext):
         self.operation = operation
         self.fence = fence
         self.stop_after = -1
-        """Looks at whether to stop before it is told to; -1: never."""
+        """Number of checks for cancellation before the attempt is cancelled; -1: never."""
 
     @property
     def cancelled(self) -> bool:
@@ -46,7 +46,7 @@ class Attempt(FakeContext):
 
 
 class Operation:
-    """One build: planned when it is made, then run job by job."""
+    """One operation: planned by the constructor, then run job by job."""
 
     def __init__(self, indexes: Indexes, behavior: Behavior, arg: dict[str, Any]) -> None:
         self.indexes = indexes
@@ -60,13 +60,13 @@ class Operation:
         self.outcomes: dict[int, OutcomeRow] = {}
 
     def attempt(self, partition: PartitionPlan, fence: int = 1) -> Attempt:
-        """The context of an attempt at a job, with the checkpoint of those before it."""
+        """The context of an attempt at a job, with the checkpoints of earlier attempts."""
         made = Attempt(self.indexes, self.name, partition, fence, self.table)
         made.progress = self.progress.setdefault(partition.partition, MemoryProgress())
         return made
 
     def run(self, partition: PartitionPlan, ctx: Attempt | None = None) -> Any:
-        """The job, to its outcome."""
+        """Run the job and store its outcome; returns its result."""
         ctx = ctx or self.attempt(partition)
         result = self.behavior.start_or_resume_job(self.arg, partition, ctx)
         stored = json.loads(result.model_dump_json())
@@ -81,7 +81,7 @@ class Operation:
         return self
 
     def complete(self, verdict: Any = "success") -> Any:
-        """The completion; what it gives."""
+        """Complete the operation; returns its report."""
         rows = [self.outcomes[n] for n in sorted(self.outcomes)]
         summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows), self.planned.version)
         ctx = Attempt(self.indexes, self.name, table=self.table)
@@ -95,16 +95,16 @@ class Indexes:
         self.record = TableRecord("t", "parquet", str(location), options)
         self.shared = shared
         self.spark: SparkSession | None = None
-        """For what asks Spark's catalog."""
+        """Needed only by code that uses Spark's catalog."""
         self.instances = 0
         self.space = "c0ffee"
 
     def plan(self, name: str = "i", **arg: Any) -> Operation:
-        """A build that was planned and not begun."""
+        """A planned build whose jobs have not run."""
         return Operation(self, BuildIndex(), {"name": name, **arg})
 
     def build(self, name: str = "i", **arg: Any) -> BuildReport:
-        """A build from its start to its end."""
+        """Run a whole build; returns its report."""
         report: BuildReport = self.plan(name, **arg).run_all().complete()
         return report
 
@@ -114,22 +114,22 @@ class Indexes:
     def folder(self, name: str = "i") -> Folder:
         return Folder(self.record.location, name, self.space)
 
-    def staged(self) -> list[Path]:
+    def staged_files(self) -> list[Path]:
         """The files that are left in stages."""
         return [p for p in (self.shared / "stage").rglob("*") if p.is_file()]
 
-    def left_over(self, name: str = "i") -> list[str]:
-        """What is there beside what the kept generations of an index name: in its folder, and in stages."""
-        where = self.folder(name)
-        kept = {n.name for number in where._numbers() for n in where._read(number).named()}
-        data = [path.name for path in where.data.iterdir()] if where.data.exists() else []
-        there = [path.name for path in where.root.iterdir()] if where.root.exists() else []
-        beside = [name for name in there if name not in ("data", "generations")]
-        return sorted({*data} ^ kept) + beside + [str(path) for path in self.staged()]
+    def orphan_files(self, name: str = "i") -> list[str]:
+        """Files in the index's folder and in stages that no generation references, and missing referenced files."""
+        folder = self.folder(name)
+        referenced = {n.name for number in folder._numbers() for n in folder._read(number).named()}
+        data = [path.name for path in folder.data.iterdir()] if folder.data.exists() else []
+        names = [path.name for path in folder.root.iterdir()] if folder.root.exists() else []
+        others = [name for name in names if name not in ("data", "generations")]
+        return sorted({*data} ^ referenced) + others + [str(path) for path in self.staged_files()]
 
 
-def stopped(run: Callable[[], object]) -> bool:
-    """Whether it ended because it was told to."""
+def is_cancelled(run: Callable[[], object]) -> bool:
+    """Run it; returns whether it ended with JobCancelled."""
     try:
         run()
     except JobCancelled:

@@ -1,4 +1,4 @@
-"""Random lives: what daemons, clients and chance may do next to a world, each built as its own sender would."""
+"""Random events of a :class:`World`: transactions that daemons and clients may send in its current state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _BUILDERS = {Event.JOIN: "joined"}
-"""Events whose methods of :class:`World` have other names."""
+"""Events whose method of :class:`World` has another name."""
 
 
 def build(world: World, event: Event, ref: OperationRef) -> Txn:
-    """The event's transaction, with every revision in it as the store holds it now."""
+    """The event's transaction, with current revisions."""
     transaction: Txn = getattr(world, _BUILDERS.get(event, event.value))(ref)
     return transaction
 
@@ -41,15 +41,15 @@ _RARE = frozenset(
 )
 
 
-def random_life(seed: int) -> tuple[World, random.Random]:
-    """A world that has a node, and what is to choose the events of its life."""
+def world_with_node(seed: int) -> tuple[World, random.Random]:
+    """A world with one executor, and the random numbers for :func:`random_event`."""
     world = World(rules=Rules(retry=Retry(attempts=3)))
     world.join("n0")
     return world, random.Random(seed)
 
 
 def random_event(world: World, rng: random.Random) -> Txn | None:
-    """A transaction that somebody may send now: built only where the event's own caller would build it."""
+    """A random transaction whose sender would send it in the current state, or None."""
     name = rng.choice(_RANDOM_EVENTS)
     if name in _RARE and rng.random() < 0.7:
         return None
@@ -65,8 +65,8 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     if name == "start" and len(operations_) < 2:
         return world.start(world.next_ref()) if rng.random() < 0.5 else world.starts(2)
     if name == "submit" and len(operations_) < 4:
-        going = [one for one in operations_ if world.stage(one) is not Stage.CLEANING]
-        chosen = rng.sample(going, min(len(going), rng.randrange(3)))
+        unfinished = [one for one in operations_ if world.stage(one) is not Stage.CLEANING]
+        chosen = rng.sample(unfinished, min(len(unfinished), rng.randrange(3)))
         return world.submit(world.next_ref(), *chosen, on=rng.choice(["success", "end"]))
     if name == "start_of" and len(operations_) < 4:
         return world.start_of(rng.choice("xxy"), waits=rng.random() < 0.5)
@@ -99,7 +99,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         ended = op.plan is not None and op.ended >= op.plan.count
         if op.claims or not (ended or stage is Stage.CANCELLING):
             return None
-        if event is Event.FINISH_AND_END and op.altered is not None:  # it may have permits
+        if event is Event.FINISH_AND_END and op.altered is not None:  # permits may be left
             return None
     if event in (Event.BEGIN, Event.BEGIN_PLANNED, Event.JOIN) and op.after:
         return None
@@ -112,7 +112,9 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return world.end(ref)
     if event in (Event.REVOKE, Event.REAP):
         for p, seen in op.claims.items():
-            if seen.value.waiting or (seen.value.incarnation not in live and (not seen.value.actor or chance(rng))):
+            if seen.value.waiting or (
+                seen.value.incarnation not in live and (not seen.value.actor or actor_claim_expired(rng))
+            ):
                 return world.reap(ref, p) if event is Event.REAP else world.revoke(ref, p)
         return None
     if event is Event.FAIL_FAST and not op.failed:
@@ -120,8 +122,8 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     return build(world, event, ref)
 
 
-def chance(rng: random.Random) -> bool:
-    """An actor's claim is not seen unchanged for long enough: nobody knows when it is."""
+def actor_claim_expired(rng: random.Random) -> bool:
+    """Whether an actor's claim counts as expired: random, because the world has no clock."""
     return rng.random() < 0.5
 
 
@@ -136,9 +138,9 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
             return None
         gate = world.gate(ref)
         if name == "own" and (gate.options.limited or gate.where):
-            return None  # that is for executors
+            return None  # actors cannot claim such jobs
         if claim is not None and not claim.waiting:
-            if claim.incarnation in live or (claim.actor and chance(rng)):
+            if claim.incarnation in live or (claim.actor and actor_claim_expired(rng)):
                 return None
             if name == "own":
                 return world.own(ref, rng.choice("vw"), p)
@@ -148,7 +150,8 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
     if claim is None or claim.waiting:
         return None
     if name == "revoke_lost":
-        lost = claim.incarnation not in live and not (claim.actor and chance(rng)) and op.stage is Stage.OPEN
+        abandoned = claim.incarnation not in live and not (claim.actor and actor_claim_expired(rng))
+        lost = abandoned and op.stage is Stage.OPEN
         ends = world.rules.at_limit(claim.failures + 1)
         return world.revoke_lost(ref, rng.choice(live), p) if lost and live and not ends else None
     if name == "extend":
@@ -164,7 +167,7 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
 
 
 def _claim(world: World, ref: OperationRef, incarnation: str, partition: int) -> Txn | None:
-    """As an executor would: within what limits its own jobs."""
+    """A claim by an executor within its limit of jobs, or None."""
     most = world.gate(ref).options.max_jobs_per_executor
     op = world.op(ref)
     held = sum(seen.value.incarnation == incarnation for seen in op.claims.values())

@@ -1,4 +1,4 @@
-"""A server in front of etcd that passes on what is asked and what is answered, request by request."""
+"""A gRPC server that forwards all requests and answers between clients and etcd, for tests that intercept them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-_PASSED_ON = ("hasleader", "token")
+_FORWARDED_METADATA = ("hasleader", "token")
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -25,7 +25,7 @@ _OPTIONS = [
 
 
 class Forwarder:
-    """Runs in a thread of its own. What stands between is for those who derive from it."""
+    """A forwarding server in its own thread. Subclasses override the callbacks."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -33,15 +33,15 @@ class Forwarder:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.endpoint = ""
 
-    def asked(self, method: str, request: bytes) -> None:
-        """A request, or the next one of a stream, has arrived, and is passed on when this returns."""
+    def on_request(self, method: str, request: bytes) -> None:
+        """Called with each request, also each one of a stream, before it is forwarded."""
 
-    def answers(self, method: str, answer: bytes) -> bool:
-        """Whether an answer is passed on."""
+    def forwards_answer(self, method: str, answer: bytes) -> bool:
+        """Whether an answer is forwarded."""
         return True
 
-    def refused(self, method: str, details: str) -> None:
-        """An error has come in place of an answer, and is passed on when this returns."""
+    def on_error(self, method: str, details: str) -> None:
+        """Called with each error of etcd before it is forwarded."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -59,7 +59,7 @@ class Forwarder:
     async def _start(self) -> None:
         self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Everything(self._pass),))
+        self._server.add_generic_rpc_handlers((_AllMethods(self._forward),))
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
 
@@ -67,30 +67,30 @@ class Forwarder:
         await self._server.stop(None)
         await self._channel.close()
 
-    async def _pass(self, method: str, asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        metadata = [(name, value) for name, value in context.invocation_metadata() if name in _PASSED_ON]
-        call = self._channel.stream_stream(method)(self._listened(method, asked), metadata=metadata)
+    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        metadata = [(name, value) for name, value in context.invocation_metadata() if name in _FORWARDED_METADATA]
+        call = self._channel.stream_stream(method)(self._observed(method, requests), metadata=metadata)
         try:
             async for answer in call:
-                if self.answers(method, answer):
+                if self.forwards_answer(method, answer):
                     yield answer
         except grpc.aio.AioRpcError as error:
-            self.refused(method, error.details() or "")
+            self.on_error(method, error.details() or "")
             await context.abort(error.code(), error.details() or "")
         finally:
             call.cancel()
 
-    async def _listened(self, method: str, asked: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for request in asked:
-            self.asked(method, request)
+    async def _observed(self, method: str, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for request in requests:
+            self.on_request(method, request)
             yield request
 
 
-class _Everything(grpc.GenericRpcHandler):
-    """Every method, as streams of bytes: what a call with one request and one answer looks like, too."""
+class _AllMethods(grpc.GenericRpcHandler):
+    """Handles all methods as streams of bytes; unary calls are streams with one message."""
 
-    def __init__(self, passing: Any) -> None:
-        self._passing = passing
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
 
     def service(self, details: Any) -> Any:
-        return grpc.stream_stream_rpc_method_handler(partial(self._passing, details.method))
+        return grpc.stream_stream_rpc_method_handler(partial(self._forward, details.method))

@@ -1,4 +1,4 @@
-"""An operation in which all that a lost report, a late attempt or a new coordinator repeats is done twice."""
+"""Runs an operation whose jobs and completion run twice, as after a lost report or with a new coordinator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distop.behavior import OutcomeRow, select
 from distop.runtime.lru_cache import LruCache
 from distop.tables.reading import parquet_footers
 from distop_behaviors.validate import certification
-from tests.support.context import Ran, complete, named, run_jobs
+from tests.support.context import Ran, complete, run_jobs, store_certificates
 
 if TYPE_CHECKING:
     import random
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 ATTEMPTS = 2
 
 
-def forget() -> None:
-    """As in the child of another executor, or of one that has started anew: nothing is kept of tables, files, queries
-    and columns.
-    """
+def clear_caches() -> None:
+    """Clear all caches of tables, files, queries and columns, as in a new child process."""
     for one in gc.get_objects():
         if isinstance(one, LruCache):
             one._values.clear()
@@ -33,7 +31,7 @@ def forget() -> None:
 
 
 class Repeated:
-    """What each attempt at each job said, and each completion of one choice among them."""
+    """The outcomes of each job's attempts, and the results of the completions, all for the same choice of attempts."""
 
     def __init__(self, outcomes: list[list[OutcomeRow]], ended: list[Ran]) -> None:
         self.outcomes = outcomes
@@ -47,17 +45,18 @@ def run_repeated(
     context: Callable[[TableRecord, int], FakeContext],
     rng: random.Random,
 ) -> Repeated:
-    """As ``run_operation``, but that each job is tried twice, in batches of any partitions and by one who has seen
-    nothing before; either attempt is the one that was reported. ``context``: of an attempt, from 1 on.
+    """Like ``run_operation``, but each job and the completion run twice, in random batches and with empty caches.
+
+    A random attempt of each job counts as reported. ``context``: takes the table and the attempt, from 1.
     """
-    argument = behavior.Arg.model_validate(named(arg))
+    argument = behavior.Arg.model_validate(store_certificates(arg))
     ctx = context(table, 1)
     planned = behavior.partitions(table, argument, ctx)
     plans = select(behavior.jobs(argument, planned.partitions, None, ctx), None)
     table = table.extended(planned.options)
     found: dict[int, list[OutcomeRow]] = {plan.partition: [] for plan in plans}
     for attempt in range(1, ATTEMPTS + 1):
-        forget()
+        clear_caches()
         shuffled = rng.sample(plans, len(plans))
         step = rng.randint(1, len(plans)) if behavior.run_batch is not None else 1
         for n in range(0, len(plans), step):
@@ -67,11 +66,11 @@ def run_repeated(
     rows = [rng.choice(found[plan.partition]) for plan in plans]
     ended = []
     for attempt in range(1, ATTEMPTS + 1):
-        forget()
+        clear_caches()
         ended.append(complete(behavior, argument, table, rows, plans, context(table, attempt), version=planned.version))
     return Repeated([found[plan.partition] for plan in plans], ended)
 
 
 def bytes_below(folder: Any) -> dict[str, bytes]:
-    """Every file, by its path there."""
+    """The content of all files in a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""``rough``: ``noop`` with jobs that break themselves, their batch, or the child that they run in."""
+"""``rough``: ``noop`` with jobs that raise an error, fail their batch, or crash their child process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan
 
 EXIT_CODE = 9
-"""The exit code of a job that is told to crash."""
+"""The exit code of a child that a job has crashed."""
 
 
 class RoughArg(NoopArg):
-    """What else goes wrong, by partition names."""
+    """The argument of ``noop``, and the names of partitions with further faults."""
 
-    error: list[str] = Field(default_factory=list, description="Partitions that meet an unexpected error.")
-    crash: list[str] = Field(default_factory=list, description="Partitions that kill the worker process.")
-    batch_error: list[str] = Field(default_factory=list, description="Partitions that break the batch they are in.")
+    error: list[str] = Field(default_factory=list, description="Partitions that raise an unexpected error.")
+    crash: list[str] = Field(default_factory=list, description="Partitions that end the worker process.")
+    batch_error: list[str] = Field(default_factory=list, description="Partitions that fail the whole batch.")
 
 
 class Rough(Noop):
-    """Breaks where it is told to."""
+    """Fails in the ways that its argument names."""
 
     type_name = "rough"
     Arg = RoughArg
@@ -37,16 +37,16 @@ class Rough(Noop):
         if partition.name in arg.crash:
             os._exit(EXIT_CODE)
         if partition.name in arg.error:
-            raise RuntimeError(f"partition {partition.name} was told to meet an error")
+            raise RuntimeError(f"planned error of partition {partition.name}")
         if partition.name in arg.batch_error:
-            raise RuntimeError(f"partition {partition.name} was told to break")
+            raise RuntimeError(f"planned error of the batch of partition {partition.name}")
 
     def run_batch(
         self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
         for partition in partitions:
             if partition.name in arg.batch_error:
-                raise RuntimeError(f"partition {partition.name} was told to break")
+                raise RuntimeError(f"planned error of the batch of partition {partition.name}")
             try:
                 yield partition, self.start_or_resume_job(arg, partition, ctx)
             except Exception as error:

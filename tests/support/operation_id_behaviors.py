@@ -1,4 +1,4 @@
-"""An operation type of the tests whose id is computed from its argument, and whose arguments are combined by rule."""
+"""Operation types with an operation id: one for the whole type, and one by argument with combined arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class PurgeArg(BaseModel):
-    """``path``: what is purged, which is the id; ``files``: what of it. A job runs until the file ``hold`` exists."""
+    """``path``: the folder to purge, which is the operation id; ``files``: its files.
+
+    Jobs run until the file ``hold`` exists.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +28,7 @@ class PurgeArg(BaseModel):
 
 
 class CleanUp(Behavior):
-    """Cleans up the backend: of such an operation one is enough."""
+    """All operations of this type have the same operation id."""
 
     type_name = "clean-up"
     Arg = PurgeArg
@@ -38,7 +41,7 @@ class CleanUp(Behavior):
 
 
 class Purge(CleanUp):
-    """Purges what it is told, and reports that."""
+    """Reports the files of its combined argument."""
 
     type_name = "purge"
     Arg = PurgeArg
