@@ -119,7 +119,7 @@ def soak(cluster: SoakCluster, stream: Stream, clients: Clients, faults: Faults,
     while time.monotonic() < end and follower.audit.violation is None and follower.failure is None:
         if second.auditor.violations or second.failure is not None:
             break
-        faults.tend()
+        faults.step()
         cluster.measure()
         if stream.failure is not None:
             break

@@ -92,7 +92,7 @@ def plans(step: Step) -> Iterator[Finding]:
         yield Finding("plans", name, "its chunks do not match the digest of its plan")
 
 
-def series_goes_on(step: Step) -> Iterator[Finding]:
+def series_continues(step: Step) -> Iterator[Finding]:
     """The next operation of a series is started before the last keys of the previous one are deleted.
 
     Unless it cannot start: its table or type was removed or replaced, or another operation has its id.

@@ -60,7 +60,7 @@ class StepWriting(Behavior):
             for row in range(done, arg.rows):
                 ctx.check_cancelled()
                 if row == arg.rows // 2:
-                    _stumble(arg.does.get(partition.name, ""))
+                    _raise_requested_error(arg.does.get(partition.name, ""))
                 note(arg.journal, partition.partition, ctx.attempt, "row")
                 out.write(f"{partition.name} {row}\n")
                 out.flush()
@@ -120,7 +120,7 @@ def _left(arg: StepArg, partition: PartitionPlan, ctx: JobContext) -> tuple[Path
     return Path(arg.held) / partition.name, ctx.work_dir / f"local-{partition.name}"
 
 
-def _stumble(action: str) -> None:
+def _raise_requested_error(action: str) -> None:
     if action == "fail":
         raise JobFailed("the verdict is negative")
     if action == "error":

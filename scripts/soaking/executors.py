@@ -152,10 +152,10 @@ class ExecutorFaults:
         for proxy in proxies:
             proxy.set(mode)
 
-        def mend() -> None:
+        def restore_connections() -> None:
             for proxy in proxies:
                 proxy.set(Mode.PASS)
 
         seconds = chance.uniform(0.3, longest)
-        self._repairs.later(seconds, mend, "proxy")
+        self._repairs.later(seconds, restore_connections, "proxy")
         return f"between {', '.join(PROXIED)} and {len(proxies)} members for {seconds:.1f} s"

@@ -49,10 +49,10 @@ class Faults:
         """Start the plan."""
         self._began = time.monotonic()
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """Undo and inject the faults that are due."""
-        self._repairs.tend()
-        self.members.tend()
+        self._repairs.step()
+        self.members.step()
         now = time.monotonic() - self._began
         while self._left and self._left[0].at <= now:
             self._waiting.append(self._left.pop(0))
@@ -77,7 +77,7 @@ class Faults:
     def heal(self) -> list[str]:
         """Undo all faults now; returns the problems."""
         problems = self._repairs.heal()
-        self.members.tend()
+        self.members.step()
         problems += self._repairs.heal() + self.members.problems
         for proxy in self._cluster.proxies:
             proxy.set(Mode.PASS)

@@ -109,14 +109,14 @@ class MemberFaults:
             return None
         member, over = self._cluster.etcd.members[number], threading.Event()
 
-        def stutter() -> None:
+        def pause_repeatedly() -> None:
             while not over.is_set():
                 member.pause()
                 over.wait(still)
                 member.resume()
                 over.wait(runs)
 
-        thread = threading.Thread(target=stutter, daemon=True)
+        thread = threading.Thread(target=pause_repeatedly, daemon=True)
         thread.start()
 
         def end() -> None:
@@ -163,7 +163,7 @@ class MemberFaults:
         self._repairs.later(seconds, etcd.members[number].restart, ETCD)
         return f"started again after {seconds:.1f} s"
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """Restart a crashed member, as a process supervisor does."""
         for number, member in enumerate(self._cluster.etcd.members):
             if self._repairs.free(ETCD) and not member.running:

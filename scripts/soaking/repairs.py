@@ -46,7 +46,7 @@ class Repairs:
         now = time.monotonic()
         return [name for name in names if self._busy.get(name, 0.0) < now]
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """Call the undoings that are due."""
         for entry in [entry for entry in self._due if entry[0] <= time.monotonic()]:
             self._due.remove(entry)

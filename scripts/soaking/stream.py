@@ -129,11 +129,11 @@ class Stream:
     def _run(self) -> None:
         try:
             while not self._over.wait(self._pace.uniform(0.1, 0.8)):
-                self._tend()
+                self._step()
         except BaseException as error:
             self.failure = error
 
-    def _tend(self) -> None:
+    def _step(self) -> None:
         """Send the due commands, and start the missing operations."""
         self._open = [op for op in self._open if op.ref not in self._records]
         self._guarded(self._drain)

@@ -115,7 +115,9 @@ def _undisturbed() -> dict[str, Reference]:
         "of one job, together": replace(
             _one_job_operations(), through=("claim", "claim_together", "report", "finish", "claim_apart", "finish")
         ),
-        "several at once": replace(cannot.having(submissions=_alike(4, "quick")), through=("start", "start", "finish")),
+        "several at once": replace(
+            cannot.having(submissions=_identical_submissions(4, "quick")), through=("start", "start", "finish")
+        ),
         "planned without a free slot": replace(
             _without_a_free_slot(), through=(SMALL_PLAN, SMALL_PLAN, "claim", "finish")
         ),
@@ -264,7 +266,7 @@ def _reference(
     return Reference(plain(seed, 2, [submission], types=["check"], ttl=2, poll=2.0, calm=8.0))
 
 
-def _alike(count: int, type_name: str) -> tuple[Submission, ...]:
+def _identical_submissions(count: int, type_name: str) -> tuple[Submission, ...]:
     """``count`` operations of one client that start and end at the same time."""
     arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
     return tuple(Submission(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))

@@ -302,7 +302,7 @@ def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     submissions = _pending(random.Random(f"waiting/{seed}"), submissions, timed=steady)
     submissions = _prepared(random.Random(f"prepared/{seed}"), submissions)
     graphs = random.Random(f"graphs/{seed}")
-    submissions = (*(_formed(graphs, submission) for submission in submissions), *_graphs(graphs, submissions))
+    submissions = (*(_with_form(graphs, submission) for submission in submissions), *_graphs(graphs, submissions))
     submissions = _submitted_otherwise(
         random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), submissions)
     )
@@ -396,7 +396,7 @@ def _pending(chance: random.Random, submissions: Sequence[Submission], *, timed:
     return tuple(found)
 
 
-def _formed(chance: random.Random, submission: Submission) -> Submission:
+def _with_form(chance: random.Random, submission: Submission) -> Submission:
     """Give a graph a form, and let some of its parts fail."""
     if not submission.graph:
         return submission

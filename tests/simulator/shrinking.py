@@ -78,7 +78,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.actors:
         yield replace(scenario, actors=scenario.actors - 1)
     for number, submission in enumerate(scenario.submissions):
-        for simpler in _simpler_wishes(submission):
+        for simpler in _simpler_submissions(submission):
             yield replace(
                 scenario, submissions=(*scenario.submissions[:number], simpler, *scenario.submissions[number + 1 :])
             )
@@ -86,7 +86,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
         if fault.lasts > 1.0:
             shorter = replace(fault, lasts=fault.lasts / 2)
             yield _with_faults(scenario, (*scenario.faults[:number], shorter, *scenario.faults[number + 1 :]))
-    yield from _simpler_worlds(scenario)
+    yield from _simpler_surroundings(scenario)
 
 
 def fewer(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
@@ -134,7 +134,7 @@ def _enough(hosts: Sequence[Host], submissions: Sequence[Submission]) -> bool:
     )
 
 
-def _simpler_wishes(submission: Submission) -> Iterator[Submission]:
+def _simpler_submissions(submission: Submission) -> Iterator[Submission]:
     for actions in fewer(submission.actions):
         yield replace(submission, actions=actions)
     if submission.names is not None:
@@ -147,8 +147,8 @@ def _simpler_wishes(submission: Submission) -> Iterator[Submission]:
     for count in dict.fromkeys((1, partitions // 4, partitions // 2, partitions - 1)):
         if 0 < count < partitions:
             yield replace(submission, arg={**submission.arg, "partitions": count}, names=_named(submission, count))
-    for calmer in _calmer(submission.arg):
-        yield replace(submission, arg=calmer)
+    for arg in _simpler_arguments(submission.arg):
+        yield replace(submission, arg=arg)
 
 
 def _named(submission: Submission, count: int) -> tuple[str, ...] | None:
@@ -158,7 +158,7 @@ def _named(submission: Submission, count: int) -> tuple[str, ...] | None:
     return tuple(name for name in submission.names if int(name.partition("=")[2]) < count) or None
 
 
-def _calmer(arg: Any) -> Iterator[dict[str, Any]]:
+def _simpler_arguments(arg: Any) -> Iterator[dict[str, Any]]:
     if arg.get("trouble"):
         yield {**arg, "trouble": 0.0}
     for extra in ("objects", "follows"):
@@ -166,7 +166,7 @@ def _calmer(arg: Any) -> Iterator[dict[str, Any]]:
             yield {name: value for name, value in arg.items() if name != extra}
 
 
-def _simpler_worlds(scenario: Scenario) -> Iterator[Scenario]:
+def _simpler_surroundings(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.members > 1:
         yield replace(scenario, members=1)
     if scenario.clients > 1:

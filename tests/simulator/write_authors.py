@@ -96,7 +96,7 @@ class WriteAuthors:
             if change.deleted or sender in ((new := Claim.decode(change.kv.value)).incarnation, new.actor):
                 return  # deleted with a report, which is checked, or reaped by a coordinator; or the sender's own claim
             if not new.waiting:
-                self._wrong(ref, key, change, f"{sender} claimed for {new.incarnation}")
+                self._add_breach(ref, key, change, f"{sender} claimed for {new.incarnation}")
             elif held is None or sender not in (held[0].incarnation, held[0].actor):
                 if ref in self._cancelling and held is not None and held[0].incarnation not in self._nodes:
                     self._elected(ref, change, sender)  # the coordinator revokes the claim
@@ -104,12 +104,12 @@ class WriteAuthors:
                 if held is not None and self._lost(held[0], new):
                     return
                 holder = held[0].incarnation if held else "no holder"
-                self._wrong(ref, key, change, f"{sender} released a claim of {holder}")
+                self._add_breach(ref, key, change, f"{sender} released a claim of {holder}")
         elif change.deleted:
             self._elected(ref, change, sender)
         elif key.name == "progress":
             if held is None or held[0].incarnation != sender:
-                self._wrong(ref, key, change, f"{sender} saved a checkpoint of a job that it did not hold")
+                self._add_breach(ref, key, change, f"{sender} saved a checkpoint of a job that it did not hold")
             else:
                 self._progress(ref, key, change, held[1])
         elif key.name == "outcome" and held is not None:
@@ -144,17 +144,17 @@ class WriteAuthors:
         outcome = Outcome.decode(change.kv.value)
         if claim.actor:
             if claim.actor != sender and (outcome.grant or "did not extend" not in outcome.error):
-                self._wrong(ref, key, change, f"{sender} reported a job that {claim.actor} held")
+                self._add_breach(ref, key, change, f"{sender} reported a job that {claim.actor} held")
             return
         if claim.incarnation != sender:
             if claim.incarnation in self._nodes or "was lost" not in outcome.error:
-                self._wrong(ref, key, change, f"{sender} reported a job that {claim.incarnation} held")
+                self._add_breach(ref, key, change, f"{sender} reported a job that {claim.incarnation} held")
             return
         if not outcome.error:
             self._succeeded(ref, key.partition, outcome)
         ran = outcome.result.get("fence") if isinstance(outcome.result, dict) else None
         if ran is not None and ran != fence:
-            self._wrong(ref, key, change, f"the result of fence {ran} was reported under fence {fence}")
+            self._add_breach(ref, key, change, f"the result of fence {ran} was reported under fence {fence}")
 
     def _claim(self, ref: OperationRef, key: ParsedKey, change: Change) -> None:
         old = self.claims.pop(change.kv.key, None)
@@ -187,7 +187,7 @@ class WriteAuthors:
             text = f"{sender} wrote as coordinator, but {holder or 'none'} was elected"
             self._found("not the coordinator", change.kv.key, text, str(ref), -1)
 
-    def _wrong(self, ref: OperationRef, key: ParsedKey, change: Change, text: str) -> None:
+    def _add_breach(self, ref: OperationRef, key: ParsedKey, change: Change, text: str) -> None:
         self._found("not the holder", change.kv.key, text, str(ref), key.partition)
 
 

@@ -497,20 +497,20 @@ PANIC = '{"level":"panic","msg":"unexpected error during txn","error":"context c
 @pytest.mark.parametrize(("version", "how"), [("3.5.1", "1 replaced"), ("3.5.4", "started again")])
 def test_a_member_that_ended_by_a_known_defect_is_brought_back(tmp_path: Path, version: str, how: str) -> None:
     members = Members(tmp_path, version, PANIC)
-    members.faults.tend()
-    members.faults.tend()
+    members.faults.step()
+    members.faults.step()
     assert members.faults.ended == 1, "it is on its way already"
     assert members.repairs.heal() == []
     assert members.told[-1] == how
     members.repairs._busy.clear()
-    members.faults.tend()
+    members.faults.step()
     assert (members.faults.ended, members.faults.problems) == (1, [])
 
 
 @pytest.mark.parametrize(("version", "said"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
 def test_a_member_that_ended_otherwise_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
     members = Members(tmp_path, version, said)
-    members.faults.tend()
+    members.faults.step()
     (problem,) = members.faults.problems
     assert problem == f"member 1 of etcd crashed: {said}"
 
@@ -518,7 +518,7 @@ def test_a_member_that_ended_otherwise_is_a_problem(tmp_path: Path, version: str
 def test_a_member_that_a_fault_has_stopped_is_left_to_it(tmp_path: Path) -> None:
     members = Members(tmp_path, "3.5.1", PANIC)
     members.repairs.later(60, lambda: None, "etcd")
-    members.faults.tend()
+    members.faults.step()
     assert members.faults.ended == 0
 
 
