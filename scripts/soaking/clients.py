@@ -273,7 +273,7 @@ class Clients:
         writes = [] if workflow.kind == "turns and reads" else [Put(branch_key(name), b"failure")]
         start = Start(part.type, part.table, part.arg, options={"request_id": f"{workflow.request}0"})
         if workflow.kind == "fails":
-            self._known(lambda: asyncio.run(self._close_gate_key(name)))
+            self._known(lambda: asyncio.run(self._close_gate(name)))
         pauses = [seconds for seconds, _ in workflow.steps]
         with ThreadPoolExecutor(1) as pool:
             toggling = pool.submit(lambda: asyncio.run(self._toggle(name, pauses)))

@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.cluster import TIME
 
 from distop.client.async_operation import Operation
 from distop.errors import EtcdUnavailable, NotFound
@@ -17,6 +16,7 @@ from distop.protocol.txn import Delete, Put, Txn
 from distop.store.grpc_failures import Failure, Fate
 from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream
+from tests.support.world import TIME
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient

@@ -501,7 +501,7 @@ def test_a_member_that_ended_by_a_known_defect_is_brought_back(tmp_path: Path, v
     members.faults.step()
     assert members.faults.ended == 1, "it is on its way already"
     assert members.repairs.heal() == []
-    assert members.told[-1] == how
+    assert members.answers[-1] == how
     members.repairs._busy.clear()
     members.faults.step()
     assert (members.faults.ended, members.faults.problems) == (1, [])
@@ -542,7 +542,7 @@ def test_a_machine_is_suspended_once_at_a_time_and_goes_on_in_the_end() -> None:
     for name in NAMES:
         (stood,) = [one for one in machines.suspensions._all if one.executor == name]
         assert stood.since <= stood.woke <= boottime()
-        assert [line for line in machines.told if line.startswith(name)] == [f"{name} stands still", f"{name} goes on"]
+        assert [line for line in machines.answers if line.startswith(name)] == [f"{name} stands still", f"{name} goes on"]
     machines.repairs._busy.clear()
     assert [machines.suspend(seed) for seed in range(20)] == [None] * 20, "what it overtook may not be dead yet"
 
